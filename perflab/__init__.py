@@ -107,6 +107,9 @@ def cuda_timer() -> float:
     Made for ``pytest --benchmark-timer=perflab.cuda_timer``: pytest-benchmark reads its timer before and after
     the timed calls, so both readings must wait for the GPU. Without CUDA it is ``time.perf_counter``.
     """
-    from perflab.measure.clock import synchronized_seconds
+    import time
 
-    return synchronized_seconds()
+    from perflab.measure.clock import wait_for_devices
+
+    wait_for_devices()
+    return time.perf_counter()

@@ -54,8 +54,8 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
         if given.baselines:
             if given.output is None:
                 raise UsageError("--baselines without --output", "name the directory to write to: --output DIR")
-            joined = join_baselines(given.paths, given.output, by_folder())
-            print(one_line(f"joined {joined.entries} baselines into {', '.join(map(str, joined.files))}"))
+            entries, files = join_baselines(given.paths, given.output, by_folder())
+            print(one_line(f"joined {entries} baselines into {', '.join(map(str, files))}"))
             return 0
         parts = [read_document(path) for path in given.paths]
         merged = merge(parts)

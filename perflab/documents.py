@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from perflab.data import to_json
+from perflab.data import changed, to_json
 from perflab.errors import DocumentError
 from perflab.files import read_regular, write_whole
 from perflab.measure.records import CALIBRATION_BEFORE
 from perflab.reading import decoded, rename_key
 from perflab.records import Verdict
-from perflab.results import Document, Result
+from perflab.results import Document, Result, by_study
 
 OLDEST, SCHEMA = 1, 3
 """1 had a key for each tier where ``outcome`` is; 2 and before called ``calibration_ns`` ``yardsticks_ns``."""
@@ -95,7 +95,7 @@ def merge(parts: Sequence[Document]) -> Document:
     for part in by_age:
         again = {result.case for result in part.results if result.judgement.verdict is not Verdict.SKIPPED}
         others = {name: None for name in others if name not in again} | dict.fromkeys(part.other_failures)
-    merged = msgspec.structs.replace(
+    merged = changed(
         newest,
         commit=newest.commit if len({part.commit for part in parts}) == 1 else None,
         command=newest.command if len({part.command for part in parts}) == 1 else None,
@@ -105,14 +105,14 @@ def merge(parts: Sequence[Document]) -> Document:
         findings=_findings(by_age, [one for ones in results.values() for one in ones]),
         other_failures=list(others),
     )
-    return msgspec.structs.replace(merged, exitstatus=_exit_status(parts, merged))
+    return changed(merged, exitstatus=_exit_status(parts, merged))
 
 
 def only_cases(document: Document, text: str) -> Document:
     """The run as if it had had only the cases whose names contain a text: nothing else that failed, or was found."""
     results = [result for result in document.results if text in result.case]
     studies = {result.study for result in document.results if result not in results}
-    chosen = msgspec.structs.replace(
+    chosen = changed(
         document,
         results=results,
         collected=[case for case in document.collected if text in case],
@@ -121,16 +121,12 @@ def only_cases(document: Document, text: str) -> Document:
     )
     if ended_early(document):
         return chosen
-    return msgspec.structs.replace(chosen, exitstatus=FAILED if any(one.failure for one in results) else PASSED)
+    return changed(chosen, exitstatus=FAILED if any(one.failure for one in results) else PASSED)
 
 
 def _findings(by_age: Sequence[Document], results: Iterable[Result]) -> dict[str, list[str]]:
     """What was found in studies of which all results that count are one part's; of others each part saw only some."""
-    members: dict[str, list[Result]] = {}
-    for result in results:
-        if result.study is not None and result.is_of_a_run:
-            members.setdefault(result.study, []).append(result)
-    found = {}
+    members, found = by_study(results), {}
     for part in by_age:
         own = {id(one) for ones in _standing([part.results]).values() for one in ones}
         for study, lines in part.findings.items():
@@ -145,14 +141,11 @@ def _exit_status(parts: Sequence[Document], merged: Document) -> int:
             return part.exitstatus
     if merged.other_failures or any(result.failure for result in merged.results):
         return FAILED
-    if any(part.exitstatus == FAILED and not _explained(part) for part in parts):
+    # A part that failed for something we do not know: no later part may take that back.
+    unexplained = [part for part in parts if not (part.other_failures or any(one.failure for one in part.results))]
+    if any(part.exitstatus == FAILED for part in unexplained):
         return FAILED
     return PASSED if any(part.exitstatus != NOTHING_RUN for part in parts) else NOTHING_RUN
-
-
-def _explained(part: Document) -> bool:
-    """Whether we know what failed in it, so that a later part may take it back."""
-    return bool(part.other_failures) or any(result.failure for result in part.results)
 
 
 def ended_early(document: Document) -> bool:

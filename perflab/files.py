@@ -89,7 +89,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def sweep(folder: Path) -> None:
     """Take away temporary files in a folder, and in the folders in it, whose writers were killed."""
-    for place in (folder, *_folders(folder)):
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):
+        folders = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
+    for place in (folder, *folders):
         for leftover in temporaries(place):
             remove_if_abandoned(leftover)
 
@@ -137,12 +140,6 @@ def abandoned(path: Path, young_s: float = _YOUNG_S) -> Iterator[bool]:
         os.close(handle)
 
 
-def is_abandoned(path: Path, young_s: float = _YOUNG_S) -> bool:
-    """Whether nobody holds it at this moment; see ``abandoned``."""
-    with abandoned(path, young_s) as is_free:
-        return is_free
-
-
 def remove_if_abandoned(path: Path, young_s: float = _YOUNG_S) -> None:
     """Remove a file that nobody holds, while nobody can take it; see ``abandoned``."""
     with abandoned(path, young_s) as is_free, contextlib.suppress(OSError):
@@ -182,13 +179,6 @@ def _mode_of(target: Path) -> int | None:
 
 def _kind(mode: int) -> str:
     return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
-    except OSError:
-        return []
 
 
 def temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:

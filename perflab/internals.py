@@ -40,12 +40,6 @@ class Checked:
         return f"{_dotted(self.oldest)} to {_dotted(self.newest)}"
 
     @property
-    def requirement(self) -> str:
-        """``torch>=2.11,<2.14``, as pip takes it."""
-        before = (self.newest[0], self.newest[1] + 1)
-        return f"{self.package}>={_dotted(self.oldest)},<{_dotted(before)}"
-
-    @property
     def version(self) -> str | None:
         """What is installed, whether it is loaded or not; None where nothing is."""
         try:
@@ -81,9 +75,11 @@ def missing(checked: Checked, name: str, to: str) -> InternalsError:
 
 
 def _error(checked: Checked, said: str) -> InternalsError:
+    before = (checked.newest[0], checked.newest[1] + 1)
+    requirement = f"{checked.package}>={_dotted(checked.oldest)},<{_dotted(before)}"  # as pip takes it
     return InternalsError(
         f"{checked.package} {checked.version or '(not installed)'} {said}; perflab was checked with {checked.span}",
-        f"all else runs; for this, install a version that was checked: pip install '{checked.requirement}'",
+        f"all else runs; for this, install a version that was checked: pip install '{requirement}'",
     )
 
 

@@ -90,6 +90,15 @@ def parameter_names(results: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys(name for result in results for name in parameters_of(result)))
 
 
+def by_study(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The cases of each study, in their order. What was predicted is in none: its numbers are of another kind."""
+    members: dict[str, list[Result]] = {}
+    for result in results:
+        if result.study is not None and result.is_of_a_run:
+            members.setdefault(result.study, []).append(result)
+    return members
+
+
 class Document(Data, frozen=True):
     """What one run learned, as ``--perf-json`` writes it; or several parts of a run, merged."""
 

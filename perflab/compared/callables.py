@@ -97,12 +97,6 @@ class Limits:
     """A slowdown of no more is none."""
     mode: Mode = DEFAULT
 
-    @property
-    def policy(self) -> PairedPolicy:
-        """The rules of the paired judge."""
-        # A look as soon as there is an interval: where calls are long, there may be no other.
-        return PairedPolicy(self.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
-
 
 def compare(
     base: Callable[..., Any],
@@ -197,12 +191,15 @@ def in_turns(
         CaptureError: no CUDA graph can hold a side, and the mode asks for one.
         ClockError: CUDA events tell another time than the host's clock.
     """
-    policy, plan = limits.policy, Plan(limits.budget_ns)
+    # A look as soon as there is an interval: where calls are long, there may be no other.
+    policy = PairedPolicy(limits.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
     draw = draw or random.Random()  # its own: the caller may have seeded the module's
     taken = _Taken(policy)
     with contextlib.ExitStack() as stack:
         sides = {
-            name: stack.enter_context(Turns(workload, device, plan, mode=limits.mode, hands_back=False))
+            name: stack.enter_context(
+                Turns(workload, device, Plan(limits.budget_ns), mode=limits.mode, hands_back=False)
+            )
             for name, workload in ((BASE, base), (CANDIDATE, candidate))
         }
         paces = []

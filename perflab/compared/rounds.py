@@ -23,6 +23,7 @@ from perflab.compared.sides.messages import (
     Examine,
     Examined,
     Finish,
+    Hello,
     Question,
     Ready,
     SetUp,
@@ -95,11 +96,6 @@ class CaseRound:
         from the next one's than a single process does, and has nothing to do with what they differ by from each other.
         """
         return interleave.reading(self._turns(head), self._turns(*bases))
-
-    def log_ratio(self, head: str, *bases: str) -> float | None:
-        """log(head / base) of the fastest calls of these processes. None if a side has no turns."""
-        found = self.reading(head, *bases)
-        return None if found is None else found.log
 
     @property
     def differing_modes(self) -> dict[str, Mode]:
@@ -312,9 +308,8 @@ class Round:
 
     def _take_turns(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         sides = list(result.turns)
-        for side in self._draw.sample(
-            sides, len(sides)
-        ):  # one after another: two that warm up at once would disturb each other
+        # One after another: two that warm up at once would disturb each other.
+        for side in self._draw.sample(sides, len(sides)):
             say(f"warming up {side}")
             warmed = self._ask(result, side, Warm())
             if not isinstance(warmed, Warmed):
@@ -386,17 +381,14 @@ class Round:
                 return
             result.turns[side].peak, result.turns[side].not_taken_apart = found.peak, found.problem
 
-    def _ask(
-        self, result: CaseRound, side: str, question: Warm | Turn | Weigh | Examine | TakeApart
-    ) -> Warmed | Taken | Weighed | Examined | TakenApart | None:
-        """Ask for a step of a case; None if the case ended instead, which is kept."""
+    def _ask(self, result: CaseRound, side: str, question: Question) -> Answer:
+        """Ask for a step of a case; if the case ended instead, that is kept."""
         answer = self._answer_to(side, question)
-        if isinstance(answer, Warmed | Taken | Weighed | Examined | TakenApart):
-            return answer
-        if not isinstance(answer, Ended):
+        if isinstance(answer, Hello | Ready):
             raise self._out_of_turn(side, answer)
-        result.ended[side] = answer
-        return None
+        if isinstance(answer, Ended):
+            result.ended[side] = answer
+        return answer
 
 
 def stray(label: str, strays: Sequence[str]) -> RivalError:

@@ -5,6 +5,7 @@ candidate's precision). Output: frozen reports whose text fits 80 columns. Nothi
 candidate; ValueError where the reference itself is NaN, since nothing can be right there.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -208,9 +209,7 @@ def _share(error: float, limit: float) -> str:
 
 
 def _failed(report: TensorReport, numbers: Numbers) -> str:
-    count = 1
-    for size in report.shape:
-        count *= size
+    count = math.prod(report.shape)
     lines = [
         f"{report.name} is wrong: shape {report.shape}, {short_dtype(report.dtype)}",
         f"  worst at {list(numbers.index)}: got {numbers.got:.6g}, wanted {numbers.wanted:.6g}, "

@@ -101,13 +101,20 @@ def verify(
             f"buffer and hands it out again; allocate the output in each call"
         )
 
-    trusted = _Trusted(reference, plain, magnitudes, task)
-    answers = [trusted.answer(first_copies, first.upstream), trusted.answer(second_copies, second.upstream)]
+    def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor]) -> _Answer:
+        inputs64, upstream64 = _upcast(inputs), _upcast(upstream)
+        return _Answer(
+            run_plainly(reference, inputs64, task, upstream64),
+            run_plainly(plain, inputs, task, upstream),
+            magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes else {},
+        )
+
+    answers = [answer(first_copies, first.upstream), answer(second_copies, second.upstream)]
     draws = [answer.plain_errors() for answer in answers]
     while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
-        draws.append(trusted.answer(_copies(make_inputs(seed)), fresh).plain_errors())
+        draws.append(answer(_copies(make_inputs(seed)), fresh).plain_errors())
     reports = tuple(
         compare_all(
             run.results,
@@ -142,22 +149,6 @@ class _Answer:
 
     def plain_errors(self) -> dict[str, Errors]:
         return {name: measure_errors(self.plain[name], wanted) for name, wanted in self.reference.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Trusted:
-    reference: Function
-    plain: Function
-    magnitudes: Magnitudes | None
-    task: Task
-
-    def answer(self, inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor]) -> _Answer:
-        inputs64, upstream64 = _upcast(inputs), _upcast(upstream)
-        return _Answer(
-            run_plainly(self.reference, inputs64, self.task, upstream64),
-            run_plainly(self.plain, inputs, self.task, upstream),
-            self.magnitudes(*inputs64.values(), upstream=upstream64, **self.task.settings) if self.magnitudes else {},
-        )
 
 
 def _fewest_rows(results: Mapping[str, Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""``perflab doctor --gate``: record trials, judge them, print the table."""
+"""``perflab doctor --gate``: records trials, judges them, and prints a line a slowdown, beside pytest-benchmark's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perflab.child import workplace
-from perflab.doctor.table import gate_table
-from perflab.doctor.trials import append, read, record_trial
-from perflab.doctor.workloads import KINDS, write_modules
+from perflab.doctor.rates import SLOWDOWNS, Rate, benchmark_rate, cases_of, memory_rate, paired_rate, stored_rate
+from perflab.doctor.trials import Line, Pair, append, read, record_trial
+from perflab.doctor.workloads import KINDS, MIXED, MORE, UNEVEN, write_modules
 from perflab.errors import UsageError
+
+_HEADER = ("gate", "code", "flagged", "95 % interval", "inconclusive", "cases", "cost of a run")
+
+_TRIED = {None: (0.0, 0.05, 0.10), 1: (0.05, 0.10)}
+"""Slowdowns of runs of other sizes, by how many of their cases are slow."""
 
 
 def measure_gate(
@@ -47,3 +52,59 @@ def measure_gate(
         if not lines:
             raise UsageError("there is nothing to judge: no trial was recorded", "record some: --trials=10")
         return gate_table(lines)
+
+
+def gate_table(lines: Sequence[Line]) -> list[str]:
+    """Rates of all gates on all that was recorded."""
+    rows: list[tuple[str, ...]] = [_HEADER]
+    for name, rates in (
+        ("perflab, A/B", {s: paired_rate(lines, s) for s in SLOWDOWNS}),
+        ("pytest-benchmark, two runs", {s: benchmark_rate(lines, s) for s in SLOWDOWNS}),
+        ("perflab, stored baseline", {s: stored_rate(lines, s) for s in SLOWDOWNS}),
+        ("perflab, stored, then A/B", {s: stored_rate(lines, s, settle=True) for s in SLOWDOWNS}),
+        ("pytest-benchmark, stored run", {s: benchmark_rate(lines, s, stored=True) for s in SLOWDOWNS}),
+    ):
+        rows += [_row(name, slowdown, rate) for slowdown, rate in rates.items() if rate.tried]
+    for kind in (kind for kind in KINDS if kind != UNEVEN):
+        for cases, slow in ((4, None), (10, None), (30, None), (30, 1))[kind == MIXED :]:
+            name = f"A/B, {kind}, {cases} cases{'' if slow is None else ', one of them'}"
+            for slowdown in _TRIED[slow]:
+                rate = paired_rate(lines, slowdown, kind=kind, cases=cases, slow=slow)
+                rows += [_row(f"perflab, {name}", slowdown, rate)] if rate.tried else []
+    for name in cases_of(lines, UNEVEN):
+        rate = paired_rate(lines, 0.0, kind=UNEVEN, only=name)
+        rows.append(_row(f"perflab, A/B, uneven, {name.replace('_', ' ')} call", MORE, rate))
+    for name, added in (("unchanged", 0), ("+1 MiB", 1 << 20)):
+        rate = memory_rate(lines, added)
+        if rate.tried:
+            rows.append(("perflab, memory", name, *_row("perflab", 0.0, rate)[2:6], "–"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    table = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    table.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return [*table, "", _told(lines)]
+
+
+def _row(name: str, slowdown: float, rate: Rate) -> tuple[str, ...]:
+    low, high = rate.interval()
+    return (
+        name,
+        "unchanged" if slowdown == 0.0 else f"+{slowdown:.0%}",
+        f"{rate.share:.1%}",
+        f"{low:.1%} to {high:.1%}",
+        f"{rate.unsure / rate.tried:.1%}" if name.startswith("perflab") else "–",
+        str(rate.tried),
+        f"{rate.cost_s:.0f} s",
+    )
+
+
+def _told(lines: Sequence[Line]) -> str:
+    pairs = sum(isinstance(line, Pair) for line in lines)
+    hours = (max(line.began_s for line in lines) - min(line.began_s for line in lines)) / 3600.0 if lines else 0.0
+    return (
+        f"{pairs} process pairs and all other runs, over {hours:.1f} h; slowdowns are injected into the times.\n"
+        "Runs of ten and thirty cases repeat the same four, mostly with pairs that were recorded at other times.\n"
+        "Pairs that confirm a suspect are used by later screens too, and every session is judged by the baseline\n"
+        "of every other one. These comparisons depend on each other, so their intervals are too narrow."
+    )

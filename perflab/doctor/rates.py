@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from statistics import NormalDist, fmean, median
 
-import msgspec
-
 from perflab.compared.interleave import Reading
 from perflab.compared.judge.null_control import wants_more
 from perflab.compared.judge.paired import (
@@ -28,6 +26,7 @@ from perflab.compared.judge.paired import (
     log_of,
     stage,
 )
+from perflab.data import changed
 from perflab.doctor.trials import REPLICATES, Benchmarked, Line, Pair, Parent, Session
 from perflab.doctor.workloads import MIXED
 from perflab.measure.records import Paired, Replicate
@@ -229,7 +228,7 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
             if judgement.suspect:
                 for taken in range(1, len(fresh) + 1):
                     processes = max(processes, 1 + taken)
-                    record = msgspec.structs.replace(record, fresh=fresh[:taken])
+                    record = changed(record, fresh=fresh[:taken])
                     judgement = judge(record, split(entry), Policy())
                     if cleared(judgement, Policy().threshold):
                         break
@@ -250,7 +249,7 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
                     uneven=logs.uneven,
                     base_ns=median(r.median_ns for r in entry.replicates),
                 )
-                judgement = judge(msgspec.structs.replace(record, paired=paired), split(entry), Policy())
+                judgement = judge(changed(record, paired=paired), split(entry), Policy())
             _count(rate, judgement.verdict)
         rate.seconds.append(sum(session.seconds[:processes]) + turns_s)
     return rate
@@ -271,7 +270,7 @@ def memory_rate(lines: Sequence[Line], added_bytes: int) -> Rate:
 def _slower(replicate: Replicate, slowdown: float) -> Replicate:
     """The same process with code that takes so much longer; the calibration workload stays what it was."""
     factor = 1.0 + slowdown
-    return msgspec.structs.replace(
+    return changed(
         replicate,
         median_ns=replicate.median_ns * factor,
         fastest_ns=replicate.fastest_ns * factor,

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -120,9 +120,8 @@ def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
         cases = running.cases["base"]
         for number, case in enumerate(cases):
             began = time.monotonic()
-            found[name_of(case)] = running.run(
-                case, cases[number + 1 :], RoundPlan(ROUND_BUDGET_NS, memory=weigh, either_first=not weigh), _silently
-            )
+            plan = RoundPlan(ROUND_BUDGET_NS, memory=weigh, either_first=not weigh)
+            found[name_of(case)] = running.run(case, cases[number + 1 :], plan, lambda _what: None)
             case_s[name_of(case)] = time.monotonic() - began
         ending = time.monotonic()
     start_s += time.monotonic() - ending
@@ -227,6 +226,3 @@ def _environment() -> dict[str, str]:
     """This process's own, with its import path: workloads use the lab, wherever perflab was imported from."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path}
-
-
-_silently: Callable[[str], None] = lambda _what: None  # noqa: E731 - a callback that nobody listens to

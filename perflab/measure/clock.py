@@ -35,12 +35,6 @@ def read_blocks() -> int | None:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def synchronized_seconds() -> float:
-    """Seconds on the monotonic clock, after the CUDA devices of this process have gone idle."""
-    wait_for_devices()
-    return time.perf_counter()
-
-
 def wait_for_devices() -> None:
     """Until all CUDA devices that this process uses are idle."""
     torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way

@@ -26,11 +26,8 @@ _WHOLE = ("",)
 """The one span of a workload without phases."""
 
 
-def _do_nothing() -> None:
-    """A call that has no body."""
-
-
-_EMPTY = Workload(_do_nothing, (), {})
+_EMPTY = Workload(lambda: None, (), {})
+"""A call that has no body."""
 
 
 class _ColdStopwatch(Stopwatch):

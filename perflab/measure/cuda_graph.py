@@ -11,13 +11,12 @@ import warnings
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from perflab.errors import CaptureError, SettingError
+from perflab.errors import CaptureError
 from perflab.measure.clock import Sample, Stopwatch
 from perflab.measure.cold import ColdCudaStopwatch
 from perflab.measure.devices import collector_off
 from perflab.measure.span import DeviceSpan, elapsed_ns, timing_events
 from perflab.measure.workload import Workload
-from perflab.mode import Mode
 
 if TYPE_CHECKING:
     import torch
@@ -29,20 +28,6 @@ CALLS_BEFORE = 3
 ``torch.cuda.make_graphed_callables`` makes as many."""
 _EMPTY = "The CUDA Graph is empty"
 """How PyTorch's warning of it begins."""
-
-
-def check_mode(case: str, mode: Mode, device: torch.device) -> None:
-    """Refuse a CUDA graph where there is no CUDA.
-
-    Raises:
-        SettingError: it is asked for, and the case is measured on another device.
-    """
-    if mode.cuda_graph and device.type != "cuda":
-        raise SettingError(
-            f"--perf-cuda-graph (perf_cuda_graph) needs CUDA: {case} is measured on {device}",
-            "leave it out there, or mark what is to have a graph, @pytest.mark.perf(cuda_graph=True): such cases alone "
-            "are skipped without a GPU; cache='cold' works on every device",
-        )
 
 
 class GraphStopwatch(Stopwatch):

@@ -148,10 +148,8 @@ def available_bytes(device: torch.device) -> int | None:
         free, _total = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free) + int(cached)
-    system = _proc_available_bytes()
-    group = _cgroup_available_bytes()
-    known = [value for value in (system, group) if value is not None]
-    return min(known) if known else None
+    limits = (_proc_available_bytes(), _cgroup_available_bytes())
+    return min((value for value in limits if value is not None), default=None)
 
 
 def _proc_available_bytes() -> int | None:

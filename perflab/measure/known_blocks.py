@@ -125,12 +125,10 @@ def _with_gradient(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _is_compiled(one: Any) -> bool:
     """Whether ``torch.compile`` made it: what is hooked on to modules would make it compile again."""
-    if isinstance(one, types.FunctionType):
-        return "_torchdynamo_orig_callable" in vars(one)
-    return type(one).__name__ == "OptimizedModule" or _own_attributes(one).get("_compiled_call_impl") is not None
-
-
-def _own_attributes(one: Any) -> dict[str, Any]:
     import torch
 
-    return vars(one) if isinstance(one, torch.nn.Module) else {}
+    if isinstance(one, types.FunctionType):
+        return "_torchdynamo_orig_callable" in vars(one)
+    if type(one).__name__ == "OptimizedModule":
+        return True
+    return isinstance(one, torch.nn.Module) and vars(one).get("_compiled_call_impl") is not None

@@ -32,24 +32,29 @@ from perflab.measure.nvtx import (
     WARM_UP,
     RangedWorkload,
     nvtx_range,
-    with_ranges,
+    ranges_asked,
 )
 from perflab.measure.records import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 from perflab.measure.sampling import Plan, Progress, collect, warm_up
 from perflab.measure.span import check_agreement
 from perflab.measure.statistics import relative_half_width
+from perflab.measure.workload import Workload
 from perflab.mode import DEFAULT, Mode
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.workload import Workload
-    from perflab.profiles.records import Peak, Profile
+    from perflab.profiles.records import Profile
     from perflab.profiles.take import ProfilePlan
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _Found = TypeVar("_Found")
+NO_WORK = 1.25
+"""A callable no slower than this many empty calls does nothing that could be measured."""
+LOOKS_LIKE_NONE = 4.0
+"""One slower than this many cannot be one, however fast the core was before."""
+_TURNS = 5
 _FROZEN_BY_PYTHON = 1000
 """Python 3.12 has 375 objects frozen when it starts, 3.11 and 3.13 none; PyTorch brings some hundred thousand."""
 
@@ -103,7 +108,7 @@ def measure(
         ClockError: CUDA events tell another time than the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
-    workload = with_ranges(workload, device)
+    workload = RangedWorkload(workload) if ranges_asked() and device.type == "cuda" else workload
     watched = Watched(workload, device)
     stopwatch = stopwatch_for(device, mode)
     calibration = CalibrationWorkload(device)
@@ -144,7 +149,7 @@ def measure(
         progress("memory")
         with nvtx_range(f"{label}: {MEMORY}", device):
             weight = weigh(watched, device, counter)
-        profiled = try_profile(workload, device, profile, progress) if profile is not None else NO_PROFILE
+        profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
         if isinstance(workload, RangedWorkload):
             from perflab.profiles.operator_ranges import run_with_operator_ranges
 
@@ -167,8 +172,8 @@ def measure(
             off=weight.off,
             evicted_bytes=stopwatch.evicted_bytes,
             empty_call_ns=empty_call_ns,
-            profile=profiled.profile,
-            not_profiled=profiled.problem,
+            profile=profiled,
+            not_profiled=problem,
         ),
         weight.result,
     )
@@ -203,69 +208,60 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
     return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result)
 
 
-@dataclass(frozen=True)
-class Profiled:
-    """A profile, or why there is none."""
-
-    profile: Profile | None = None
-    problem: str | None = None
-
-
-NO_PROFILE = Profiled()
-
-
-@dataclass(frozen=True)
-class TakenApart:
-    """What is alive at the peak of a call, or why that is not known."""
-
-    peak: Peak | None = None
-    problem: str | None = None
-
-
-def try_profile(workload: Workload, device: torch.device, plan: ProfilePlan, progress: Progress) -> Profiled:
-    """Profile a warm workload; what the profiler cannot do is no reason to lose a measurement."""
+def try_profile(
+    workload: Workload, device: torch.device, plan: ProfilePlan, progress: Progress
+) -> tuple[Profile | None, str | None]:
+    """The profile of a warm workload, or why there is none: that is no reason to lose a measurement."""
     from perflab.profiles.take import take_profile
 
-    found = _tried(lambda: take_profile(workload, device, stopwatch_for(device), plan, progress))
-    return Profiled(problem=found) if isinstance(found, str) else Profiled(found)
-
-
-def try_take_apart(workload: Workload, device: torch.device) -> TakenApart:
-    """The same of the peak of one call."""
-    from perflab.profiles.take_peak import take_peak
-
-    found = _tried(lambda: take_peak(workload, device))
-    return TakenApart(problem=found) if isinstance(found, str) else TakenApart(found)
+    return tried(lambda: take_profile(workload, device, stopwatch_for(device), plan, progress))
 
 
 def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.device) -> OutOfMemory:
     """The same with what is alive when another call runs out of memory, if it does."""
     from perflab.profiles.take_peak import take_failure
 
-    failure = _tried(lambda: take_failure(workload, device))
-    if failure is None or isinstance(failure, str):
-        return found
-    return changed(found, alive=failure.alive.parts, asked_by=failure.asked_by)
+    failure, _ = tried(lambda: take_failure(workload, device))
+    return found if failure is None else changed(found, alive=failure.alive.parts, asked_by=failure.asked_by)
 
 
-def _tried(take: Callable[[], _Found]) -> _Found | str:
+def tried(take: Callable[[], _Found]) -> tuple[_Found | None, str | None]:
     """What was taken, or why it could not be: the measurement was complete before, and is not lost for this.
 
     Code may do anything in one call more, or under marks: it counts its calls, or refuses subclasses of tensors.
     """
     try:
-        return take()
+        return take(), None
     except PerflabError as error:
-        return f"{error.problem}; {error.remedy}"
+        return None, f"{error.problem}; {error.remedy}"
     except Exception as error:
         off = switched_off(error)
-        return off.problem if off is not None else f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return None, off.problem if off is not None else said
 
 
 def replicate_of(measurement: Measurement) -> Replicate:
     """The measurement boiled down, with the noise that it shows by itself."""
     calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
     return summarize(measurement, relative_half_width(calls))
+
+
+def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, device: torch.device) -> bool:
+    """Whether a call is no more than an empty one. What may be is timed beside one, since cores change their speed.
+
+    Args:
+        workload: what was measured.
+        call_ns: what a call of it took.
+        repetitions: calls in a sample; a call that is one by itself is too long for an empty one.
+        device: where it works.
+    """
+    if repetitions == 1:
+        return False
+    stopwatch, empty = stopwatch_for(device), Workload(lambda: None, (), {})
+    if call_ns > LOOKS_LIKE_NONE * stopwatch.time(empty, repetitions).total_ns / repetitions:
+        return False
+    turns = [(stopwatch.time(empty, repetitions), stopwatch.time(workload, repetitions)) for _ in range(_TURNS)]
+    return min(work.total_ns for _, work in turns) <= NO_WORK * min(nothing.total_ns for nothing, _ in turns)
 
 
 class collector_at_ease:  # noqa: N801 - used like a function

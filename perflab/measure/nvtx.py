@@ -85,11 +85,6 @@ class RangedWorkload(Workload):
                 close.pop()()
 
 
-def with_ranges(workload: Workload, device: torch.device) -> Workload:
-    """The workload with a range for each call if they are asked for, else as it is."""
-    return RangedWorkload(workload) if ranges_asked() and device.type == "cuda" else workload
-
-
 def _opened(name: str) -> Callable[[], None]:
     """Open a range of the process; returns what closes it."""
     from torch.cuda import nvtx

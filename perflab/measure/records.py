@@ -197,11 +197,8 @@ class Paired(Data, frozen=True):
     @property
     def calls(self) -> str:
         """The calls that are compared, in words, if these are not the fastest."""
-        return (
-            "means of all calls are compared, since these differ from each other"
-            if self.judged is CallTimes.MEAN
-            else ""
-        )
+        said = "means of all calls are compared, since these differ from each other"
+        return said if self.judged is CallTimes.MEAN else ""
 
 
 class Ratio(Data, frozen=True):

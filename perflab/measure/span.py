@@ -66,7 +66,9 @@ class DeviceSpan:
         self._device = device
         self._stream = stream
         self._bounds = timing_events(2, stream)
-        self._idle_wait_ns = self._began_ns = self._others_ns = self._host_ns = 0
+        self._idle_wait_ns = self._began_ns = self._host_ns = 0
+        self.others_ns = 0
+        """How long other streams were at work when the current one had ended."""
 
     def begin(self) -> None:
         """Wait until the device is idle, and begin."""
@@ -89,17 +91,12 @@ class DeviceSpan:
         torch.cuda.synchronize(self._device)
         ended_ns = clock.read_ns()
         waited_ns = ended_ns - stream_ended_ns
-        self._others_ns = waited_ns if waited_ns > _WAIT_NS + _WAITS * self._idle_wait_ns else 0
+        self.others_ns = waited_ns if waited_ns > _WAIT_NS + _WAITS * self._idle_wait_ns else 0
         self._host_ns = ended_ns - self._began_ns
-
-    @property
-    def others_ns(self) -> int:
-        """How long other streams were at work when the current one had ended."""
-        return self._others_ns
 
     def reading(self) -> Reading:
         """The whole span."""
-        return Reading(elapsed_ns(*self._bounds) + self._others_ns, self._host_ns)
+        return Reading(elapsed_ns(*self._bounds) + self.others_ns, self._host_ns)
 
 
 def check_agreement(readings: Sequence[Reading | None], *, more_to_come: bool = False) -> None:

@@ -14,13 +14,11 @@ from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.clock import Sample
 from perflab.measure.devices import current_device, release_memory
 from perflab.measure.measurement import (
-    Profiled,
-    TakenApart,
     Weight,
     collector_at_ease,
     stopwatch_for,
+    tried,
     try_profile,
-    try_take_apart,
     weigh,
 )
 from perflab.measure.sampling import Plan, Warmup, warm_up
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
     from perflab.measure.counts import CallCounter
     from perflab.measure.workload import Workload
+    from perflab.profiles.records import Peak, Profile
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -125,16 +124,18 @@ class Turns:
         self._stopwatch.release()
         return weigh(self._watched, self._device, self._counter)
 
-    def profile(self, budget_ns: float) -> Profiled:
+    def profile(self, budget_ns: float) -> tuple[Profile | None, str | None]:
         """Where the time of one call goes, or why that is not known."""
         found = try_profile(self._workload, self._device, ProfilePlan(budget_ns), _say_nothing)
         self._hand_back()
         return found
 
-    def take_apart(self) -> TakenApart:
+    def take_apart(self) -> tuple[Peak | None, str | None]:
         """What is alive at the peak of one call, or why that is not known."""
+        from perflab.profiles.take_peak import take_peak
+
         self._stopwatch.release()
-        found = try_take_apart(self._workload, self._device)
+        found = tried(lambda: take_peak(self._workload, self._device))
         self._hand_back()
         return found
 
@@ -147,10 +148,8 @@ class Turns:
 
         It is known of a thread that waited for nothing else and whose process had no other thread at work.
         """
-        before, began_ns = (
-            clock.read_blocks(),
-            (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns()),
-        )
+        before = clock.read_blocks()
+        began_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
         sample = self._time(repetitions)
         ended_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
         if before is None or clock.read_blocks() != before or self._stopwatch.name != "host" or sample.apart_ns:

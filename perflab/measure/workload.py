@@ -8,10 +8,6 @@ from typing import Any
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
-def _nothing() -> None:
-    """Stand-in for a mark that nobody wants."""
-
-
 class Workload:
     """A call that can be repeated. Each call's result is dropped before the next one begins.
 
@@ -29,7 +25,7 @@ class Workload:
         self._args = args
         self._kwargs = kwargs
 
-    def run(self, after_phase: Callable[[], None] = _nothing) -> Any:
+    def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result."""
         return self._call(*self._args, **self._kwargs)
 
@@ -67,7 +63,7 @@ class Step(Workload):
         super().replace_calls(call)
         self._backward = self._optimizer = call
 
-    def run(self, after_phase: Callable[[], None] = _nothing) -> Any:
+    def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Run the phases in order, calling ``after_phase`` at the end of each span."""
         result = None
         for _ in range(self._micro_batches):

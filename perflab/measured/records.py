@@ -45,10 +45,9 @@ class Accepted(Data, frozen=True):
     commit: str | None = None
 
 
-class Entry(Data, frozen=True):
-    """A case's times, as they were measured on one machine, or in one pool of machines."""
+class Timed(Data, frozen=True):
+    """A case's times, whatever names the environment in which they were measured."""
 
-    environment: Environment
     recorded: str
     """Date, ISO 8601."""
     replicates: list[Replicate]
@@ -66,6 +65,12 @@ class Entry(Data, frozen=True):
     """What is wrong with the replicates, as sentences: what disturbed them, and that they differ too much."""
     commit: str | None = None
     """The project's commit, with ``+dirty`` behind it if files differed; None where there is no git."""
+
+
+class Entry(Timed, frozen=True, kw_only=True):
+    """A case's times, as they were measured on one machine, or in one pool of machines."""
+
+    environment: Environment
 
 
 class Exact(Data, frozen=True):

@@ -54,9 +54,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """In a fresh process that measures for another one: have its cases alone collected and run."""
     path = _job_path(config)
     if path is not None:
-        from perflab.plugin.case.fresh_process import FreshProcess, quieten, read_job
+        from perflab.plugin.case.fresh_process import FreshProcess, read_job
 
-        quieten(config)
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
 
 
@@ -67,7 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
     if config.getoption(options.ATTENTION_OPTION):
         config.pluginmanager.import_plugin("perflab.attention.plugin")
-    given = options.options_given(config)
+    # On the command line, ``addopts`` included; ini keys are none.
+    given = [option.dest for option in options.OPTIONS if config.getoption(option.dest, None) is not None]
     if given:
         from perflab.plugin.config.early_errors import refusing
         from perflab.plugin.config.run_mode import refuse_contradictions
@@ -90,7 +90,9 @@ def pytest_configure(config: pytest.Config) -> None:
         begin(config)
     if _job_path(config):
         return
-    notes = noting.take_notes(config)
+    is_worker = hasattr(config, "workerinput")  # of pytest-xdist
+    notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config)
+    config.pluginmanager.register(notes, "perflab-notes")
     if isinstance(notes, noting.AllNotes) and {"perf_json", "perf_prune"} & set(given):  # also if there is no case
         notes.collect()
 

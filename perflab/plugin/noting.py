@@ -1,6 +1,6 @@
 """Notes what a run does, until it is known whether there are perf cases. Every run loads this module.
 
-With the first perf case, ``session/collected.py`` and ``session/results.py`` read the notes.
+With the first perf case, ``session/starting.py`` and ``session/results.py`` read the notes.
 """
 
 from __future__ import annotations
@@ -114,11 +114,3 @@ class AllNotes(Notes):
 
 
 NOTES: pytest.StashKey[Notes] = pytest.StashKey()
-
-
-def take_notes(config: pytest.Config) -> Notes:
-    """Begin to note what this process does."""
-    is_worker = hasattr(config, "workerinput")  # of pytest-xdist
-    notes = config.stash[NOTES] = Notes() if is_worker else AllNotes(config)
-    config.pluginmanager.register(notes, "perflab-notes")
-    return notes

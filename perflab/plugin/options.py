@@ -232,8 +232,3 @@ def add_options(parser: pytest.Parser) -> None:
         help="run only tests of these attention candidates: variants of perflab.lab, or package.module:function",
     )
     group.addoption(REPLICATE_OPTION, dest="perf_replicate", default=None, help=argparse.SUPPRESS)
-
-
-def options_given(config: pytest.Config) -> list[str]:
-    """Which options stand on the command line, ``addopts`` included, by their ``dest``. Ini keys are none."""
-    return [option.dest for option in OPTIONS if config.getoption(option.dest, None) is not None]

@@ -19,7 +19,11 @@ Stored = TypeVar("Stored")
 
 
 class CaseFiles(ABC, Generic[Stored]):
-    """The baselines directory, as far as it holds one kind of baselines. Files are read once and when first needed."""
+    """The baselines directory, as far as it holds one kind of baselines. Files are read once and when first needed.
+
+    Reading raises a ``BaselineError`` where a file cannot be read, is no JSON, or is not one of ours. So does changing,
+    since files are read first, and where one cannot be written.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -34,21 +38,13 @@ class CaseFiles(ABC, Generic[Stored]):
         """Write the file whole."""
 
     def load(self, path: Path) -> Mapping[str, Stored]:
-        """All cases of one file, by name; none if there is no such file.
-
-        Raises:
-            BaselineError: the file cannot be read, is no JSON, or is not one of ours.
-        """
+        """All cases of one file, by name; none if there is no such file."""
         if path not in self._files:
             self._files[path] = self._read(path)
         return self._files[path]
 
     def remove(self, names: Mapping[Path, Collection[str]]) -> dict[Path, list[str]]:
-        """Remove cases, named as in their files, and files that hold no others. Returns what was there to remove.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
+        """Remove cases, named as in their files, and files that hold no others. Returns what was there to remove."""
         removed: dict[Path, list[str]] = {}
         with writing(self.directory):
             self._files.clear()  # others may have written since
@@ -63,11 +59,7 @@ class CaseFiles(ABC, Generic[Stored]):
         return removed
 
     def _put(self, paths: Mapping[str, Path], successor: Callable[[str, Stored | None], Stored]) -> list[Path]:
-        """Let ``successor(case, old)`` take the place of what each case's file holds by then. Returns the files.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
+        """Let ``successor(case, old)`` take the place of what each case's file holds by then. Returns the files."""
         by_path: dict[Path, list[str]] = {}
         for case, path in paths.items():
             by_path.setdefault(path, []).append(case)

@@ -23,19 +23,12 @@ class Part:
     write: Callable[[Path], set[Path]]
 
 
-@dataclass(frozen=True)
-class Joined:
-    """What was written."""
-
-    entries: int
-    files: list[Path]
-
-
-def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str, Tier]) -> Joined:
+def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str, Tier]) -> tuple[int, list[Path]]:
     """Join directories into ``output``; of a case that stands in several, the entry that was recorded last.
 
     What ``output`` holds already takes part, and so do entries that a shard has from its checkout: an update in
-    another shard is later. All is read and checked before anything is written.
+    another shard is later. All is read and checked before anything is written. Returns the number of baselines, and
+    the files that hold them.
 
     Args:
         directories: those to join.
@@ -59,7 +52,7 @@ def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str
     parts = [tiers[prefix].join(paths) for prefix, paths in found.items()]
     check_writable(output)
     files = {file for part in parts for file in part.write(output)}
-    return Joined(entries=sum(part.entries for part in parts), files=sorted(files))
+    return sum(part.entries for part in parts), sorted(files)
 
 
 def case_at(path: Path, name: str) -> str:

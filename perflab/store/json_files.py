@@ -149,13 +149,8 @@ def as_json(value: object) -> str:
     return json.dumps(speakable_throughout(value), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def is_predicted_file(path: Path) -> bool:
-    """Whether a file of a baselines directory is one of predictions, by its place."""
-    return path.parent.name.startswith(PREDICTED)
-
-
 def is_exact_file(path: Path) -> bool:
-    """Whether it is one of exact quantities."""
+    """Whether a file of a baselines directory is one of exact quantities, by its place."""
     return path.parent.name.startswith(f"{EXACT}-")
 
 

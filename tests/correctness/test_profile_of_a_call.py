@@ -451,9 +451,10 @@ def test_a_folder_that_cannot_be_written_costs_the_files_and_not_the_profile(tmp
 def test_code_that_fails_in_one_call_more_has_no_profile_and_keeps_its_measurement() -> None:
     calls = iter(range(3))
     workload = Workload(lambda: next(calls), (), {})
-    found = try_profile(workload, CPU, ProfilePlan(0.0), lambda _what: None)
-    assert found.problem is not None
-    assert found.problem.startswith("StopIteration")
+    profile, problem = try_profile(workload, CPU, ProfilePlan(0.0), lambda _what: None)
+    assert profile is None
+    assert problem is not None
+    assert problem.startswith("StopIteration")
 
 
 def test_a_workload_with_a_profiler_of_its_own_is_refused_by_name() -> None:

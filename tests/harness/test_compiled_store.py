@@ -150,7 +150,7 @@ def test_shards_are_joined_with_what_was_measured_beside_them(tmp_path: Path) ->
     newer = baseline(resources(registers=1), recorded="2026-11-22")
     KernelStore(tmp_path / "two").save(WHERE, "3.9.0", {"b[sm_90]": newer})
     BaselineStore(tmp_path / "two").save({CASE: entry()})
-    joined = join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "out", by_folder())
-    assert (joined.entries, len(joined.files)) == (3, 2)
+    entries, files = join_baselines([tmp_path / "one", tmp_path / "two"], tmp_path / "out", by_folder())
+    assert (entries, len(files)) == (3, 2)
     found = KernelStore(tmp_path / "out").load(tmp_path / "out" / FILE)
     assert found == {"a[sm_90]": baseline(), "b[sm_90]": newer}

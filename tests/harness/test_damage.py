@@ -64,7 +64,7 @@ Read = Callable[[Path], list[Result]]
 
 
 def _measured(path: Path) -> list[Result]:
-    found = Baselines(path.parent.parent, None).of(CASE, HERE)
+    found = Baselines(path.parent.parent, path.parent / "own").of(CASE, HERE)
     for store in (BaselineStore(path.parent.parent), ExactStore(path.parent.parent)):
         for other in path.parent.parent.glob("*/*.json"):
             if other.parent.name.startswith("exact-") == isinstance(store, ExactStore):

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from perflab.doctor.checkup import checkup
-from perflab.doctor.gate import measure_gate
+from perflab.doctor.gate import gate_table, measure_gate
 from perflab.doctor.rates import Rate, benchmark_rate, cases_of, memory_rate, paired_rate, stored_rate
-from perflab.doctor.table import gate_table
 from perflab.doctor.trials import Benchmarked, Line, Pair, Parent, Session, append, read
 from perflab.errors import UsageError
 from perflab.measure.records import Memory

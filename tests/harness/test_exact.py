@@ -14,7 +14,7 @@ from perflab.measured.records import Baseline, Entry, Exact, MemoryAnchor
 from perflab.measured.report.not_compared import what_was_compared
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import ExactStore, split
-from perflab.measured.store.times_file import write_file
+from perflab.measured.store.times import BaselineStore
 from perflab.records import Environment, Judgement, Policy, Uncompared, Verdict
 from tests.harness.make import CASE, MS, cuda_environment, entry, environment, quiet, record, replicate, result
 
@@ -257,16 +257,14 @@ def older(tmp_path: Path) -> Path:
     counts = {"operators": 12}
     anchor = MemoryAnchor(recorded="2025-01-01", peak_bytes=90, steps=1)
     held: Entry = entry(quiet(100 * MS, peak_bytes=100, counts=counts), memory_anchor=anchor)
-    path = tmp_path / "cpu-amd-epyc-25-17-2c-torch2.13" / "tests.perf.test_transformer.json"
-    path.parent.mkdir()
-    write_file(path, {"test_step[small-128-fp32]": (held,)})
+    (path,) = BaselineStore(tmp_path).put({CASE: (held,)})
     path.write_text(path.read_text().replace('"schema": 4', '"schema": 1'))
     return tmp_path
 
 
 def test_exact_quantities_of_older_files_gate_and_their_times_do_not(older: Path) -> None:
     here = environment(machine="a")
-    baseline = Baselines(older, None).of(CASE, here)
+    baseline = Baselines(older, older / "own").of(CASE, here)
     assert baseline.exact is not None
     assert baseline.exact.memory_anchor is not None
     slow = replicate(200 * MS, peak_bytes=100, counts={"operators": 12})
@@ -279,10 +277,10 @@ def test_exact_quantities_of_older_files_gate_and_their_times_do_not(older: Path
 
 def test_a_save_supersedes_what_an_older_file_says(older: Path) -> None:
     here = environment(machine="a")
-    baselines = Baselines(older, None)
+    baselines = Baselines(older, older / "own")
     new_entry = entry(quiet(50 * MS, peak_bytes=70), environment=here)
     baselines.save({CASE: new_entry}, {CASE: new_entry}, new, lambda _case, _old, one: one)
-    found = Baselines(older, None).of(CASE, here)
+    found = Baselines(older, older / "own").of(CASE, here)
     assert found.exact is not None
     assert found.exact.peak_bytes == [70]
     assert found.times is not None

@@ -17,7 +17,7 @@ import pytest
 from perflab import files
 from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError
-from perflab.files import is_abandoned, read_regular, sweep, try_lock, write_whole
+from perflab.files import abandoned, read_regular, sweep, try_lock, write_whole
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.session.journal import Journal
 from perflab.store.write_lock import LOCK_NAME, forget_dead_lock
@@ -265,8 +265,10 @@ def test_a_session_takes_away_what_a_killed_one_left_in_the_projects_own_folder(
 def test_who_is_alive_is_not_taken_for_dead(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text("x")
-    assert not is_abandoned(path)  # it may be locked at any moment
+    with abandoned(path) as is_free:
+        assert not is_free  # it may be locked at any moment
     age(path)
-    assert is_abandoned(path)
-    assert not is_abandoned(tmp_path / "none")
+    for one, expected in ((path, True), (tmp_path / "none", False)):
+        with abandoned(one) as is_free:
+            assert is_free is expected
     assert read_regular(path) == b"x"

@@ -278,7 +278,7 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
             assert stored.times is not None
             assert stored.exact is not None
             times, exact = stored.times, stored.exact
-            Baselines(tmp_path / "baselines", None).save(
+            Baselines(tmp_path / "baselines", tmp_path / "own").save(
                 {case: new}, {case: new}, lambda *_, exact=exact: exact, lambda *_, times=times: times
             )
         (tmp_path / "code.py").write_text(str(number))

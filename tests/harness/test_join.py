@@ -32,9 +32,9 @@ def test_a_sharded_update_gives_the_files_of_one_update(tmp_path: Path) -> None:
     shards = [tmp_path / "one", tmp_path / "two"]
     for number, order in enumerate([shards, shards[::-1]]):
         output = tmp_path / f"output{number}"
-        joined = join_baselines(order, output, by_folder())
-        assert joined.entries == 3
-        files = sorted(path.relative_to(output) for path in joined.files)
+        entries, written = join_baselines(order, output, by_folder())
+        assert entries == 3
+        files = sorted(path.relative_to(output) for path in written)
         assert files == sorted(path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").glob("*/*"))
         assert [(output / file).read_bytes() for file in files] == [
             (tmp_path / "whole" / file).read_bytes() for file in files

@@ -189,8 +189,8 @@ def test_shards_are_joined_each_gpu_apart_and_the_latest_counts(tmp_path: Path) 
     PredictedStore(tmp_path / "two").save("h100", {CASE: late})
     PredictedStore(tmp_path / "two").save("l4", {CASE: predicted_baseline()})
     BaselineStore(tmp_path / "two").save({CASE: entry()})
-    joined = join_baselines([tmp_path / "two", tmp_path / "one"], tmp_path / "all", by_folder())
-    assert joined.entries == 4
+    entries, _ = join_baselines([tmp_path / "two", tmp_path / "one"], tmp_path / "all", by_folder())
+    assert entries == 4
     store = PredictedStore(tmp_path / "all")
     assert [store.baseline(gpu, case) for gpu, case in (("h100", CASE), ("h100", OTHER), ("l4", CASE))] == [
         late,

@@ -23,7 +23,7 @@ def test_one_disturbed_replicate_moves_the_ratio_no_further_than_the_quiet_ones_
 ) -> None:
     disturbed = list(now)
     disturbed[data.draw(st.integers(0, len(now) - 1))] = data.draw(st.sampled_from([1e-3, 0.5, 1.5, 10.0, 1e6]))
-    assert compare(before, disturbed, NOISE).value == pytest.approx(compare(before, now, NOISE).value, rel=0.021)
+    assert compare(before, disturbed, NOISE).ratio == pytest.approx(compare(before, now, NOISE).ratio, rel=0.021)
 
 
 @given(quiet_groups, quiet_groups, st.sampled_from([0.5, 1.5, 10.0, 1e6]))
@@ -45,12 +45,12 @@ def test_a_disturbed_replicate_does_not_hide_a_slowdown(size: int) -> None:
 @given(groups, groups, st.floats(0.0, 1e9))
 def test_any_readings_have_an_interval_about_their_ratio(before: list[float], now: list[float], noise: float) -> None:
     ratio = compare(before, now, noise)
-    assert 0.0 <= ratio.low <= ratio.value <= ratio.high
+    assert 0.0 <= ratio.low <= ratio.ratio <= ratio.high
 
 
 def test_an_interval_past_every_float_has_no_end() -> None:
     ratio = compare([1.0], [480.0], noise=120.0)
-    assert (ratio.low, ratio.value, ratio.high) == (0.0, 480.0, math.inf)
+    assert (ratio.low, ratio.ratio, ratio.high) == (0.0, 480.0, math.inf)
 
 
 def coverage(before: int, now: int, trials: int = 4000) -> float:
@@ -82,14 +82,14 @@ def test_a_single_replicate_on_one_side_is_covered_as_often_as_three(before: int
 @given(groups, st.floats(0.0, 0.5))
 def test_identical_groups_give_the_ratio_one_within_the_interval(values: list[float], noise: float) -> None:
     ratio = compare(values, values, noise)
-    assert ratio.value == pytest.approx(1.0)
-    assert ratio.low <= ratio.value <= ratio.high
+    assert ratio.ratio == pytest.approx(1.0)
+    assert ratio.low <= ratio.ratio <= ratio.high
 
 
 @given(groups, groups)
 def test_turning_the_comparison_round_inverts_it(before: list[float], now: list[float]) -> None:
     there, back = compare(before, now, NOISE), compare(now, before, NOISE)
-    assert there.value == pytest.approx(1.0 / back.value)
+    assert there.ratio == pytest.approx(1.0 / back.ratio)
     assert there.low == pytest.approx(1.0 / back.high)
 
 
@@ -97,7 +97,7 @@ def test_turning_the_comparison_round_inverts_it(before: list[float], now: list[
 def test_the_unit_of_time_does_not_matter(before: list[float], now: list[float], scale: float) -> None:
     plain = compare(before, now, NOISE)
     scaled = compare([scale * v for v in before], [scale * v for v in now], NOISE)
-    assert (scaled.value, scaled.low, scaled.high) == pytest.approx((plain.value, plain.low, plain.high))
+    assert (scaled.ratio, scaled.low, scaled.high) == pytest.approx((plain.ratio, plain.low, plain.high))
 
 
 def test_replicates_that_agree_by_luck_are_not_believed_beyond_their_own_noise() -> None:
@@ -114,7 +114,7 @@ def test_one_replicate_against_one_is_hardly_known() -> None:
 def test_the_ratio_is_that_of_the_numbers_beside_it_for_every_odd_size() -> None:
     ratio = compare([100.0, 101.0, 250.0], [130.0, 131.0, 129.0], NOISE)
     assert (ratio.before, ratio.now) == (101.0, 130.0)
-    assert ratio.value == pytest.approx(130.0 / 101.0)
+    assert ratio.ratio == pytest.approx(130.0 / 101.0)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 9, 10, 30])

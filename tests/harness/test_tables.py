@@ -25,7 +25,7 @@ def test_an_interval_holds_the_true_ratio_in_95_of_100_tables(rounds: int, slowd
     held = 0
     for _ in range(TABLES):
         taken = [machine.take(slowdown, (HEAD, BASE)) for _ in range(rounds)]
-        found = ratio_of([log for one in taken if (log := one.log_ratio(HEAD, BASE)) is not None])
+        found = ratio_of([one.log for turns in taken if (one := turns.reading(HEAD, BASE)) is not None])
         held += found.low <= 1 + slowdown <= found.high
     two_errors = 2 * math.sqrt(0.95 * 0.05 / TABLES)
     assert held / TABLES > 0.95 - two_errors

@@ -316,7 +316,8 @@ def latency_findings(
     seen = {name: widened(found, control[name]) for name, found in confirmed.items()}
     slower = discoveries(seen, policies, len(cases))
     doubted = discoveries(confirmed, policies, len(cases)) - slower
-    usual = usual_spread(cases)
+    # What process pairs of this run typically differ by, as a standard deviation, from each case's first ones.
+    usual = median([spread_of(case.pairs[:SCREEN_PAIRS]) for case in cases.values()] or [0.0])
     found = {}
     for name, case in cases.items():
         if name in doubted:
@@ -333,11 +334,6 @@ def latency_findings(
         # The limit that is shown is everybody's; a case with a floor says in words why it is no slower.
         found[name] = replace(one, change=msgspec.structs.replace(one.change, limit=1.0 + policy.threshold))
     return found
-
-
-def usual_spread(cases: Mapping[str, PairedCase]) -> float:
-    """What process pairs of this run typically differ by, as a standard deviation, from each case's first ones."""
-    return median([spread_of(case.pairs[:SCREEN_PAIRS]) for case in cases.values()] or [0.0])
 
 
 def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]]) -> dict[str, Control]:

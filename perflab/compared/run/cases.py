@@ -19,6 +19,7 @@ from perflab.compared.comparison import BASE, HEAD, WEIGHING_ROUNDS, Compared, C
 from perflab.compared.judge.paired import PairedPolicy, Stage
 from perflab.compared.run.conclusions import conclude, without_numbers
 from perflab.compared.run.evidence import (
+    ENOUGH,
     MOST,
     Asked,
     Found,
@@ -26,7 +27,6 @@ from perflab.compared.run.evidence import (
     explained_by_turns,
     is_to_explain,
     kept_s,
-    looked_into_enough,
     not_looked,
 )
 from perflab.compared.run.start_sides import Starts, turns_ns, two_sides, witness_of_host
@@ -117,9 +117,9 @@ class Against:
         result = settings.told_in(self._results.get(case_id(item), unmeasured))
         self._results[case_id(item)] = result
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for when in ("setup", "call", "teardown"):
-            tell = self._tell if when == "call" else _nothing
-            call = pytest.CallInfo.from_call(lambda tell=tell: tell(case_id(item)), when=when)  # type: ignore[misc]
+        for when in ("setup", "call", "teardown"):  # nothing is set up here: the case ran elsewhere
+            tell = partial(self._tell, case_id(item)) if when == "call" else lambda: None
+            call = pytest.CallInfo.from_call(tell, when=when)
             report = item.ihook.pytest_runtest_makereport(item=item, call=call)
             if when == "call":
                 report.perflab = to_plain(result)
@@ -186,7 +186,10 @@ class Against:
             finally:
                 self._progress.clear()
                 concluded = conclude(found, base, policy, self._case_settings)
-                self._take(items, {case: _with(one, explained.get(case)) for case, one in concluded.items()})
+                for case, why in explained.items():
+                    if (record := concluded[case].record) is not None:
+                        concluded[case] = changed(concluded[case], outcome=why.within(record))
+                self._take(items, concluded)
                 found.base_only = [case for case in found.base_only if case not in self._notes.cases]
                 self.notes += _said_of(found)
                 if limits.ancestry.refused is not None and found.judged:
@@ -203,7 +206,7 @@ class Against:
         """Look into what became worse, the worst first."""
         worse = [one for one in concluded.values() if self._is_to_explain(one)]
         worse.sort(key=lambda one: size_of(one.judgement), reverse=True)
-        enough = could_not(looked_into_enough())
+        enough = could_not(ENOUGH)
         into.update({one.case: not_looked(one.judgement, base.label, enough) for one in worse[MOST:]})
         asked = {one.case: Asked(one.judgement, self._case_settings[one.case]) for one in worse[:MOST]}
         name = base.commit or str(self._settings.against)
@@ -244,12 +247,6 @@ class Against:
                 self._results[case_id(item)] = result
 
 
-def _with(result: Result, found: Found | None) -> Result:
-    if found is None or result.record is None:
-        return result
-    return changed(result, outcome=found.within(result.record))
-
-
 def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Sequence[str]) -> dict[str, str]:
     """The base's names of cases whose tests were moved or renamed, by those that they have here."""
     gone = {case: base_root for case in set(base) - set(head)}
@@ -262,10 +259,6 @@ def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Seque
     found = {case: moved_from(case, gone, text_of) for case in head if case not in base}
     times = Counter(found.values())
     return {case: was for case, was in found.items() if was is not None and times[was] == 1}
-
-
-def _nothing(_case: str) -> None:
-    """Set-up and teardown of a case that ran elsewhere."""
 
 
 def _environments(one: Compared) -> list[str]:

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from statistics import median
 
-import msgspec
-
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison
 from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings, log_of
 from perflab.compared.records import ComparedCase
 from perflab.compared.rounds import CaseTurns
 from perflab.compared.sides.checkout import Tree
 from perflab.compared.sides.messages import Ended
+from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.measure.measurement import replicate_of
 from perflab.measure.outputs import distance
@@ -25,7 +24,7 @@ from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import as_ratios
 from perflab.plugin.case.verdicts import compared_with
 from perflab.plugin.config.settings import Settings
-from perflab.records import Change, Judgement, Uncompared, Verdict
+from perflab.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results import Result
 from perflab.units import format_bytes
 
@@ -69,20 +68,17 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     off = {name: why for side in (BASE, HEAD) for turns in one.turns(side) for name, why in turns.off.items()}
     missed += [Uncompared(name, why) for name, why in off.items()]
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
-    disturbed = disturbances(in_turns(one), [], environment)
     worst = worst_of(verdicts.values())
     judgement = Judgement(
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
         latency=finding.change,
         memory=memory.change,
-        phases=phases_of(one),
         counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
-        reasons=[*reasons, *(disturbed if worst is Verdict.INCONCLUSIVE else [])],
-        disturbed=disturbed if disturbed or is_witnessed(in_turns(one), environment) else None,
-        beside=disturbed,
         not_compared=missed,
     )
+    judgement = with_evidence(judgement, one, environment)
+    judgement = changed(judgement, reasons=[*reasons, *(judgement.beside if worst is Verdict.INCONCLUSIVE else [])])
     judgement = unless_used_up(judgement, [*before, *now])
     record = _record(found, one, finding.detectable, base)
     wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
@@ -107,14 +103,14 @@ def with_outputs(judgement: Judgement, one: Compared) -> Judgement:
     if not said:
         return judgement
     reasons = [*judgement.reasons, f"outputs differ: {', '.join(said)}"]
-    return msgspec.structs.replace(judgement, reasons=reasons, outputs_differ=True)
+    return changed(judgement, reasons=reasons, outputs_differ=True)
 
 
 def _not_compared(one: Compared, base: Tree) -> Result:
     head, other = one.ended.get(HEAD), one.ended.get(BASE)
     if head is not None and head.outcome in ("failed", "died"):  # whatever the base did
         why = "the test failed" if head.outcome == "failed" else "its process died or hung"
-        return msgspec.structs.replace(without_numbers(one.case, Verdict.FAILED, why), failure=head.text)
+        return changed(without_numbers(one.case, Verdict.FAILED, why), failure=head.text)
     if head is not None and head.outcome == "skipped":
         return without_numbers(one.case, Verdict.SKIPPED, head.text)
     if other is not None and other.outcome == "died":
@@ -127,7 +123,7 @@ def _not_compared(one: Compared, base: Tree) -> Result:
             f"{one.case}: {why} of this side, so nothing was compared",
             "give it an id that is the same in every process: no addresses, process numbers or unseeded chance in it",
         )
-        return msgspec.structs.replace(without_numbers(one.case, Verdict.FAILED, why), failure=str(told))
+        return changed(without_numbers(one.case, Verdict.FAILED, why), failure=str(told))
     if other is None:
         return without_numbers(one.case, Verdict.NEW, f"not in {base.label}")
     if "oom" in (head.outcome, other.outcome):
@@ -204,12 +200,15 @@ def _weighed(one: Compared, side: str) -> list[Replicate]:
     return [replicate_of(_measurement(found.turns[side], None)) for found in one.weighed if side in found.turns]
 
 
-def in_turns(one: Compared) -> list[Replicate]:
-    """The head's processes of the rounds that count, with what else went on."""
-    return [replicate_of(_measurement(found.turns[HEAD], found.evidence)) for found in one.rounds]
+def with_evidence(judgement: Judgement, one: Compared, environment: Environment) -> Judgement:
+    """The judgement with where in the case the difference lies, and what disturbed the processes that took turns."""
+    processes = [replicate_of(_measurement(found.turns[HEAD], found.evidence)) for found in one.rounds]
+    disturbed = disturbances(processes, [], environment)
+    witnessed = bool(disturbed) or is_witnessed(processes, environment)
+    return changed(judgement, phases=_phases(one), disturbed=disturbed if witnessed else None, beside=disturbed)
 
 
-def phases_of(one: Compared) -> dict[str, Change]:
+def _phases(one: Compared) -> dict[str, Change]:
     """Typical times of the phases that both sides have."""
     changes = {}
     for name in one.turns(HEAD)[0].phases_ns:
@@ -232,7 +231,7 @@ def _record(found: Comparison, one: Compared, detectable: float | None, base: Tr
     weighed = one.weighed[0].turns if one.weighed else {}
     measurement = _measurement(turns, one.rounds[-1].evidence)
     if HEAD in weighed:
-        measurement = msgspec.structs.replace(
+        measurement = changed(
             measurement, memory=weighed[HEAD].memory, counts=weighed[HEAD].counts, clock=weighed[HEAD].clock
         )
     return ComparedCase(

@@ -22,6 +22,8 @@ from perflab.records import Judgement, Verdict
 _Record = TypeVar("_Record", bound=Record)
 MOST = 3
 """Cases of a run that are looked into, the worst first."""
+ENOUGH = f"{MOST} cases of this run were, the worst ones, and more would take too long"
+"""Why a case is not looked into after others were."""
 _CALLS = 20
 """Of a case on each side, at least."""
 LEAST_S = 10.0
@@ -108,7 +110,10 @@ def explained_by_turns(
     try:
         looks = looked_into({case: look for case, one in waiting.items() if (look := one.look)}, start, limits, say)
         with contextlib.closing(looks):
-            while waiting and _has_time(next(iter(waiting.values())).judgement, limits):
+            while waiting:
+                left_s = limits.seconds_left()
+                if left_s is not None and left_s < least_s(next(iter(waiting.values())).judgement):
+                    break
                 found = next(looks, None)
                 if found is None:
                     break
@@ -121,11 +126,6 @@ def explained_by_turns(
     for case, one in waiting.items():
         over = one.settings.over_before("both versions could be examined")
         yield case, not_looked(one.judgement, against, over)
-
-
-def _has_time(judgement: Judgement, limits: Limits) -> bool:
-    left_s = limits.seconds_left()
-    return left_s is None or left_s >= least_s(judgement)
 
 
 def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
@@ -147,8 +147,10 @@ def told_apart(base: Profile, head: Profile, against: str, judgement: Judgement)
 
 
 def _weighed_apart(base: Peak, head: Peak, against: str, judgement: Judgement) -> PeakExplanation:
+    memory = judgement.memory
+    assert memory is not None, "else nobody asked for peaks"
     try:
-        return explain_peak(base, head, against, grown_bytes(judgement))
+        return explain_peak(base, head, against, int(memory.now) - int(memory.before))
     except Exception as error:
         return PeakExplanation(base=against, problem=could_not(_failed("peaks", error)))
 
@@ -161,17 +163,6 @@ def _failed(what: str, error: Exception) -> str:
 def could_not(why: str) -> str:
     """How evidence says that there is none."""
     return f"could not look, because {why}"
-
-
-def looked_into_enough() -> str:
-    """Why a case is not looked into after others were."""
-    return f"{MOST} cases of this run were, the worst ones, and more would take too long"
-
-
-def grown_bytes(judgement: Judgement) -> int:
-    """How much higher the peak is by the gate's own measurement."""
-    memory = judgement.memory
-    return int(memory.now) - int(memory.before) if memory is not None else 0
 
 
 def least_s(judgement: Judgement) -> float:

@@ -23,12 +23,14 @@ import pytest
 from perflab.compared.sides.imports import copies
 from perflab.compared.sides.messages import (
     PROTOCOL,
-    Bye,
+    QUESTIONS,
+    Answer,
     Ended,
     Examine,
     Examined,
     Finish,
     Hello,
+    Question,
     Ready,
     SetUp,
     TakeApart,
@@ -39,13 +41,12 @@ from perflab.compared.sides.messages import (
     Warmed,
     Weigh,
     Weighed,
-    next_question,
     send,
 )
 from perflab.compared.sides.process import SOCKET_VARIABLE
 from perflab.compared.sides.stirring import stir
 from perflab.errors import UsageError
-from perflab.measure.empty_calls import is_as_fast_as_none
+from perflab.measure.measurement import is_as_fast_as_none
 from perflab.measure.outputs import outputs_of
 from perflab.measure.turns import Turns
 from perflab.measured.run.state import Learned, no_time, no_work
@@ -158,11 +159,11 @@ class Server:
                     found = turns.weigh()
                     self._say(Weighed(memory=found.memory, counts=found.counts, off=found.off, clock=turns.clock))
                 elif isinstance(question, Examine):
-                    looked = turns.profile(question.budget_ns)
-                    self._say(Examined(profile=looked.profile, problem=looked.problem))
+                    profile, problem = turns.profile(question.budget_ns)
+                    self._say(Examined(profile=profile, problem=problem))
                 elif isinstance(question, TakeApart):
-                    apart = turns.take_apart()
-                    self._say(TakenApart(peak=apart.peak, problem=apart.problem))
+                    peak, problem = turns.take_apart()
+                    self._say(TakenApart(peak=peak, problem=problem))
                 elif isinstance(question, Finish):
                     turns.check_clock()
                     return workload.run()
@@ -208,7 +209,7 @@ class Server:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
 
-    def _say(self, message: Hello | Ready | Warmed | Taken | Weighed | Examined | TakenApart | Ended) -> None:
+    def _say(self, message: Answer) -> None:
         try:
             send(self._connection, message)
         except OSError:
@@ -224,9 +225,9 @@ class Server:
         """Packages of this side's project that came from elsewhere; an installed version is meant to."""
         return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
-    def _heard(self) -> SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye:
+    def _heard(self) -> Question:
         try:
-            return next_question(self._connection)
+            return QUESTIONS.decode(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._leave()
 

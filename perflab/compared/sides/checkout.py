@@ -74,10 +74,8 @@ def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable
 def head_label(root: Path) -> tuple[str, str | None]:
     """What people call the session's own side, and its commit."""
     top = top_of(root)
-    if top is None:
-        return "this tree", None
-    commit = commit_named(top, "HEAD")
-    if commit is None:
+    commit = commit_named(top, "HEAD") if top is not None else None
+    if top is None or commit is None:
         return "this tree", None
     changed = [line for line in run_git(top, "status", "--porcelain").splitlines() if line]
     said = f" with {len(changed)} uncommitted change{'s' * (len(changed) != 1)}" if changed else ""
@@ -166,7 +164,8 @@ def _shelf(name: str) -> Path:
     Raises:
         RivalError: it cannot be made, or something else has its name.
     """
-    shelf = cache_folder() / name
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    shelf = Path(base) / "perflab" / "trees" / name  # "worktrees" holds those of older versions, without a mark
     try:
         shelf.mkdir(parents=True, exist_ok=True)
         if not any(shelf.iterdir()):
@@ -220,9 +219,3 @@ def _remove(top: Path, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(RivalError):
         run_git(top, "worktree", "remove", "--force", "--force", str(place))
-
-
-def cache_folder() -> Path:
-    """Where worktrees are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "perflab" / "trees"  # "worktrees" holds those of older versions, without a mark

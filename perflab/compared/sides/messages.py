@@ -155,8 +155,8 @@ class Ended(Data, frozen=True, tag=True):
 Question = SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye
 Answer = Hello | Ready | Warmed | Taken | Weighed | Examined | TakenApart | Ended
 
-_QUESTIONS: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
-_ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+QUESTIONS: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
+ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def send(connection: Connection, message: Question | Answer) -> None:
@@ -166,22 +166,3 @@ def send(connection: Connection, message: Question | Answer) -> None:
         OSError: the other end is gone.
     """
     connection.send_bytes(to_json(message))
-
-
-def next_question(connection: Connection) -> Question:
-    """What the session asks; blocks until it does.
-
-    Raises:
-        EOFError, OSError: the session is gone.
-    """
-    return _QUESTIONS.decode(connection.recv_bytes())
-
-
-def next_answer(connection: Connection) -> Answer:
-    """What the process says; blocks until it does.
-
-    Raises:
-        EOFError, OSError: the process is gone.
-        msgspec.DecodeError: it speaks another protocol.
-    """
-    return _ANSWERS.decode(connection.recv_bytes())

@@ -15,7 +15,7 @@ import msgspec
 
 from perflab.child import end_group
 from perflab.compared.sides.ancestor import Ancestor, Forked, Start
-from perflab.compared.sides.messages import PROTOCOL, Answer, Bye, Hello, Question, next_answer, send
+from perflab.compared.sides.messages import ANSWERS, PROTOCOL, Answer, Bye, Hello, Question, send
 from perflab.errors import RivalError, SideEndedError
 from perflab.lifeline import with_lifeline
 
@@ -122,7 +122,7 @@ class SideProcess:
         try:
             if not self._connection.poll(None if math.isinf(within_s) else within_s):
                 raise self._hung() if within_s == self._answer_within_s else OutOfTimeError
-            return next_answer(self._connection)
+            return ANSWERS.decode(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._ended() from None
         except msgspec.DecodeError as error:

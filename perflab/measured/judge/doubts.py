@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from perflab.measure.records import Replicate
-from perflab.measured.judge.interference import disturbances, disturbances_before
+from perflab.measured.judge.interference import disturbances
 from perflab.records import Change, Environment, Policy
 from perflab.units import format_change, format_interval, format_ns, format_percent
 
@@ -134,8 +134,7 @@ def evidence_against(sides: Sides, policy: Policy) -> list[str]:
     if machine > MACHINE_SLACK and ratio / machine <= bound:
         doubts.append(f"the calibration workload ({workload}) took {sides.as_change(machine)} too")
     if sides.environment.device != "cpu" or not _beyond_sharing(sides):
-        told = disturbances_before if sides.is_faster else disturbances
-        doubts += told(sides.slow, sides.fast, sides.environment)
+        doubts += disturbances(sides.slow, sides.fast, sides.environment, earlier=sides.is_faster)
     return doubts
 
 
@@ -174,7 +173,7 @@ def hidden(sides: Sides, noise: float, policy: Policy) -> list[str]:
             f"{format_change(change.ratio)}, but the calibration workload ({workload}) took "
             f"{format_change(1.0 / machine)}: a faster machine hides a slowdown"
         )
-    return doubts + disturbances_before(sides.before, sides.now, sides.environment)
+    return doubts + disturbances(sides.before, sides.now, sides.environment, earlier=True)
 
 
 def _machine_ratios(slow: Sequence[Replicate], fast: Sequence[Replicate]) -> list[tuple[str, float]]:

@@ -23,21 +23,16 @@ SLOWED_DOWN = ("hardware slowdown", "software thermal slowdown", "hardware therm
 """Reasons for low clocks that are the machine's: heat and its power supply. A power cap is reached by the work."""
 
 
-def disturbances(now: Sequence[Replicate], before: Sequence[Replicate], environment: Environment) -> list[str]:
-    """What disturbed ``now``, as sentences with figures; compared with ``before``, since both may be alike."""
-    return _disturbances(now, before, environment, "meanwhile", "in the baseline")
-
-
-def disturbances_before(before: Sequence[Replicate], now: Sequence[Replicate], environment: Environment) -> list[str]:
-    """What disturbed the baseline and is gone now: its times may be too long."""
-    return _disturbances(before, now, environment, "while the baseline was taken", "now")
-
-
-def _disturbances(
-    group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, when: str, otherwise: str
+def disturbances(
+    group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, *, earlier: bool = False
 ) -> list[str]:
+    """What disturbed a group, as sentences with figures; compared with the other one, since both may be alike.
+
+    ``earlier``: the group is the baseline. What is gone now has made its times too long.
+    """
     found = []
-    then = "" if when == "meanwhile" else f" {when}"
+    when, otherwise = ("while the baseline was taken", "now") if earlier else ("meanwhile", "in the baseline")
+    then = f" {when}" if earlier else ""
     cores, cores_other = (_typical(r.neighbours_cores for r in one) for one in (group, other))
     if cores > NEIGHBOURS_CORES and cores > cores_other + NEIGHBOURS_CORES and not _has_room(group, cores, environment):
         found.append(f"other processes used {cores:.1f} cores {when}{_instead_of(cores_other, '.1f', otherwise)}")

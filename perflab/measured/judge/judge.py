@@ -37,8 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-import msgspec
-
+from perflab.data import changed
 from perflab.environment import differences, stands_for_itself
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import CALLGRIND, exactly_worse, verdict_on
@@ -84,11 +83,11 @@ def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     missed = [Uncompared(name, why) for name, why in off.items() if name.startswith("memory") or policy.gate_counts]
     if missed:
         known = [one for one in judgement.not_compared if one.quantity not in off and "counts" not in off]
-        judgement = msgspec.structs.replace(judgement, not_compared=[*known, *missed])
+        judgement = changed(judgement, not_compared=[*known, *missed])
     if record.paired is not None or record.paired_to_anchor is not None:
         return judgement  # whoever took the turns knows what went on beside them
     shown = record.fresh or ([record.summary] if record.summary is not None else [])
-    return msgspec.structs.replace(judgement, beside=disturbances(shown, [], record.environment))
+    return changed(judgement, beside=disturbances(shown, [], record.environment))
 
 
 def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
@@ -143,11 +142,11 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     if baseline.times_are_own and not isinstance(exact, Comparable) and worst in (Verdict.OK, Verdict.IMPROVED):
         unsaved = _without_baseline(exact)
         reasons = [*unsaved.reasons, *judgement.reasons]
-        return msgspec.structs.replace(judgement, verdict=unsaved.verdict, reasons=reasons, not_compared=[])
+        return changed(judgement, verdict=unsaved.verdict, reasons=reasons, not_compared=[])
     believed = exactly_worse(judgement) == ["counts"] == judgement.worse
     faster = worst is latency.finding.verdict is Verdict.IMPROVED
     suspect = (worst is Verdict.REGRESSED or faster) and not (record.fresh or in_turns or believed)
-    judgement = msgspec.structs.replace(judgement, suspect=suspect, unsettled=[] if suspect else latency.unsettled)
+    judgement = changed(judgement, suspect=suspect, unsettled=[] if suspect else latency.unsettled)
     return unless_used_up(judgement, now)
 
 
@@ -222,8 +221,7 @@ def latency_change(before: Sequence[Replicate], now: Sequence[Replicate], policy
     """The change of time with its interval, and the limit from which it counts."""
     noise = _noise(before, now)
     limit = 1.0 + max(policy.threshold, NOISE_FACTOR * _spread(before, now))
-    ratio = compare([r.median_ns for r in before], [r.median_ns for r in now], noise)
-    return Change(before=ratio.before, now=ratio.now, ratio=ratio.value, low=ratio.low, high=ratio.high, limit=limit)
+    return changed(compare([r.median_ns for r in before], [r.median_ns for r in now], noise), limit=limit)
 
 
 def _spread(before: Sequence[Replicate], now: Sequence[Replicate]) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
+
+from perflab.records import Change
 
 # Makes the median absolute deviation of n normal values estimate their standard deviation without bias:
 # 1.4826 is the factor for large n, the table corrects small ones (Croux & Rousseeuw 1992, "Time-efficient
@@ -28,19 +29,8 @@ def robust_spread(values: Sequence[float]) -> float:
     return _MAD_TO_STD * _SMALL_SAMPLE.get(n, n / (n - 0.8)) * deviation
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How the later replicates compare with the earlier ones: medians of each, their ratio, a 95 % interval."""
-
-    before: float
-    now: float
-    value: float
-    low: float
-    high: float
-
-
-def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Ratio:
-    """Ratio of two groups of positive numbers, with a 95 % interval on the logarithm of it.
+def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Change:
+    """Ratio of two groups of positive numbers by their medians, with a 95 % interval on the logarithm of it.
 
     The groups' locations are medians and their spread is pooled from the deviations of both, so one disturbed
     replicate moves neither far. ``noise`` is the relative uncertainty of a single replicate, known from within
@@ -60,7 +50,7 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Rati
     half = student_t_quantile(0.975, max(1, sum(weights) - 1)) * spread * math.sqrt(factor)
     old, new = _middle(before), _middle(now)
     ratio = new / old
-    return Ratio(before=old, now=new, value=ratio, low=ratio * ratio_of(-half), high=ratio * ratio_of(half))
+    return Change(before=old, now=new, ratio=ratio, low=ratio * ratio_of(-half), high=ratio * ratio_of(half))
 
 
 def ratio_of(log_ratio: float) -> float:

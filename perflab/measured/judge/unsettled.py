@@ -43,7 +43,7 @@ def as_ratios(logs: Sequence[float]) -> list[float]:
     return [float(f"{ratio_of(log):.7g}") for log in logs]
 
 
-def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
+def _found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
     """What the pairs say, by the rules of an A/B comparison."""
     assert paired.base_ns is not None
     screen, confirm, control = (
@@ -59,7 +59,7 @@ def found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
 def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
     """What counts of a case's time once it was measured A/B with the code that the stored one was saved from."""
     assert stored.change is not None
-    found = found_in_turns(paired, policy)
+    found = _found_in_turns(paired, policy)
     said = f"A/B with {paired.against}: {format_change(found.change.ratio)}"
     if stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED) and found.verdict is Verdict.OK:
         said += f"; against the stored times: {format_change(stored.change.ratio)}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from perflab.measure.records import Beside, Measurement, Ratio, Record, Replicate
+from perflab.measure.records import Beside, Measurement, Ratio, Record, Replicate, per_call_ns
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.matmul_rate import share_of_rate
-from perflab.measured.report.samples import interquartile_range_ns, slowest_ns
 from perflab.report.view import COLLECTED, PHASES, STANDARD, STATISTICS, View
 from perflab.results import Result
 from perflab.units import (
@@ -46,7 +46,8 @@ _WRITTEN: dict[str, Callable[[float], str]] = {
 """What is not written as its unit is."""
 _TITLES = {"ops": "ops/s", "vs_base": "vs base"}
 _RATE = "/s"
-_WORK = {"flops": "FLOP", "bytes": "B"}
+WORK = {"flops": "FLOP", "bytes": "B"}
+"""Units of work, as rates write them."""
 _ENDINGS: dict[str, tuple[str, Callable[[float], str]]] = {
     "_per_s": ("per second", format_si),
     "_ns": ("ns", format_ns),
@@ -138,11 +139,11 @@ def named(name: str) -> Column:
     if name.endswith(_RATE):
         unit = name.removesuffix(_RATE)
         phase, _, rest = unit.partition("_")
-        shown = f"{phase} {_WORK.get(rest, rest)}" if rest and phase in PHASES else _WORK.get(unit, unit)
+        shown = f"{phase} {WORK.get(rest, rest)}" if rest and phase in PHASES else WORK.get(unit, unit)
         return Column(name, f"{shown}{_RATE}")
     stem, unit = _ending(name)
     title = (stem or name).replace("_", " ")
-    return Column(name, f"{_WORK.get(stem, title)}{_RATE}" if unit == "per second" else title)
+    return Column(name, f"{WORK.get(stem, title)}{_RATE}" if unit == "per second" else title)
 
 
 def quoted(sources: list[str]) -> list[Column]:
@@ -233,12 +234,28 @@ def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
     """What only the samples themselves tell."""
     if measurement is None:
         return {}
+    calls_ns = sorted(per_call_ns(measurement.samples_ns, measurement.repetitions))
     return {
-        "max": slowest_ns(measurement),
-        "iqr": interquartile_range_ns(measurement),
+        "max": calls_ns[-1],
+        "iqr": _interquartile_range(calls_ns),
         "iterations": measurement.repetitions,
         "warmup": measurement.warmup_calls,
     }
+
+
+def _interquartile_range(ordered: Sequence[float]) -> float | None:
+    """Third less first quartile; None of a single sample.
+
+    Of an odd number of samples a quartile is the mean of the halves' medians without and with the middle sample in
+    both, as pytest-benchmark has it: the numbers of the two are the same.
+    """
+    size = len(ordered)
+    if size < 2:
+        return None
+    without, within = size // 2, (size + 1) // 2
+    first = (median(ordered[:without]) + median(ordered[:within])) / 2
+    third = (median(ordered[size - without :]) + median(ordered[size - within :])) / 2
+    return third - first
 
 
 def _ending(name: str) -> tuple[str, str]:
@@ -257,11 +274,6 @@ def _grown(ratio: float) -> str:
     if abs(percent) < 0.05:
         return "0%"
     return f"{percent:+.0f}%" if abs(percent) >= 9.95 else f"{percent:+.1f}%"
-
-
-def columns_of(view: View) -> list[Column]:
-    """The view's columns, in their order."""
-    return [named(name) for name in view.columns]
 
 
 def ordered(results: Sequence[Result], view: View) -> list[Result]:

@@ -8,7 +8,7 @@ from perflab.data import changed
 from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
 from perflab.measured.report.judged import judged
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
-from perflab.profiles.records import Profile, ProfileRow
+from perflab.profiles.records import Profile
 from perflab.profiles.text import by_category, by_device, notes_of, on_host, top_rows
 from perflab.records import Judgement
 from perflab.report.contents import (
@@ -34,7 +34,7 @@ def describe(result: Result, case: Case) -> Case:
     record = result.record
     if record is None:
         return case
-    summary, measurement = record.summary, record.measurement
+    summary, measurement, explained = record.summary, record.measurement, record.explained
     memory = summary.memory if summary is not None else None
     return changed(
         case,
@@ -51,16 +51,13 @@ def describe(result: Result, case: Case) -> Case:
         quotes=record.quotes,
         explained=record.explained,
         explained_peak=record.explained_peak,
-        cause=_cause(record, timed="latency" in result.judgement.worse),
+        cause=[
+            *(explanation_texts(explained, timed="latency" in result.judgement.worse) if explained is not None else []),
+            *(peak_texts(record.explained_peak) if record.explained_peak is not None else []),
+        ],
         not_profiled=measurement.not_profiled if measurement is not None else None,
         evidence=measurement.evidence if measurement is not None else None,
     )
-
-
-def _cause(record: Record, *, timed: bool) -> list[str]:
-    explained, peak = record.explained, record.explained_peak
-    texts = explanation_texts(explained, timed=timed) if explained is not None else []
-    return [*texts, *(peak_texts(peak) if peak is not None else [])]
 
 
 def _quantities(result: Result, record: Record, summary: Replicate | None) -> dict[str, Quantity]:
@@ -119,12 +116,6 @@ def _beside(memory: Memory) -> dict[str, int]:
     return {name: size for name, size in readings.items() if size is not None}
 
 
-def _what_runs(row: ProfileRow, profile: Profile) -> str:
-    """The kernel or operator, and its device where there are several."""
-    on = f" on {profile.device}:{row.device}" if profile.devices > 1 else ""
-    return ((row.kernel if profile.device == "cuda" else row.operator) or row.category) + on
-
-
 def _profile(profile: Profile) -> list[Table]:
     """Categories, which add up to the call, and the rows that take most time."""
     whole = profile.whole_ns
@@ -137,7 +128,8 @@ def _profile(profile: Profile) -> list[Table]:
     on_device = profile.device == "cuda"
     listed = [
         (
-            _what_runs(row, profile),
+            ((row.kernel if on_device else row.operator) or row.category)
+            + (f" on {profile.device}:{row.device}" if profile.devices > 1 else ""),
             row.time_ns,
             row.time_ns / whole,
             round(row.instances, 1),

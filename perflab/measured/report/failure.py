@@ -9,7 +9,7 @@ from statistics import median
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
-from perflab.profiles.records import Explanation, PeakExplanation
+from perflab.profiles.records import Explanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
@@ -61,7 +61,9 @@ def _causes(record: Record, *, timed: bool) -> list[str]:
     """What the code does otherwise than before, in a few lines; all of it stands in the results file."""
     explained, peak = record.explained, record.explained_peak
     most = _CAUSE_LINES // 2 if explained is not None else _CAUSE_LINES
-    at_peak = _fitting("at the peak", _peak_ways(peak), most) if peak is not None else []
+    ways = ((many, callers) for many in range(MOST, 0, -1) for callers in (CALLERS, 0))
+    texts = (peak_texts(peak, most=many, callers=callers) for many, callers in ways) if peak is not None else ()
+    at_peak = _fitting("at the peak", texts, most) if peak is not None else []
     if explained is None:
         return at_peak
     return [*_fitting("cause", _cause_ways(explained, timed=timed), _CAUSE_LINES - len(at_peak)), *at_peak]
@@ -72,11 +74,6 @@ def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[str]]:
     for most in range(MOST, -1, -1):
         for brief in (False, True) if most else (True,):
             yield explanation_texts(explained, timed=timed, most=most, brief=brief)
-
-
-def _peak_ways(explained: PeakExplanation) -> Iterator[list[str]]:
-    ways = ((most, callers) for most in range(MOST, 0, -1) for callers in (CALLERS, 0))
-    return (peak_texts(explained, most=most, callers=callers) for most, callers in ways)
 
 
 def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
@@ -136,20 +133,22 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
 def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
     """How it was looked at again, and what else was going on then, unless that is a reason of the verdict's."""
     paired = _paired(record, judgement)
+    beside = ["nothing disturbed it"] if judgement.disturbed == [] else []
+    beside += [text for text in judgement.disturbed or () if text not in judgement.reasons]
     if paired is not None:
-        return _paired_evidence(paired, judgement)
-    if record is None or not record.fresh:
+        pairs = format_count(len(paired.screen) + len(paired.confirm), "interleaved pair")
+        control = [f"base against base: {format_change(median(paired.control))}"] if paired.control else []
+        said = [f"{pairs} of fresh processes", *filter(None, [paired.calls]), *control, *beside]
+    elif record is not None and record.fresh:
+        times = "once" if len(record.fresh) == 1 else f"{len(record.fresh)} times"
+        said = [f"measured again {times} in fresh processes", *beside]
+        evidence = record.measurement.evidence if record.measurement else None
+        if judgement.disturbed is None and evidence is not None and evidence.load_average is not None:
+            said.append(f"machine load {evidence.load_average:.1f} on {record.environment.cores} cores")
+        aside = len(record.set_aside)
+        said += [f"{aside} disturbed {'ones were' if aside > 1 else 'one was'} set aside"] if aside else []
+    else:
         return []
-    times = "once" if len(record.fresh) == 1 else f"{len(record.fresh)} times"
-    said = [f"measured again {times} in fresh processes"]
-    evidence = record.measurement.evidence if record.measurement else None
-    if judgement.disturbed is not None:
-        said += [text for text in judgement.disturbed if text not in judgement.reasons]
-        said += [] if judgement.disturbed else ["nothing disturbed it"]
-    elif evidence is not None and evidence.load_average is not None:
-        said.append(f"machine load {evidence.load_average:.1f} on {record.environment.cores} cores")
-    aside = len(record.set_aside)
-    said += [f"{aside} disturbed {'ones were' if aside > 1 else 'one was'} set aside"] if aside else []
     return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
 
 
@@ -159,17 +158,6 @@ def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
         return None
     by_anchor = "latency" in judgement.drift and judgement.drift["latency"].decides
     return record.paired_to_anchor if by_anchor else record.paired
-
-
-def _paired_evidence(paired: Paired, judgement: Judgement) -> list[str]:
-    pairs = [*paired.screen, *paired.confirm]
-    said = [f"{format_count(len(pairs), 'interleaved pair')} of fresh processes", *filter(None, [paired.calls])]
-    if paired.control:
-        said.append(f"base against base: {format_change(median(paired.control))}")
-    if judgement.disturbed is not None:
-        said += [text for text in judgement.disturbed if text not in judgement.reasons]
-        said += [] if judgement.disturbed else ["nothing disturbed it"]
-    return textwrap.wrap("; ".join(said), WIDTH, break_long_words=False)
 
 
 def _where(phases: dict[str, Change]) -> str:

@@ -72,6 +72,11 @@ class Group:
     """Node ids of its members."""
 
     @property
+    def head(self) -> str:
+        """What stands over groups of one parameter."""
+        return f"side by side: {self.parameter}"
+
+    @property
     def timed(self) -> list[tuple[str, Result]]:
         """Levels that were measured, the fastest first: the others are held against it."""
         return [(level.name, level.result) for level in self.levels if level.result is not None]
@@ -153,14 +158,14 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
     used = [(title, 2 + max(map(len, [title, *cells[title]]))) for title in _COLUMNS if any(cells[title])]
     room = max(width, 80) - sum(size for _, size in used)
     named = max(
-        len(text) for group in groups for text in [*(f"  {level.marked}" for level in group.levels), _head(group)]
+        len(text) for group in groups for text in [*(f"  {level.marked}" for level in group.levels), group.head]
     )
     names = min(room, max(20, named))
     lines: list[Line] = []
     head = ""
     for group in groups:
-        if _head(group) != head:
-            head = _head(group)
+        if group.head != head:
+            head = group.head
             lines.append(Line(head.ljust(names) + "".join(title.rjust(size) for title, size in used)))
         lines.append(Line(group.title))
         for level in group.levels:
@@ -235,10 +240,6 @@ def _level_data(group: Group, level: Level) -> dict[str, Any]:
         "peak_bytes": summary.memory.shown_bytes if summary.memory is not None else None,
         "rate": level.cells.get("rate"),
     }
-
-
-def _head(group: Group) -> str:
-    return f"side by side: {group.parameter}"
 
 
 def _title(case: str, level: str, others: Parameters) -> str:

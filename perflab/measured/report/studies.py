@@ -29,7 +29,7 @@ from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.records import Environment
 from perflab.report.lines import names_of, with_mark
 from perflab.report.view import STANDARD
-from perflab.results import Result, parameters_of
+from perflab.results import Result, by_study, parameters_of
 
 _MORE = "…"
 
@@ -109,7 +109,7 @@ class Study:
 def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None = None) -> list[Study]:
     """The studies that the cases belong to, in the order of their first cases. What was predicted is in none."""
     found = []
-    for name, cases in _members(with_best_rates(results)).items():
+    for name, cases in by_study(with_best_rates(results)).items():
         versus = dict.fromkeys(one.versus for one in cases if one.versus is not None)
         measured = {key[1] for key, base in _bases(cases).items() if base.record and base.record.summary}
         missing = [one for one in versus if one not in measured]
@@ -120,19 +120,11 @@ def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None 
 
 def rows_with_bases(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
     """Rows whose times studies hold against a base, each with it."""
-    for cases in _members(results).values():
+    for cases in by_study(results).values():
         for group in _by_machine(cases):
             if any(column.is_timed for column in _columns(group)):
                 bases = _bases(group)
                 yield from ((one, base) for one in group if (base := _base_of(one, bases)) is not None)
-
-
-def _members(results: Sequence[Result]) -> dict[str, list[Result]]:
-    members: dict[str, list[Result]] = {}
-    for result in results:
-        if result.study is not None and result.is_of_a_run:
-            members.setdefault(result.study, []).append(result)
-    return members
 
 
 def without_quotes(study: Study) -> Study:

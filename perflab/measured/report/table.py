@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from perflab.measure.records import Record
-from perflab.measured.report.columns import Column, columns_of, is_of_a_phase, ordered, rate
+from perflab.measured.report.columns import WORK, Column, is_of_a_phase, named, ordered, rate
 from perflab.measured.report.judged import Reading, judged
 from perflab.records import Verdict
 from perflab.report.counts import changed, count_fact
@@ -36,9 +36,9 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
     results = ordered(results, view)
     verdict_width = 2 + max([len(verdict_text(result)) for result in results] + [len("verdict")])
     names = names_of(results)
-    if view.brief:
-        names = [marked(name, result) for name, result in zip(names, results, strict=True)]
-    columns = [_Cells.of(column, results) for column in columns_of(view)]
+    if view.brief:  # there is no room for what disturbed a case: ``MARKED`` says below the table what the mark is
+        names = [with_mark(name, disturbed=is_disturbed(result)) for name, result in zip(names, results, strict=True)]
+    columns = [_Cells.of(named(name), results) for name in view.columns]
     *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
     lines = []
     for block in before:
@@ -108,10 +108,11 @@ def _joined(name: str, cells: Sequence[str], block: Sequence[_Cells], name_width
 
 def rows(results: Sequence[Result], view: View = DEFAULT_VIEW) -> list[Row]:
     """What ``table`` shows, cell by cell; the results are in the view's order already."""
+    columns = [named(name) for name in view.columns]
     return [
         Row(
             name,
-            {column.title: column.text(column.value(result)) for column in columns_of(view)},
+            {column.title: column.text(column.value(result)) for column in columns},
             verdict_text(result),
             [*_facts(result, 10_000), *_why(result, 10_000), *_beside(result, 10_000)],
         )
@@ -144,11 +145,6 @@ def needs_a_look(result: Result) -> bool:
     memory = judgement.memory is not None and judgement.memory.now != judgement.memory.before
     said = memory or changed(judgement.counts) or judgement.reasons
     return bool(said) or verdict not in (Verdict.OK, Verdict.UNCHECKED)
-
-
-def marked(name: str, result: Result) -> str:
-    """A case's name in a table that has no room for what disturbed it; ``MARKED`` says below it what the mark is."""
-    return with_mark(name, disturbed=is_disturbed(result))
 
 
 def is_disturbed(result: Result) -> bool:
@@ -219,8 +215,5 @@ def _rate(unit: str, record: Record, reading: Reading) -> str | None:
         return None
     phase, _, rest = unit.partition("_")
     if is_of_a_phase(unit, record):
-        return f"{phase} {format_rate(per_second, _WORK_UNITS.get(rest, rest))}"
-    return format_rate(per_second, _WORK_UNITS.get(unit, unit))
-
-
-_WORK_UNITS = {"flops": "FLOP", "bytes": "B"}
+        return f"{phase} {format_rate(per_second, WORK.get(rest, rest))}"
+    return format_rate(per_second, WORK.get(unit, unit))

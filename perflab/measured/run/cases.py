@@ -14,11 +14,10 @@ from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from perflab.compared.run.evidence import kept_s
-from perflab.data import Parameters, to_plain
+from perflab.data import Parameters, changed, to_plain
 from perflab.environment import current_environment
 from perflab.errors import UsageError
 from perflab.measure.devices import resolve_device
@@ -88,6 +87,7 @@ class Cases:
             config.pluginmanager.register(self._held_reports, "perflab-held-reports")
             config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
             config.pluginmanager.register(self._turns, "perflab-turns")  # who starts a fresh process has its device
+            config.pluginmanager.register(_Late(self._budget), "perflab-late")
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -180,16 +180,6 @@ class Cases:
         settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
         state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=_parameters(item))
         state.part(Learned)  # from now on
-
-    def skip_if_late(self, item: pytest.Item) -> None:
-        """Skip a case that would begin when the run's time is long over.
-
-        Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where
-        it does much before that, or never says, the run must come to its end all the same.
-        """
-        state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
-        if state is not None and self._job is None and left_s is not None and left_s < -GRACE_S:
-            state.skip_for_time()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -319,7 +309,7 @@ def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
     if result is None:
         return None
     wanted = state.settings.side_by_side
-    result = msgspec.structs.replace(
+    result = changed(
         result,
         parameters=state.parameters if result.record is None else {},
         side_by_side=wanted if wanted in state.parameters else None,
@@ -352,22 +342,24 @@ def run(
         cases = Cases(config, settings, job, server)
         config.stash[PERF_FOR] = cases.perf_for
         config.pluginmanager.register(cases, "perflab-cases")
-        config.pluginmanager.register(_Late(cases), "perflab-late")
         cases.check(items)
     return []
 
 
 class _Late:
-    """Skips a case that begins when the run's time is over.
+    """Skips a case that would begin when the run's time is long over.
 
-    ``Cases`` cannot: its hook is a wrapper, and what is raised before a wrapper yields keeps others from what they undo
-    in teardown.
+    Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where it
+    does much before that, or never says, the run must come to its end all the same. ``Cases`` cannot skip it: its hook
+    is a wrapper, and what is raised before a wrapper yields keeps others from what they undo in teardown.
     """
 
-    def __init__(self, cases: Cases) -> None:
-        self._cases = cases
+    def __init__(self, budget: TotalBudget) -> None:
+        self._budget = budget
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip it before anything is set up."""
-        self._cases.skip_if_late(item)
+        state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
+        if state is not None and left_s is not None and left_s < -GRACE_S:
+            state.skip_for_time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perflab.measure.cuda_graph import check_mode
+from perflab.errors import SettingError
 from perflab.plugin.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,7 +17,12 @@ def no_graph_for(case: str, settings: Settings, device: torch.device) -> str | N
     Raises:
         SettingError: an option or ini key asks for graphs, which would leave nothing of the run.
     """
-    if settings.graph_by_mark and device.type != "cuda":
+    if not settings.cuda_graph or device.type == "cuda":
+        return None
+    if settings.graph_by_mark:
         return "a CUDA graph needs a GPU"
-    check_mode(case, settings.mode, device)
-    return None
+    raise SettingError(
+        f"--perf-cuda-graph (perf_cuda_graph) needs CUDA: {case} is measured on {device}",
+        "leave it out there, or mark what is to have a graph, @pytest.mark.perf(cuda_graph=True): such cases alone "
+        "are skipped without a GPU; cache='cold' works on every device",
+    )

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from perflab.compared.comparison import Limits
 from perflab.compared.run.conclusions import in_short
 from perflab.compared.run.evidence import (
+    ENOUGH,
     MOST,
     Asked,
     Found,
@@ -19,14 +19,13 @@ from perflab.compared.run.evidence import (
     explained_by_turns,
     is_to_explain,
     least_s,
-    looked_into_enough,
     not_looked,
     told_apart,
 )
-from perflab.compared.run.start_sides import two_sides, witness_of_host
+from perflab.compared.run.start_sides import two_sides
 from perflab.errors import FreshProcessError, RivalError
 from perflab.measure.devices import release_memory
-from perflab.measured.records import Anchor, Entry, Exact, MemoryAnchor
+from perflab.measured.run.settle import Saved, limits_of
 from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.fresh_process import measure_fresh
 from perflab.plugin.case.progress import ProgressLine
@@ -34,7 +33,7 @@ from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf
 from perflab.profiles.records import Explanation, PeakExplanation, Profile
 
-CodeFor = Callable[[str, Entry | Anchor | Exact | MemoryAnchor], CodeOf]
+CodeFor = Callable[[str, Saved], CodeOf]
 """The commit that something stored was measured at, if its code is there and differs."""
 
 
@@ -77,7 +76,7 @@ class Evidence:
         if not self._has_code(one) and self._stored(one) is None:
             stored = ", and no profile is stored with it" if asks_for_profiles(one.judgement) else ""
             return f"{self._why_no_code(one)}{stored}"
-        return "" if self._left > 0 else looked_into_enough()
+        return "" if self._left > 0 else ENOUGH
 
     def _code(self, one: Judged) -> CodeOf:
         """The commit of what the case became worse than: its times, or else what it needs exactly."""
@@ -113,14 +112,7 @@ class Evidence:
         assert code.commit is not None
         release_memory(device)
         show = self._progress.show
-        limits = Limits(
-            {case: 0.0},
-            self._budget.left_s,
-            witness_of_host(),
-            weighs=False,
-            answer_within_s=one.settings.patience_s(),
-            moved=one.old_name,
-        )
+        limits = limits_of(one, self._budget.left_s)
         against = f"{code.commit[:7]}, {code.told}"
         try:
             with two_sides(self._config, code.commit, [case], str(device), self._progress.waiting) as (starts, _base):

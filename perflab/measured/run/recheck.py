@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from perflab.compared.run.evidence import kept_s
+from perflab.data import changed
 from perflab.measured.judge.counts import exactly_worse
+from perflab.measured.run.device_turns import Take
 from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
 from perflab.measured.run.settle import Settling, may_settle
@@ -24,12 +24,6 @@ from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.records import Judgement, Verdict
-
-if TYPE_CHECKING:
-    import torch
-
-Turn = Callable[["torch.device"], contextlib.AbstractContextManager[object]]
-"""Holds the device, so that nobody else measures on it."""
 
 
 def needs_recheck(one: Judged) -> bool:
@@ -56,14 +50,14 @@ def without_recheck(one: Judged, reason: str) -> Judged:
         return one.not_rechecked(reason)
     if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # others owe no explanation
         return one
-    return replace(one, judgement=msgspec.structs.replace(one.judgement, reasons=[*one.judgement.reasons, reason]))
+    return replace(one, judgement=changed(one.judgement, reasons=[*one.judgement.reasons, reason]))
 
 
 class Recheck:
     """Re-checks cases; knows what re-checks were of use for so far."""
 
     def __init__(
-        self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget, turn: Turn
+        self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget, turn: Take
     ) -> None:
         self._remeasuring = Remeasuring(config, progress, budget)
         self._settling = Settling(config, baselines, progress, budget)
@@ -82,7 +76,7 @@ class Recheck:
         self,
         cases: Sequence[Judged],
         done: Callable[[int, Judged], None],
-        learned: Callable[[int, Judged], None] = lambda _place, _one: None,
+        learned: Callable[[int, Judged], None],
     ) -> None:
         """Look at all that were held back.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
+from perflab.data import changed
 from perflab.errors import FreshProcessError
 from perflab.measure.devices import available_bytes, release_memory
 from perflab.measure.limits import CALLS_AT_LEAST
@@ -83,7 +83,7 @@ class Remeasuring:
             (disturbed if by else calm).append(found)
             what = by[0] if by else looks
             found_all = calm + disturbed
-            one = one.anew(msgspec.structs.replace(one.record, fresh=found_all[:wanted], set_aside=found_all[wanted:]))
+            one = one.anew(changed(one.record, fresh=found_all[:wanted], set_aside=found_all[wanted:]))
             fails = exactly_worse(one.judgement)
             if fails and fails != one.judgement.worse and len(found_all) < wanted:
                 one = one.not_rechecked(FAILS_ALREADY)

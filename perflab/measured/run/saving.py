@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from perflab.data import changed
+from perflab.environment import is_fleeting
 from perflab.errors import BaselineError
 from perflab.measure.nvtx import ranges_asked
 from perflab.measure.records import OutOfMemory, Record, Replicate
+from perflab.measured.judge.anchor import exact_successor, is_past_anchor, is_past_memory_anchor, times_successor
 from perflab.measured.judge.fitness import Fitness, fitness
-from perflab.measured.judge.local_history import Reading
-from perflab.measured.records import Entry, MeasuredCase
-from perflab.measured.run.history_notes import history_notes
+from perflab.measured.judge.local_history import Reading, Step
+from perflab.measured.records import Entry, Exact, MeasuredCase
 from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
-from perflab.measured.run.succession import Succession
 from perflab.measured.run.verdict import baselines_of
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import split
@@ -23,9 +25,10 @@ from perflab.plugin.session.saving import Saving
 from perflab.profiles.compact import compact
 from perflab.profiles.records import Profile
 from perflab.records import Policy, Verdict
+from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.lines import short_name
 from perflab.results import Result
-from perflab.units import format_count
+from perflab.units import format_count, format_names
 
 
 def save(saving: Saving) -> None:
@@ -83,7 +86,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     }
     times = [case for case in times if case not in refused]
     names = {result.case: result.identity for result in chosen}
-    succession = Succession(chosen, settings.reason)
+    succession = _Succession(chosen, settings.reason)
     others_have = {case: baselines.exact.of(names[case], records[case].environment) for case in exacts}
     paths = baselines.save(
         {names[case]: entries[case] for case in exacts},
@@ -94,7 +97,8 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     saved = [case for case in entries if case not in refused]
     saving.mark(saved)
     said = {True: "memory and counts saved, times not", False: "times not saved"}
-    saving.mark_refused({case: said[case in exacts] for case in refused})
+    for case in refused:
+        saving.results[case] = changed(saving.results[case], not_saved=said[case in exacts])
     if paths:
         saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)
     groups = {
@@ -158,7 +162,7 @@ def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry])
     except (BaselineError, OSError) as error:
         saving.notes.append(f"times were not kept for the next run here: {error}")
         return
-    saving.notes += history_notes(steps, is_named=saving.settings.machine is not None)
+    saving.notes += _history_notes(steps, is_named=saving.settings.machine is not None)
 
 
 def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entry | None) -> Reading | None:
@@ -195,3 +199,63 @@ def _entry(
         profile=profile,
         noisy=found.marks if found is not None else [],
     )
+
+
+class _Succession:
+    """Decides, case by case, what takes a stored baseline's place: the new numbers with their anchors and history."""
+
+    def __init__(self, results: Iterable[Result], reason: str | None) -> None:
+        self._policies = {result.identity: result.policy or Policy() for result in results}
+        self._reason = reason
+        self._past: dict[str, str] = {}
+
+    def times(self, case: str, old: Entry | None, new: Entry) -> Entry:
+        """The times to store: ``new``, with what they take over from ``old``."""
+        policy = self._policies[case]
+        entry = times_successor(old, new, policy, self._reason)
+        if entry.anchor is not None and is_past_anchor(entry, policy):
+            self._past[case] = entry.anchor.recorded
+        return entry
+
+    def exact(self, case: str, old: Exact | None, new: Exact) -> Exact:
+        """The exact quantities to store."""
+        policy = self._policies[case]
+        exact = exact_successor(old, new, policy, self._reason)
+        if exact.memory_anchor is not None and is_past_memory_anchor(exact, policy):
+            self._past.setdefault(case, exact.memory_anchor.recorded)
+        return exact
+
+    def notes(self) -> list[str]:
+        """What was saved and will be reported all the same, since no reason was given."""
+        if not self._past:
+            return []
+        names = ", ".join(f"{short_name(case)} (anchor of {date[:10]})" for case, date in self._past.items())
+        return [
+            f"saved, but still worse than the anchor: {names}",
+            f"  the next run will report them again; to accept them: --perf-update {REASON_TO_FILL_IN}",
+        ]
+
+
+def _history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
+    """Notes on what each case's times did to its history. ``is_named``: the user has given the machine its name."""
+    notes = []
+    begun = sum(step.is_begun for step in steps.values())
+    if begun:
+        notes.append(f"kept the times of {format_count(begun, 'case')} for the next run here (save: --perf-update-new)")
+        if is_fleeting() and not is_named:
+            notes.append("  this is a container, or has no identifier: name it with --perf-machine=NAME")
+    anew = {case: step.begun_anew for case, step in steps.items() if step.begun_anew is not None}
+    if anew:
+        said = f"this machine's history of {format_count(len(anew), 'case')} was restarted: {_named(anew)}"
+        notes.append("\n".join(textwrap.wrap(said, 80, subsequent_indent="  ", break_on_hyphens=False)))
+    left_out = {case: step.left_out for case, step in steps.items() if step.left_out is not None}
+    if left_out:
+        notes.append(
+            f"not added to this machine's history, though the code is the same: {_named(left_out)}\n"
+            "  -> if these times are the usual ones, delete .perflab/times: the next run starts a new history"
+        )
+    return notes
+
+
+def _named(said: Mapping[str, str]) -> str:
+    return format_names([f"{short_name(case)} ({text})" for case, text in said.items()], most=3)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.compared.judge.paired import Stage, latency_findings
-from perflab.compared.run.conclusions import in_short, in_turns, paired_of, phases_of, timed_otherwise, with_outputs
+from perflab.compared.run.conclusions import in_short, paired_of, timed_otherwise, with_evidence, with_outputs
 from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
+from perflab.data import changed
 from perflab.errors import RivalError
 from perflab.measure.devices import release_memory
-from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import turns_policy
 from perflab.measured.records import Anchor, Entry, Exact, MemoryAnchor
 from perflab.measured.run.remeasure import looks_faster, no_room
@@ -23,7 +23,7 @@ from perflab.measured.run.verdict import Judged
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf, code_of, differs_from
-from perflab.records import Environment, Judgement, Policy, Verdict
+from perflab.records import Verdict
 
 Saved = Entry | Anchor | Exact | MemoryAnchor
 PROCESSES = 3
@@ -67,7 +67,7 @@ class Settling:
 
         It stays as it is, with a reason if that matters, where this cannot be done.
         """
-        entry, policy = one.baseline.times, one.settings.policy
+        entry, policy = one.baseline.times, turns_policy(one.settings.policy)
         assert entry is not None, "what is unsettled was compared with stored times"
         notes: list[str] = []
         compared: dict[str, Comparison | str] = {}
@@ -86,19 +86,20 @@ class Settling:
                 notes.append(found if found == _no_time(one) else f"no A/B re-run with {there}: {found}")
                 continue
             last = found.cases[one.case]
-            paired = paired_of(found, last, there, code.commit, _detectable(found, last, policy))
+            said = latency_findings({one.case: last.logs}, found.controls, policy)[one.case]
+            paired = paired_of(found, last, there, code.commit, said.detectable)
             field = "paired_to_anchor" if what == "anchor" else "paired"
-            one = one.anew(msgspec.structs.replace(one.record, **{field: paired}))
+            one = one.anew(changed(one.record, **{field: paired}))
             if one.judgement.verdict is Verdict.REGRESSED:
                 break
         judgement = one.judgement
         if looks_faster(judgement) and any(note.startswith(_UNCHANGED) for note in notes):
-            judgement = msgspec.structs.replace(judgement, verdict=Verdict.INCONCLUSIVE)
+            judgement = changed(judgement, verdict=Verdict.INCONCLUSIVE)
         if last is not None:
-            judgement = with_outputs(_with_evidence(judgement, last, one.record.environment), last)
+            judgement = with_outputs(with_evidence(judgement, last, one.record.environment), last)
             notes += judgement.disturbed or []
         if judgement.verdict is Verdict.INCONCLUSIVE:  # others owe no explanation
-            judgement = msgspec.structs.replace(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
+            judgement = changed(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return replace(one, judgement=judgement)
 
     def code(self, what: str, saved: Saved) -> CodeOf:
@@ -145,26 +146,30 @@ class Settling:
         return why or ("the case measured nothing there" if undecided else found)
 
     def _compare(self, one: Judged, commit: str, found: Comparison) -> None:
-        state, moved = one.state, one.old_name
-        case, show = state.case, self._progress.show
-        limits = Limits(
-            {case: turns_ns(state.settings)},
-            self._budget.measuring_s,
-            witness_of_host(),
-            weighs=False,
-            answer_within_s=state.settings.patience_s(),
-            floor_ns={case: state.settings.floor_ns},
-            moved=moved,
-        )
-        with two_sides(self._config, commit, [case], str(state.device), self._progress.waiting) as (starts, _base):
+        case, moved, show = one.case, one.old_name, self._progress.show
+        device = str(one.state.device)
+        with two_sides(self._config, commit, [case], device, self._progress.waiting) as (starts, _base):
             compare(
                 [case],
                 lambda side, cases: starts.start(side, cases or [case if side == HEAD else moved.get(case, case)]),
-                turns_policy(state.settings.policy),
-                limits,
+                turns_policy(one.settings.policy),
+                limits_of(one, self._budget.measuring_s),
                 lambda _case, what: show(f"A/B with {commit[:7]}: {what}"),
                 into=found,
             )
+
+
+def limits_of(one: Judged, seconds_left: Callable[[], float | None]) -> Limits:
+    """What turns of a case with its baseline's commit may take."""
+    return Limits(
+        {one.case: turns_ns(one.settings)},
+        seconds_left,
+        witness_of_host(),
+        weighs=False,
+        answer_within_s=one.settings.patience_s(),
+        floor_ns={one.case: one.settings.floor_ns},
+        moved=one.old_name,
+    )
 
 
 def _no_time(one: Judged) -> str:
@@ -193,17 +198,3 @@ def why_not_settled(one: Compared, commit: str) -> str | None:
     if base is None:
         return "the case did not exist there"
     return f"{timed_otherwise(one)} there" if one.modes else None
-
-
-def _with_evidence(judgement: Judgement, one: Compared, environment: Environment) -> Judgement:
-    """Where in the case the difference lies, and what disturbed the processes that took turns."""
-    processes = in_turns(one)
-    disturbed = disturbances(processes, [], environment)
-    witnessed = bool(disturbed) or is_witnessed(processes, environment)
-    return msgspec.structs.replace(
-        judgement, phases=phases_of(one), disturbed=disturbed if witnessed else None, beside=disturbed
-    )
-
-
-def _detectable(found: Comparison, one: Compared, policy: Policy) -> float | None:
-    return latency_findings({one.case: one.logs}, found.controls, turns_policy(policy))[one.case].detectable

@@ -63,10 +63,8 @@ class Row:
         problem = self.problem if call is None else None
         return Beside(base=self.base.case, base_ns=base_ns, call=call, phases=ratios, problem=problem)
 
-    def take(self, own: CaseTurns, base: CaseTurns, log: float | None) -> None:
+    def take(self, own: CaseTurns, base: CaseTurns, log: float) -> None:
         """Take in a round."""
-        if log is None:
-            return
         self.logs[CALL].append(log)
         for name in own.phases_ns.keys() & base.phases_ns.keys():
             own_ns, base_ns = (median(one.phases_ns[name]) / one.repetitions for one in (own, base))
@@ -206,8 +204,8 @@ class _Turns:
 def _take(row: Row, sides: Mapping[str, str], found: CaseRound) -> None:
     """Take in a round, whose ``sides`` are by case. A row whose test did not pass takes no more turns."""
     own, base = sides[row.result.case], sides[row.base.case]
-    if {own, base} <= found.turns.keys():
-        row.take(found.turns[own], found.turns[base], found.log_ratio(own, base))
+    if (reading := found.reading(own, base)) is not None:
+        row.take(found.turns[own], found.turns[base], reading.log)
     if found.not_started is not None:
         row.refuse(found.not_started)
     spoilt = any(ended.outcome == "died" for ended in found.ended.values())  # others were not reached for that

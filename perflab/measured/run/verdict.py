@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import msgspec
 import pytest
 
 from perflab.data import changed
@@ -69,7 +68,7 @@ class Judged:
         """
         exact = exactly_worse(self.judgement)
         unknown = self.judgement.few_runs is not None and not exact
-        judgement = msgspec.structs.replace(
+        judgement = changed(
             self.judgement,
             verdict=Verdict.REGRESSED if exact else Verdict.OK if unknown else Verdict.INCONCLUSIVE,
             worse=exact,
@@ -119,14 +118,12 @@ def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgem
     """The judge's; but nobody can call faster what leaves work to threads."""
     judgement = compared_with(judge(record, baseline, settings.policy), baseline.moved_from)
     if settings.check == "exact":
-        judgement = msgspec.structs.replace(judgement, no_times=None)  # nobody asked for a verdict on them
+        judgement = changed(judgement, no_times=None)  # nobody asked for a verdict on them
     ran_on = record.measurement.ran_on if record.measurement is not None else []
     if judgement.verdict is not Verdict.IMPROVED or not ran_on:
         return judgement
     reason = f"work runs on in {format_names(ran_on)} after the call, so its time cannot show that the code is faster"
-    return msgspec.structs.replace(
-        judgement, verdict=Verdict.INCONCLUSIVE, reasons=[*judgement.reasons, reason], unsettled=[]
-    )
+    return changed(judgement, verdict=Verdict.INCONCLUSIVE, reasons=[*judgement.reasons, reason], unsettled=[])
 
 
 def failure_of(config: pytest.Config, one: Judged) -> str | None:

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 import pytest
 
 from perflab.compared.callables import Comparison, Limits, in_turns
+from perflab.data import changed
 from perflab.errors import CaptureError, ClockError, FreshProcessError, UsageError
 from perflab.measure.counts import CallCounter
 from perflab.measure.devices import available_bytes, current_device, release_memory
-from perflab.measure.empty_calls import NO_WORK, is_as_fast_as_none
 from perflab.measure.forks import calling
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.measurement import Measured, measure, with_what_was_alive
+from perflab.measure.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
 from perflab.measure.records import Measurement, per_call_ns
 from perflab.measure.sampling import Progress
 from perflab.measure.workload import Workload
@@ -112,7 +111,7 @@ class Measuring:
         if min(measured.measurement.samples_ns) <= 0:
             raise no_time(state)
         ran_on = list(self._learned.ran_on)
-        self._learned.measurement = msgspec.structs.replace(self._counted_apart(measured.measurement), ran_on=ran_on)
+        self._learned.measurement = changed(self._counted_apart(measured.measurement), ran_on=ran_on)
         state.done = True
         return measured.result
 
@@ -139,8 +138,8 @@ class Measuring:
         try:
             found = count_under_callgrind(self.config, self.state.case, str(self.device))
         except FreshProcessError as error:  # time and memory have been measured, and are judged
-            return msgspec.structs.replace(measurement, not_counted=f"{error.problem}; {error.remedy}")
-        return msgspec.structs.replace(measurement, counts={**measurement.counts, CALLGRIND: found})
+            return changed(measurement, not_counted=f"{error.problem}; {error.remedy}")
+        return changed(measurement, counts={**measurement.counts, CALLGRIND: found})
 
     def _profile(self) -> ProfilePlan | None:
         """How a call is profiled; None: it is not."""
@@ -269,36 +268,35 @@ class Local(Measuring):
             self.state.skip_for_time()
 
     def _measure(self, workload: Workload) -> Measured | None:
-        state = self.state
-        if not state.settings.fresh_process:
-            measured = super()._measure(workload)
-        else:
-            self.progress("in a fresh process")
-            plan = self._profile()
-            found = measure_fresh(
-                self.config,
-                [state.case],
-                str(self.device),
-                self._share_s(),
-                profiled=[state.case] if plan is not None else [],
-                profile_ns=plan.budget_ns if plan is not None else None,
-                profile_files=plan.files if plan is not None else None,
-            )[state.case]
-            self._learned.out_of_memory = found.out_of_memory
-            measured = None if found.measurement is None else Measured(found.measurement, workload.run())
-        return measured
+        case = self.state.case
+        if not self.state.settings.fresh_process:
+            return super()._measure(workload)
+        self.progress("in a fresh process")
+        plan = self._profile()
+        found = measure_fresh(
+            self.config,
+            [case],
+            str(self.device),
+            self._share_s(),
+            profiled=[case] if plan is not None else [],
+            profile_ns=plan.budget_ns if plan is not None else None,
+            profile_files=plan.files if plan is not None else None,
+        )[case]
+        self._learned.out_of_memory = found.out_of_memory
+        return None if found.measurement is None else Measured(found.measurement, workload.run())
 
     def _look_at_failure(self, workload: Workload) -> None:
-        found = self._learned.out_of_memory
-        if found is not None and self.state.settings.evidence == "on" and not self.state.settings.fresh_process:
+        found, state = self._learned.out_of_memory, self.state
+        if found is None or state.settings.fresh_process:
+            return
+        if state.settings.evidence == "on":
             self.progress("what was alive")
             release_memory(self.device)
             found = with_what_was_alive(found, workload, self.device)
-            remedies = self.state.exploration.remedies if self.state.exploration is not None else {}
-            self._learned.out_of_memory = msgspec.structs.replace(found, remedies=list(remedies))
-        if found is not None and not self.state.settings.fresh_process:
-            release_memory(self.device)
-            record_where_asked(self.state, workload, self.device, self.config, runs_out=True)
+            remedies = state.exploration.remedies if state.exploration is not None else {}
+            self._learned.out_of_memory = changed(found, remedies=list(remedies))
+        release_memory(self.device)
+        record_where_asked(state, workload, self.device, self.config, runs_out=True)
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()

@@ -22,29 +22,25 @@ TimesSuccessor = Callable[[str, Entry | None, Entry], Entry]
 
 
 class Baselines:
-    """Every place in which something of a measured case is stored.
+    """Every place in which something of a measured case is stored. What is raised, ``CaseFiles`` says.
 
     Args:
         directory: baselines that are committed.
-        own: this machine's own history; None: there is none.
+        own: this machine's own history.
     """
 
-    def __init__(self, directory: Path, own: Path | None) -> None:
+    def __init__(self, directory: Path, own: Path) -> None:
         self.exact = ExactStore(directory)
         self.times = BaselineStore(directory)
-        self._own = BaselineStore(own, whole_slug) if own is not None else None
+        self._own = BaselineStore(own, whole_slug)
 
     def of(self, case: str, environment: Environment) -> Baseline:
         """What a case is compared with.
 
         Where nothing is comparable, what is closest, so that the judge can say what differs.
-
-        Raises:
-            BaselineError: a file is damaged or foreign.
         """
         committed = self.times.entries(case, environment)
-        own = self._own.entries(case, environment) if self._own is not None else []
-        known = [*committed, *own]
+        known = [*committed, *self._own.entries(case, environment)]
         times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
         exact = self.exact.of(case, environment)
         if exact is None and committed:  # saved before exact quantities stood apart
@@ -75,9 +71,6 @@ class Baselines:
             times: the same; mostly the same ones.
             exact_successor: ``(case, old, new)``: what takes the place of what is stored by then.
             times_successor: the same of times.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
         found = {case: exact for case, entry in exacts.items() if (exact := split(entry).exact) is not None}
         own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
@@ -87,8 +80,6 @@ class Baselines:
 
     def _forget(self, committed: Mapping[str, Entry]) -> None:
         """Take what is committed now out of this machine's own history."""
-        if self._own is None:
-            return
         names: dict[Path, list[str]] = {}
         for case, entry in committed.items():
             path = self._own.path_for(case, entry.environment)
@@ -102,12 +93,7 @@ class Baselines:
 
         Args:
             runs: node id -> what a run measured of a case without committed times.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
-        if self._own is None:
-            return {}
         steps: dict[str, Step] = {}
 
         def successor(case: str, old: Entry | None, new: Entry) -> Entry:

@@ -15,7 +15,6 @@ from msgspec import UNSET, Meta, UnsetType, structs
 from perflab.data import Amount, Data, Parameters, changed, to_plain
 from perflab.environment import EXACT, differing, exact_environment, exact_slug
 from perflab.errors import BaselineError
-from perflab.measure.records import Replicate
 from perflab.measured.judge.counts import SLACK, values_of
 from perflab.measured.judge.exact import DECIDES, peaks_of
 from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor
@@ -57,18 +56,14 @@ class _File(Data, frozen=True):
 
 
 class ExactStore(CaseFiles[Variants]):
-    """The baselines directory, as far as it holds exact quantities."""
+    """The baselines directory, as far as it holds exact quantities. What is raised, ``CaseFiles`` says."""
 
     def paths(self, module: str = "*") -> list[Path]:
         """All files that are there, or those of one test module."""
         return sorted(self.directory.glob(f"{FOLDERS}/{module}.json"))
 
     def of(self, case: str, environment: Environment) -> Exact | None:
-        """What is stored of a case, from the environment that is closest to this one; None if nothing is.
-
-        Raises:
-            BaselineError: a file is damaged or foreign.
-        """
+        """What is stored of a case, from the environment that is closest to this one; None if nothing is."""
         here, name = exact_environment(environment), name_of(case)
         own = self.load(self._path(case, here)).get(name, ())
         others = own or [one for path in self.paths(module_of(case)) for one in self.load(path).get(name, ())]
@@ -78,9 +73,6 @@ class ExactStore(CaseFiles[Variants]):
         """Add or replace what cases (node id -> what was measured) need in their environments. Returns the files.
 
         ``successor(case, old, new)`` says what takes the place of what stands there by then.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
 
         def put(case: str, stored: Variants | None) -> Variants:
@@ -88,16 +80,12 @@ class ExactStore(CaseFiles[Variants]):
             old = next((one for one in stored or () if one.environment == measured.environment), None)
             new = successor(case, old, measured)
             beside = [one for one in stored or () if one.environment != measured.environment]
-            return _sorted([new, *saved_beside(beside, old, new)])
+            return _sorted([new, *(one if old is None else _moved(one, old, new) for one in beside)])
 
         return self._put({case: self._path(case, exact.environment) for case, exact in exacts.items()}, put)
 
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
-        """Store all that cases need, in every environment. Returns the files.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
+        """Store all that cases need, in every environment. Returns the files."""
         paths = {case: self._path(case, variants[0].environment) for case, variants in cases.items()}
         return self._put(paths, lambda case, _: _sorted(cases[case]))
 
@@ -186,13 +174,12 @@ def split(entry: Entry) -> Baseline:
         memory_anchor=entry.memory_anchor,
         commit=entry.commit,
     )
-    times = changed(entry, memory_anchor=None, replicates=[_without_exact(replicate) for replicate in entry.replicates])
+    inexact = [
+        changed(one, memory=None, counts={name: value for name, value in one.counts.items() if name in SLACK})
+        for one in entry.replicates
+    ]
+    times = changed(entry, memory_anchor=None, replicates=inexact)
     return Baseline(exact=exact if peaks or counts else None, times=times)
-
-
-def _without_exact(replicate: Replicate) -> Replicate:
-    kept = {name: value for name, value in replicate.counts.items() if name in SLACK}
-    return changed(replicate, memory=None, counts=kept)
 
 
 def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
@@ -205,18 +192,12 @@ def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
     return min(variants, key=distance, default=None)
 
 
-def saved_beside(others: Sequence[Exact], old: Exact | None, new: Exact) -> list[Exact]:
-    """What other environments hold once ``new`` has taken the place of ``old`` in its own.
+def _moved(other: Exact, old: Exact, new: Exact) -> Exact:
+    """What another environment holds once ``new`` has taken the place of ``old`` in its own.
 
     Quantities on which they agreed before the change are taken to agree after it: so who accepts one more operator on
     a laptop accepts it for the runners with more threads too.
     """
-    if old is None:
-        return list(others)
-    return [_moved(other, old, new) for other in others]
-
-
-def _moved(other: Exact, old: Exact, new: Exact) -> Exact:
     counts = {
         name: new.counts[name] if value == old.counts.get(name) and name in new.counts else value
         for name, value in other.counts.items()

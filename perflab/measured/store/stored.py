@@ -12,7 +12,7 @@ from perflab.measured.records import Entry, Exact
 from perflab.measured.store.exact import ExactStore
 from perflab.measured.store.exact import Variants as Exacts
 from perflab.measured.store.times import BaselineStore
-from perflab.measured.store.times_file import Variants as Times
+from perflab.measured.store.times import Variants as Times
 from perflab.records import Environment
 from perflab.store.case_files import CaseFiles
 from perflab.store.join import Part, case_at

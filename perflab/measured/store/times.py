@@ -1,20 +1,56 @@
-"""Stored times: ``<environment>/<test module>.json``. What is in a file, ``times_file.py`` knows."""
+"""Stored times: ``<environment>/<test module>.json``, checked field by field on reading, fit for review as a diff."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
+from typing import Annotated
 
+from msgspec import Meta, structs
+
+from perflab.data import Data, to_plain
 from perflab.environment import differences, slug
-from perflab.measured.records import Entry
-from perflab.measured.store.times_file import Variants, read_file, write_file
+from perflab.errors import BaselineError
+from perflab.measure.records import CALIBRATION_BEFORE
+from perflab.measured.records import Entry, Timed
+from perflab.reading import rename_key
 from perflab.records import Environment
 from perflab.store.case_files import CaseFiles, module_of, name_of
-from perflab.store.json_files import is_exact_file, is_predicted_file
+from perflab.store.json_files import (
+    PREDICTED,
+    as_json,
+    is_exact_file,
+    named,
+    read_checked,
+    writable,
+    write_text,
+)
+
+SCHEMA, TIMES_ALONE = 4, 2
+"""1: memory and counts stood with the times, and machines of one processor shared them. 2 and before called
+``calibration_ns`` ``yardsticks_ns``. 3 and before: a case had times of one environment. All are still read."""
+Variants = tuple[Entry, ...]
+"""A case's times, by environment: machines of one folder may differ in versions and in the number of threads."""
+
+
+class _StoredCase(Timed, frozen=True, kw_only=True):
+    """An entry as it stands in a file: ``environment`` is the name of one of the file's."""
+
+    environment: str
+
+
+class _File(Data, frozen=True):
+    """One file. Environments stand once, and cases name theirs, so that a case reads as one short block."""
+
+    schema: int
+    environments: dict[str, Environment]
+    cases: dict[str, _StoredCase | Annotated[list[_StoredCase], Meta(min_length=1)]]
+    """A case that has times of several environments is a list."""
 
 
 class BaselineStore(CaseFiles[Variants]):
-    """A directory of baselines, as far as it holds times.
+    """A directory of baselines, as far as it holds times. What is raised, ``CaseFiles`` says.
 
     Args:
         directory: where they are.
@@ -30,17 +66,13 @@ class BaselineStore(CaseFiles[Variants]):
         return self.directory / self._folder_of(environment) / f"{module_of(case)}.json"
 
     def entries(self, case: str, environment: Environment) -> list[Entry]:
-        """All times of a case, of every environment: those of this one first, then the closest.
-
-        Raises:
-            BaselineError: a file is damaged or foreign.
-        """
+        """All times of a case, of every environment: those of this one first, then the closest."""
         name, own = name_of(case), self.path_for(case, environment)
         paths = [own, *(path for path in sorted(self.directory.glob(f"*/{module_of(case)}.json")) if path != own)]
         found = [
             entry
             for path in paths
-            if not (is_predicted_file(path) or is_exact_file(path))
+            if not (path.parent.name.startswith(PREDICTED) or is_exact_file(path))
             for entry in self.load(path).get(name, ())
         ]
         return sorted(found, key=lambda entry: len(differences(entry.environment, environment)))
@@ -52,9 +84,6 @@ class BaselineStore(CaseFiles[Variants]):
 
         All others stay. ``successor(case, old, new)`` says what to store, if not ``new``, where the file holds ``old``
         by then: of the same environment, or of the closest one, which stays beside it.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
         """
 
         def put(case: str, stored: Variants | None) -> Variants:
@@ -68,16 +97,94 @@ class BaselineStore(CaseFiles[Variants]):
         return self._put({case: self.path_for(case, entry.environment) for case, entry in entries.items()}, put)
 
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
-        """Store all times of cases, of environments that share a folder. Returns the files.
-
-        Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-        """
+        """Store all times of cases, of environments that share a folder. Returns the files."""
         paths = {case: self.path_for(case, ones[0].environment) for case, ones in cases.items()}
         return self._put(paths, lambda case, _: cases[case])
 
     def _read(self, path: Path) -> dict[str, Variants]:
-        return read_file(path)
+        remedy = "restore it (git checkout), or delete it and run with --perf-update-new"
+        file = read_checked(
+            path,
+            _File,
+            SCHEMA,
+            what="baseline",
+            remedy=remedy,
+            upgrade=lambda tree: rename_key(tree, *CALIBRATION_BEFORE),
+        )
+        if file is None:
+            return {}
+        cases = {name: case if isinstance(case, list) else [case] for name, case in file.cases.items()}
+        for name, ones in cases.items():
+            problem = next(filter(None, (_damage(one, file.schema) for one in ones)), None)
+            if problem is not None:
+                raise BaselineError(f"baseline file {path} is damaged: {name}: {problem}", remedy)
+        try:
+            return {
+                name: tuple(
+                    Entry(**{**structs.asdict(one), "environment": file.environments[one.environment]}) for one in ones
+                )
+                for name, ones in cases.items()
+            }
+        except KeyError as error:
+            raise BaselineError(f"baseline file {path} names an unknown environment {error}", remedy) from error
 
     def _write(self, path: Path, cases: Mapping[str, Variants]) -> None:
-        write_file(path, cases)
+        write_text(path, _format(cases))
+
+
+def _damage(case: _StoredCase, schema: int) -> str | None:
+    """What no save leaves behind, though each field by itself may be so; None if there is nothing of the kind."""
+    if not case.replicates and case.out_of_memory is None:
+        return "it has neither replicates nor out_of_memory"
+    if case.anchor is not None and not case.anchor.replicates:
+        return "its anchor has no replicates"
+    ones = [*case.replicates, *(case.anchor.replicates if case.anchor is not None else ())]
+    if any(one.fastest_ns > one.median_ns for one in ones):
+        return "a replicate's fastest_ns is above its median_ns"
+    if schema < TIMES_ALONE and any(one.memory is None for one in case.replicates):
+        return "a replicate has no memory"
+    return None
+
+
+def _format(entries: Mapping[str, Variants]) -> str:
+    """JSON with sorted keys, one entry a block and one replicate a line, so that a diff can be read."""
+    ordered = {name: sorted(entries[name], key=lambda one: repr(one.environment)) for name in sorted(entries)}
+    environments = named([one.environment for ones in ordered.values() for one in ones], _key)
+    keys = {environment: key for key, environment in environments.items()}
+    blocks = []
+    for name, ones in ordered.items():
+        first, *others = [_block(one, keys[one.environment]) for one in ones]
+        several = ",\n".join(indent(f"    {block}", "  ") for block in (first, *others))
+        blocks.append(f"    {as_json(name)}: " + (f"[\n{several}\n    ]" if others else first))
+    heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))
+    cases = ",\n".join(blocks)
+    return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{heads}\n  }},\n  "cases": {{\n{cases}\n  }}\n}}\n'
+
+
+def _block(entry: Entry, environment: str) -> str:
+    """One entry, as it is indented where the case has no others."""
+    fields = {**to_plain(entry), "environment": environment}
+    fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
+    replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
+    accepted, profile = fields.pop("accepted", None), fields.pop("profile", None)
+    lines = [f"      {as_json(field)}: {as_json(value)}" for field, value in sorted(fields.items())]
+    if accepted:
+        lines.append(f'      "accepted": {_rows(accepted)}')
+    if anchor:
+        of_anchor = anchor.pop("replicates")
+        facts = "".join(f"{as_json(field)}: {as_json(value)}, " for field, value in sorted(anchor.items()))
+        lines.append(f'      "anchor": {{{facts}"replicates": {_rows(of_anchor)}}}')
+    if profile:
+        lines.append(f'      "profile": {as_json(profile)}')  # one line: its times differ from save to save
+    lines.append(f'      "replicates": {_rows(replicates)}')
+    return "{\n" + ",\n".join(lines) + "\n    }"
+
+
+def _key(environment: Environment) -> str:
+    return f"{slug(environment)}-python{environment.python}-{environment.threads}t"
+
+
+def _rows(values: Sequence[object]) -> str:
+    """A list within a case, one value a line."""
+    rows = ",\n".join(f"        {as_json(value)}" for value in values)
+    return f"[\n{rows}\n      ]" if rows else "[]"

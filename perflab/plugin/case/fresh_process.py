@@ -115,17 +115,14 @@ def report_result(job: Job, result: JobResult) -> None:
         file.write(to_json(result) + b"\n")
 
 
-def quieten(config: pytest.Config) -> None:
-    """In a child: drop what the parent's command asks of the parent alone."""
-    for dest, value in _SILENCED.items():
-        if hasattr(config.option, dest):
-            setattr(config.option, dest, value)
-
-
 class FreshProcess:
     """In a child: hooks that let it collect and run the cases of its job alone."""
 
     def __init__(self, config: pytest.Config, job: Job) -> None:
+        """Drop what the parent's command asks of the parent alone."""
+        for dest, value in _SILENCED.items():
+            if hasattr(config.option, dest):
+                setattr(config.option, dest, value)
         self._wanted = dict.fromkeys(job.cases or ())
         self._others = job.others or job.cases is None
         self._files = {(config.rootpath / case.split("::")[0]).resolve() for case in self._wanted}
@@ -249,24 +246,18 @@ def run_job(
     sign.touch()
     job_file = folder / "job.json"
     job_file.write_bytes(msgspec.json.encode(job))
-    command, environment = child_command(config, job_file, device)
+    words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={job_file}"]
+    # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
+    path = os.pathsep.join(entry for entry in sys.path if entry)
     with suspended(config):  # the process has a limit of its own
         return run_child(
-            [*wrapper, *command],
+            [*wrapper, sys.executable, "-m", "pytest", *words],
             directory=config.invocation_params.dir,
-            environment={**environment, **(extra or {})},
+            environment={**variables_of_a_child(), "PYTHONPATH": path, **(extra or {})},
             sign=sign,
             patience_s=START_S + patience_of(config, job),
             most_s=most_s,
         )
-
-
-def child_command(config: pytest.Config, job_file: Path, device: str) -> tuple[list[str], dict[str, str]]:
-    """The running session's command again, for a job, and the environment to run it in."""
-    command = [sys.executable, "-m", "pytest", *repeated_arguments(config), f"--perf-device={device}"]
-    command.append(f"{REPLICATE_OPTION}={job_file}")
-    # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
-    return command, {**variables_of_a_child(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> list[str]:

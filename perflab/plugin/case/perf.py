@@ -21,9 +21,8 @@ from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_pr
 from perflab.measure.records import Quote
 from perflab.measure.workload import Step, Workload
 from perflab.plugin.case.facts import checked_facts
-from perflab.plugin.case.requirements import Claim, claim_of, no_time_left
+from perflab.plugin.case.requirements import Claim, Exploration, claim_of, exploration_of, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
-from perflab.plugin.case.sizes import Exploration, exploration_of
 from perflab.plugin.config.settings import Settings
 from perflab.records import Shortage, TierRecord
 from perflab.results import Result

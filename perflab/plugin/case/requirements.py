@@ -1,11 +1,13 @@
-"""Decides whether a case fits into memory and time, by what it says that it needs."""
+"""What ``perf.requires`` and ``perf.fits`` say of a case, checked; whether it fits into memory and time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perflab.amounts import positive
+from perflab.errors import UsageError
 from perflab.measure.limits import CALLS_AT_LEAST, ESTIMATE_SLACK
 from perflab.records import Shortage
 from perflab.units import format_bytes, format_ns
@@ -146,3 +148,39 @@ class Needs:
         if self.no_room and self.memory_bytes is not None and self.free_bytes is not None:
             needs.append(f"{format_bytes(int(self.memory_bytes))} of {format_bytes(self.free_bytes)}")
         return f"needs {', '.join(needs)}" if needs else None
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What ``perf.fits`` was given."""
+
+    build: Callable[..., Any]
+    sizes: dict[str, int]
+    remedies: dict[str, dict[str, Any]]
+
+
+def exploration_of(
+    build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]
+) -> Exploration:
+    """What ``perf.fits`` was given, checked.
+
+    Raises:
+        UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
+    """
+    if not callable(build):
+        raise UsageError(
+            f"perf.fits() got {type(build).__name__!r}, which cannot be called",
+            "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
+        )
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
+    if not sizes:
+        raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
+    for name, changes in remedies.items():
+        if not isinstance(changes, Mapping):
+            raise UsageError(
+                f"perf.fits(remedies={{{name!r}: {changes!r}}})",
+                "give further arguments of build by name: remedies={'bf16': {'precision': 'bf16'}}",
+            )
+    return Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})

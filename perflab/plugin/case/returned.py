@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.errors import InternalsError, UsageError
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.nan import tensor_holds_nan
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +22,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CONSUME = "consume it in the callable: perf(lambda: list(fn(x)))"
 _LAZY_BUILTINS = (map, filter, zip, enumerate)
+_PART_ELEMENTS = 1 << 20
 
 
 def refuse_unfinished(state: CaseState, result: Any) -> None:
@@ -120,10 +120,40 @@ def _tensor_holds_nan(tensor: torch.Tensor) -> bool:
     from perflab.torch_internals.tracing import parts_of
 
     try:
-        return any(tensor_holds_nan(part) for part in parts_of(tensor.detach()))
+        return any(_strided_holds_nan(part) for part in parts_of(tensor.detach()))
     except InternalsError:
         raise
     except Exception as error:
         if as_out_of_memory(error) is not None:
             raise
         return False  # a kind of tensor that PyTorch cannot look into: its result is its own affair
+
+
+def _strided_holds_nan(tensor: torch.Tensor) -> bool:
+    """Whether any element of a strided tensor is NaN, without a second tensor of its size.
+
+    A maximum is NaN then; of dtypes that have none, parts are looked at one by one.
+    """
+    import torch
+
+    if tensor.device.type == "meta" or not tensor.numel():
+        return False
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        # A conjugate is NaN where the number is; to make it would be to copy it.
+        both = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
+        return _strided_holds_nan(both)
+    if not tensor.is_floating_point():
+        return False
+    if tensor.itemsize > 1:
+        return bool(tensor.amax().isnan())
+    return any(bool(part.isnan().any()) for part in _pieces(tensor))
+
+
+def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Views of a tensor of at most ``_PART_ELEMENTS``, halved along the longest dimension until they are."""
+    if tensor.numel() <= _PART_ELEMENTS:
+        return [tensor]
+    longest = max(range(tensor.ndim), key=lambda dimension: tensor.shape[dimension])
+    halves = tensor.tensor_split(2, dim=longest)
+    return [part for half in halves for part in _pieces(half)]

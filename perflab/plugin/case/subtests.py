@@ -18,26 +18,14 @@ class Phases:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fixtures may have subtests too."""
-        return (yield from _running(item))
+        """Each phase, since fixtures may have subtests too."""
+        item.stash[_RUNS] = True
+        try:
+            return (yield)
+        finally:
+            item.stash[_RUNS] = False
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """The test's body."""
-        return (yield from _running(item))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fixtures' ends."""
-        return (yield from _running(item))
-
-
-def _running(item: pytest.Item) -> Generator[None, object, object]:
-    item.stash[_RUNS] = True
-    try:
-        return (yield)
-    finally:
-        item.stash[_RUNS] = False
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
 
 
 def is_of_a_subtest(item: pytest.Item) -> bool:

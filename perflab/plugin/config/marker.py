@@ -30,16 +30,15 @@ def _marker_choice(*choices: str) -> Callable[[Any], str]:
     return lambda value: parse_choice(value if isinstance(value, str) else repr(value), choices)
 
 
-def _marker_warmup(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{value!r} is not a number of warm-up calls (0 or more)")
-    return value
+def _marker_value(is_right: Callable[[Any], bool], said: str) -> Callable[[Any], Any]:
+    """Accept what is right as it is; of anything else an error says what it is not."""
 
+    def read(value: Any) -> Any:
+        if not is_right(value):
+            raise ValueError(f"{value!r} is {said}")
+        return value
 
-def _marker_name(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a parameter name")
-    return value
+    return read
 
 
 def _marker_title(value: Any) -> str:
@@ -62,10 +61,12 @@ def _marker_versus(value: Any) -> str:
     return f"{parameter.strip()}={level.strip()}"
 
 
-def _marker_bool(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither True nor False")
-    return value
+_marker_bool = _marker_value(lambda value: isinstance(value, bool), "neither True nor False")
+_marker_name = _marker_value(lambda value: isinstance(value, str) and value != "", "not a parameter name")
+_marker_warmup = _marker_value(
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+    "not a number of warm-up calls (0 or more)",
+)
 
 
 _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pytest
-from msgspec import structs
 
+from perflab.data import changed
 from perflab.errors import SettingError
 from perflab.measure.devices import DEVICE_CHOICES
 from perflab.measure.limits import patience_s
@@ -174,7 +174,7 @@ class Settings:
 
     def told_in(self, result: Result) -> Result:
         """The result with how the case is timed, where it is, and what its study's table is to know."""
-        return structs.replace(
+        return changed(
             result,
             study=self.study,
             columns=list(self.columns),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from perflab.data import speakable
-from perflab.results import Result
+from perflab.results import Result, by_study
 
 HOOK = "pytest_perf_findings"
 
@@ -17,16 +17,11 @@ def findings_of(config: pytest.Config, results: Sequence[Result], note: Callable
 
     Args:
         config: where the hook's implementations are registered.
-        results: the run's, in the order in which they were collected. What was predicted is in no study: its numbers
-            are of another kind, and of another machine.
+        results: the run's, in the order in which they were collected.
         note: told of each study whose findings could not be had, and why.
     """
-    members: dict[str, list[Result]] = {}
-    for result in results:
-        if result.study is not None and result.is_of_a_run:
-            members.setdefault(result.study, []).append(result)
     found: dict[str, list[str]] = {}
-    for study, cases in members.items():
+    for study, cases in by_study(results).items():
         try:
             lines = _lines(config.hook.pytest_perf_findings(study=study, results=cases))
         except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:

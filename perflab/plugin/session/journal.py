@@ -5,12 +5,13 @@ A session locks its journal for as long as it lives, so that others that make ro
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perflab.data import changed, to_json
-from perflab.files import is_abandoned, remove_if_abandoned, sweep, try_lock
+from perflab.files import abandoned, sweep, try_lock
 from perflab.plugin.session.commit import current_commit
 from perflab.plugin.session.folder import OWN_TIMES, own_folder
 from perflab.results import Result
@@ -73,9 +74,11 @@ class Journal:
             return
         runs = own_folder(self._root) / "runs"
         runs.mkdir(exist_ok=True)
-        ended = [old for old in sorted(runs.glob("*.jsonl")) if is_abandoned(old, young_s=0.0)]
-        for old in ended[: len(ended) - _KEPT + 1] if len(ended) >= _KEPT else ():
-            remove_if_abandoned(old, young_s=0.0)
+        with contextlib.ExitStack() as held:
+            ended = [old for old in sorted(runs.glob("*.jsonl")) if held.enter_context(abandoned(old, young_s=0.0))]
+            for old in ended[: max(0, len(ended) - _KEPT + 1)]:
+                with contextlib.suppress(OSError):
+                    old.unlink()
         for directory in (self._baselines, self._root / OWN_TIMES):
             sweep(directory)
             forget_dead_lock(directory)

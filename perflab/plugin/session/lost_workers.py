@@ -14,20 +14,16 @@ from typing import Any
 
 import pytest
 
-_NAME = "perflab-lost"
 _SAID = "its worker process crashed before its re-check"
 _PATIENCE_S = 5.0
 """Workers that Ctrl-C has reached end within a moment; pytest-xdist kills others after twice as long."""
 
 
-def watch_workers(config: pytest.Config) -> None:
-    """In the controller: report what workers have begun and can report no more."""
-    if not config.pluginmanager.hasplugin(_NAME):
-        config.pluginmanager.register(_Lost(config), _NAME)
+class LostWorkers:
+    """In the controller: knows which tests each worker has begun and not ended, and reports those of one that is lost.
 
-
-class _Lost:
-    """Knows which tests each worker has begun and not ended. Of the one that it crashed in, pytest-xdist tells."""
+    Of the test that a worker crashed in, pytest-xdist tells.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -40,7 +40,7 @@ class Stale:
         lines = []
         for file in self._files(environments):
             try:
-                names = self._missing_from(file).stale
+                names = missing_from(file, self._collection, self._config.rootpath).stale
             except PerflabError:
                 continue  # a damaged file that this run had no need of
             if names:
@@ -56,7 +56,9 @@ class Stale:
         """
         if exitstatus not in _ENDED or self._collection is None:
             return ["nothing was pruned: the run did not finish, so some cases may not have been collected"]
-        missing = {file: self._missing_from(file) for file in self._files(list(environments) or self._here())}
+        collection, root = self._collection, self._config.rootpath
+        files = self._files(list(environments) or self._here())
+        missing = {file: missing_from(file, collection, root) for file in files}
         removed, kept = [], []
         for file, (stale, doubtful) in missing.items():
             moved = [name for name in stale if f"{path_of(file.path.stem)}::{name}" in needed]
@@ -99,9 +101,6 @@ class Stale:
         """Whether the run was told to remove the case, or all of its test."""
         named = self._settings.prune_case
         return bool(named) and (case == named or case.startswith((f"{named}[", f"{named}::", f"{named} {{")))
-
-    def _missing_from(self, file: StoredFile) -> Missing:
-        return missing_from(file, self._collection, self._config.rootpath)
 
 
 def missing_from(file: StoredFile, collection: Collection | None, root: Path) -> Missing:

@@ -78,7 +78,7 @@ class Collected:
         if report.failed and result.failure is None:
             # Not report.longreprtext: that one begins with the worker's name.
             text = str(report.longrepr or "the test failed").strip()
-            result = msgspec.structs.replace(result, failure=speakable(text))
+            result = changed(result, failure=speakable(text))
         self._results[result.case] = result
         self.keep(result)
         add_to_benchmark_session(self._config, result)

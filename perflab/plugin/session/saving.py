@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -57,10 +57,6 @@ class Saving:
     def mark(self, cases: Iterable[str]) -> None:
         """Note that these results are saved."""
         self.results |= {case: changed(self.results[case], saved=True) for case in cases}
-
-    def mark_refused(self, said: Mapping[str, str]) -> None:
-        """Note of these results what was not saved of them."""
-        self.results |= {case: changed(self.results[case], not_saved=text) for case, text in said.items()}
 
     def say(self, what: str, paths: Sequence[Path]) -> None:
         """Note what was saved to which files."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -24,12 +25,13 @@ from perflab.plugin.config.run_mode import (
     skip_the_unwanted,
 )
 from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import NOTES, AllNotes, case_id
+from perflab.plugin.noting import NOTES, AllNotes, Notes, case_id
 from perflab.plugin.session.announcing import announcement
-from perflab.plugin.session.collected import collection_of
 from perflab.plugin.session.prune import COLLECTION
 from perflab.plugin.session.workers import tell
 from perflab.plugin.stash import PERF_FOR, settings_of
+from perflab.store.case_files import module_of, name_of
+from perflab.store.stale import Collection
 from perflab.tiers import tiers
 
 
@@ -115,7 +117,7 @@ def _tell_what_was_collected(
     chosen = [case_id(item) for item in selected]
     names = set(chosen)
     cases = weave([[case for case in notes.shown if case in names] or chosen, found]) if selected else []
-    config.stash[COLLECTION] = collection_of(config, notes, settings.baselines)
+    config.stash[COLLECTION] = _collection_of(config, notes, settings.baselines)
     seen = to_plain(config.stash[COLLECTION])
     if isinstance(notes, AllNotes):
         notes.cases = cases
@@ -123,6 +125,29 @@ def _tell_what_was_collected(
         notes.collect()
     else:
         tell(config, cases, seen, announcement(config, items))
+
+
+def _collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
+    """What was seen of the files that have baselines."""
+    files: dict[str, list[str]] = {path: [] for path in sorted(_whole_files(config, notes, baselines))}
+    for item in notes.items:
+        path = case_id(item).partition("::")[0]
+        if path in files and is_perf_case(item):
+            files[path].append(name_of(case_id(item)))
+    return Collection(files=files)
+
+
+def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[str]:
+    single = [argument.split("::", 1)[0] for argument in config.args if "::" in argument]
+    if config.getoption("lf", False) or (single and config.getoption("pyargs", False)):
+        return set()  # --lf leaves out tests while it collects
+    picked = {(config.invocation_params.dir / path).resolve() for path in single}
+    stored = {path.stem for path in baselines.glob("*/*.json")}
+    return {
+        path
+        for path in notes.collected - notes.troubled
+        if module_of(path) in stored and (config.rootpath / path).resolve() not in picked
+    }
 
 
 def watch(config: pytest.Config, job: Job | None) -> None:

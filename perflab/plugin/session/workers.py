@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.plugin.session.lost_workers import watch_workers
+from perflab.plugin.session.lost_workers import LostWorkers
 
 if TYPE_CHECKING:
     from perflab.plugin.noting import AllNotes
@@ -59,7 +59,8 @@ class Workers:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Name the file to a worker that is being started, and see whether it crashes with one of them."""
-        watch_workers(node.config)
+        if not node.config.pluginmanager.hasplugin("perflab-lost"):
+            node.config.pluginmanager.register(LostWorkers(node.config), "perflab-lost")
         node.workerinput[_CASES_FILE] = str(self._file)
 
     @pytest.hookimpl(optionalhook=True)
