@@ -16,8 +16,9 @@ import pytest
 
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
+from perflab.compiled.judge import is_broken
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
-from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, outcome, result_of
 from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.data import to_plain

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perflab.compiled.judge import can_be_saved, judge_compiled
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
-from perflab.compiled.store import KernelStore, case_of
+from perflab.compiled.judge import is_broken, judge_compiled
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline, case_of
+from perflab.compiled.store import KernelStore
 from perflab.errors import KernelError
 from perflab.plugin.session.saving import Saving
 from perflab.records import Verdict
@@ -66,11 +66,6 @@ def result_of(case: str, kernel: CompiledKernel, store: KernelStore) -> Result:
     baseline = store.baseline(kernel)
     compiled = CompiledCase(now=kernel, before=baseline.resources if baseline is not None else None)
     return Result(case=case, judgement=judge_compiled(kernel, baseline), outcome=compiled)
-
-
-def is_broken(kernel: CompiledKernel) -> bool:
-    """Whether it cannot run at all, so that no option lets it pass."""
-    return not can_be_saved(kernel)
 
 
 def save_kernels(
