@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.page.sentences import evidence_of
-from perflab.page.table import Column, PageTable, Row, number_cell, short, text_cell
+from perflab.page.table import Cell, Column, PageTable, Row, number_cell, short
 from perflab.records import Environment
 from perflab.report.contents import CALIBRATION, RunContents
 from perflab.units import format_names
@@ -22,8 +22,8 @@ def environment_table(given: Sequence[Environment]) -> PageTable:
     rows = [
         Row(
             [
-                text_cell(name.replace("_", " ")),
-                *(text_cell("–" if one[name] is None else str(one[name])) for one in plain),
+                Cell(name.replace("_", " ")),
+                *(Cell("–" if one[name] is None else str(one[name])) for one in plain),
             ]
         )
         for name in names
@@ -47,7 +47,7 @@ def machine_table(run: RunContents) -> PageTable | None:
         return None
     columns = [Column("over all cases"), *(Column(one, number=True) for one in ("least", "median", "most"))]
     rows = [
-        Row([text_cell(one.of), *(number_cell(value, one.unit) for value in (one.least, one.median, one.most))])
+        Row([Cell(one.of), *(number_cell(value, one.unit) for value in (one.least, one.median, one.most))])
         for one in run.machine
     ]
     return PageTable(columns, rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import perflab
 from perflab.page.case_tables import compared_table, identity, rank, run_table
-from perflab.page.case_view import CaseView, case_view, verdict_of
+from perflab.page.case_view import CaseView, case_view
 from perflab.page.differences import differences
 from perflab.page.environments import disturbances_of, environment_table, machine_table
 from perflab.page.render import render
@@ -17,7 +17,7 @@ from perflab.records import Verdict
 from perflab.report.beside_text import run_facts
 from perflab.report.contents import Contents, RunContents
 from perflab.report.lines import MARKED
-from perflab.report.tally import ACCEPTED
+from perflab.report.tally import ACCEPTED, said_of
 from perflab.units import format_names
 
 MOST_FINDINGS = 60
@@ -68,7 +68,7 @@ def report_page(contents: Contents) -> str:
 
 
 def _run_view(run: RunContents, number: int, several: bool) -> RunView:
-    few = sum(TONES.get(verdict_of(case)) == "bad" for case in run.cases) <= MOST_FINDINGS
+    few = sum(TONES.get(said_of(case.verdict, saved=case.saved)) == "bad" for case in run.cases) <= MOST_FINDINGS
     cases = [case_view(case, identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
     failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
     failed.sort(key=lambda one: rank(one.verdict))

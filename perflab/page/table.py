@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perflab.report.beside_text import amount
+from perflab.report.beside_text import NOTHING, amount
 from perflab.report.escaping import one_line
 from perflab.report.lines import shorten
 from perflab.units import format_noise, format_ratio
 
-NOTHING = "–"
 LONGEST_NAME = 120
 """Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
 LONGEST_VALUE = 200
-MOST_COLUMNS = 60
-"""For so many ``style.css`` has rules that hide one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,12 @@ def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") 
     return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
 
 
+def change_cell(text: str, tone: str, sort: float | None = None) -> Cell:
+    """A change, sorted by its ratio; one with a tone stands smaller."""
+    sort = order(sort) if sort is not None else None
+    return Cell("", sort, number=True, more=text, tone=tone) if tone else Cell(text, sort, number=True)
+
+
 def short(text: str, most: int = LONGEST_NAME) -> str:
     """A name as pages have it: of one that would fill a screen its beginning and its end."""
     return shorten(one_line(text), most)
@@ -102,11 +105,6 @@ def written(value: float, unit: str) -> str:
     if unit == "s":
         return amount(1e9 * value, "ns")
     return amount(value, unit)
-
-
-def text_cell(text: str, *, href: str | None = None, more: str = "", tone: str = "") -> Cell:
-    """A text."""
-    return Cell(text, href=href, more=more, tone=tone)
 
 
 TONES = {
