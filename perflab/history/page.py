@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from perflab.history.chart import described, line_chart, spark
-from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.history.text import notes, since_start
+from perflab.history.contents import ALARM, Contents, EventRow, Member, SeriesRow
+from perflab.history.text import HEADS, notes, since_start
 from perflab.history.wording import (
     brief,
     member_change,
@@ -40,12 +40,6 @@ _LEAST_P = 1e-6
 _BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies between the two runs of a change")
 """Of what varies, and of what is exact."""
 _FEW = "not judged"
-_HEADS = {
-    ALARM: "Events",
-    ACCEPTED: "Accepted changes",
-    MACHINE: "Caused by the machine, no alarms",
-    POSSIBLE: "Possible, no alarms",
-}
 
 
 @dataclass(frozen=True)
@@ -91,14 +85,14 @@ def as_page(contents: Contents) -> str:
     listed = order[:MOST_ROWS]
     kinds = [
         (head, [_event(one, contents, drawn) for one in reversed(contents.events) if one.kind == kind])
-        for kind, head in _HEADS.items()
+        for kind, head in HEADS.items()
     ]
     return render(
         "history.html",
         title=f"perflab history: {contents.source}",
         summary=summary(contents),
         notes=[(head.capitalize(), map(one_line, lines)) for head, lines in notes(contents)],
-        kinds=[(head, events) for head, events in kinds if events],
+        kinds=[(head.capitalize(), events) for head, events in kinds if events],
         no_event=f"{no_event(contents).capitalize()}.",
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),

@@ -18,7 +18,6 @@ from perflab.history.contents import (
     MACHINE,
     POSSIBLE,
     SCHEMA,
-    CommitRow,
     Contents,
     EventRow,
     LeftOutRow,
@@ -167,10 +166,8 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         cases=len({(rows[one.series].case, rows[one.series].variant) for one in timed or members}),
         good=good,
         bad=bad,
-        commits=[CommitRow(commit=one.commit, date=one.date, subject=one.subject) for one in between.newest]
-        if between
-        else [],
-        commits_total=between.many if between else None,
+        commits=between[1] if between else [],
+        commits_total=between[0] if between else None,
         undoes=[one + 1 for one in event.came_back],
         undone_by=sorted(set(undone.values())),
         machine_ratio=median(machines) if machines else None,

@@ -33,13 +33,14 @@ def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Chan
     last = ("", 0)
     for spot in sorted(by_spot, key=parsed):
         here, (file, number) = by_spot[spot], parsed(spot)
-        is_next = bool(found) and file == last[0] and _count(between[file], last[1]) == _count(between[file], number)
+        lines = between[file]
+        is_next = bool(found) and file == last[0] and bisect_right(lines, last[1]) == bisect_right(lines, number)
         if is_next and _phases(found[-1]) & _phases(here):
             found[-1] += here
         else:
             found.append(here)
         last = file, number
-    largest_first = sorted(found, key=_time_ns, reverse=True)
+    largest_first = sorted(found, key=lambda edit: sum(abs(one.change_ns) for one in edit), reverse=True)
     alone: list[Change] = []
     for one in without_line:
         of_phase = (edit for edit in largest_first if one.key[2] in _phases(edit))
@@ -73,11 +74,3 @@ def _with_what_replaces(changes: Sequence[Change]) -> list[Change]:
 
 def _phases(edit: Iterable[Change]) -> set[str]:
     return {one.key[2] for one in edit}
-
-
-def _time_ns(edit: Iterable[Change]) -> float:
-    return sum(abs(one.change_ns) for one in edit)
-
-
-def _count(numbers: Sequence[int], until: int) -> int:
-    return bisect_right(numbers, until)

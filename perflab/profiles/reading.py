@@ -13,14 +13,14 @@ from perflab.profiles.categories import categories
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, in_order, matched
-from perflab.profiles.placed import placed, within
+from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, matched
+from perflab.profiles.placed import operators, placed, within
 from perflab.profiles.places import Where
 from perflab.profiles.recording import Recorded
 from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
 
-_STRANGERS = 0.05
+STRANGERS = 0.05
 """Share of operators that the pass with places has not seen, from which on the profile says so."""
 
 
@@ -51,7 +51,7 @@ def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
 
 def known_by_call(recorded: Recorded, known: Sequence[Known]) -> tuple[dict[int, Known], int]:
     """By ``id`` of each operator's call, what is known of it; and how many of them are strangers."""
-    calls = in_order(recorded.roots)
+    calls = operators(recorded.roots)
     found, strangers = matched(calls, known)
     return {id(call): one for call, one in zip(calls, found, strict=True)}, strangers
 
@@ -104,7 +104,7 @@ class Reading:
                 "perflab did, after which PyTorch sees no device: profile without it",
             )
         by_call = self._by_call(recorded)
-        calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
+        calls = {call.event.correlation: by_call[id(call)] for call in operators(recorded.roots)}
         begins, ends = _ends(before.kernels), _ends(recorded.kernels)
         spans = {device: (begins.get(device, max(begins.values())), end_ns) for device, end_ns in ends.items()}
         foreign = recorded.foreign_within(min(one[0] for one in spans.values()), max(ends.values()))
@@ -129,7 +129,7 @@ class Reading:
         if not_shown:
             named = " and ".join(f"{device}:{number}" for number in sorted(not_shown))
             said.append(f"work of other threads on {named} is not shown: the call launches nothing there")
-        if self.strangers > _STRANGERS * self.operators:
+        if self.strangers > STRANGERS * self.operators:
             said.append(f"calls differ: {self.strangers / self.operators:.0%} of operators have no place")
         quiet = faster_half([one + beside for one, beside in zip(self.profiled_ns, plain_ns, strict=True)])
         longer_ns = [self.profiled_ns[at] - plain_ns[at] for at in quiet]

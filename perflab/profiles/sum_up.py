@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from perflab.profiles.cost import FREE, Cost
-from perflab.profiles.host import Key, Sum, each_key
+from perflab.profiles.host import Key, Sum
 from perflab.profiles.records import ADDED, CudaCall, Profile, ProfileRow
 
 
@@ -35,7 +35,8 @@ def summed_up(
         cuda_calls: of each profiled call, the host's calls of CUDA by name; empty: they are not known.
     """
     counted = [calls[at] for at in quiet]
-    rows = sorted((_row(key, counted, cost) for key in each_key(counted)), key=lambda row: -row.time_ns)
+    keys = dict.fromkeys(key for call in counted for key in call)
+    rows = sorted((_row(key, counted, cost) for key in keys), key=lambda row: -row.time_ns)
     return Profile(
         device=device,
         calls=len(quiet),
@@ -68,15 +69,7 @@ def _row(key: Key, calls: Sequence[Mapping[Key, Sum]], cost: Cost) -> ProfileRow
     sums = [call.get(key, nothing) for call in calls]
     times = [one.time_ns for one in sums]
     return ProfileRow(
-        category=key.category,
-        operator=key.operator,
-        kernel=key.kernel,
-        phase=key.phase,
-        module=key.module,
-        line=key.line,
-        shapes=key.shapes,
-        within=key.within,
-        device=key.device,
+        **key._asdict(),
         instances=round(fmean(one.instances for one in sums), 3),
         time_ns=round(max(0.0, fmean(times) - cost.of(sums) / len(sums)), 1),
         spread_ns=round(_spread(times), 1),

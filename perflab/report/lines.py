@@ -80,6 +80,11 @@ def shorten(name: str, width: int) -> str:
     return name[: width - 1 - tail] + "…" + name[-tail:]
 
 
+def cut(line: str, width: int) -> str:
+    """Cut at its end."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
 def with_mark(name: str, *, disturbed: bool) -> str:
     """A case's name, marked if it was disturbed; ``MARKED`` says below the table, or the chart, what the mark is."""
     return f"{name} {_MARK}" if disturbed else name

@@ -66,12 +66,6 @@ def shapes_of(sizes: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def shown_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
-    """``512x256, 256x768``."""
-    tensors = ["x".join(map(str, shape)) for shape in shapes if shape]
-    return ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
-
-
 def place_of(name: str) -> Where | None:
     """The module and line that a range of ours stands for; None: it is another range."""
     if not name.startswith(AT):

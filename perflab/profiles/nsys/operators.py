@@ -14,19 +14,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from perflab.profiles.alignment import STRANGER, aligned
-from perflab.profiles.categories import categories
+from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested
+from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
 from perflab.profiles.nsys.launches import COPY, GRAPH, Launch
-from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of, shown_shapes
+from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of
 from perflab.profiles.placed import NOWHERE, Phase, placed, within
 from perflab.profiles.places import MARK, Where
 
-PHASES = ("forward", "backward", "optimizer")
-_NODE_SCOPE = 1
-"""``RecordScope::BACKWARD_FUNCTION``"""
 Flops = Callable[[str, Sequence[Sequence[int]]], int]
 
 
@@ -152,7 +149,7 @@ def _event(
         inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
         sequence = inner.sequence if inner is not None and inner.name == node else -1
     elif at > 0 and _special(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
-        scope = _NODE_SCOPE
+        scope = BACKWARD_SCOPE
     elif not said.is_operator:
         name, scope = name_and_scope(name, RANGE_SCOPE)
     return Event(
