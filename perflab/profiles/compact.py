@@ -104,7 +104,8 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
         )
     calls = [changed(one, time_ns=_short(one.time_ns)) for one in counted(profile.cuda_calls)]
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
-    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True, cuda_calls=calls)
+    rounded = [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0) for row in together]
+    return changed(profile, rows=rounded, is_compact=True, cuda_calls=calls)
 
 
 def _is_gap(row: ProfileRow) -> bool:
@@ -121,10 +122,6 @@ def _key(row: ProfileRow) -> _Key:
 
 def _has_place(row: ProfileRow) -> bool:
     return bool(row.module or row.phase or row.line or row.shapes or row.kernel)
-
-
-def _rounded(row: ProfileRow) -> ProfileRow:
-    return changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0)
 
 
 def _short(time_ns: float) -> float:

@@ -81,14 +81,9 @@ class Reading:
             for before, one in pairwise(recorded):
                 self._add_on_device(before, one)
         else:
-            for one in recorded:
-                self._add_on_host(one)
-
-    def _add_on_host(self, recorded: Recorded) -> None:
-        """A call on a CPU lasts as long as the range around it."""
-        by_call = self._by_call(recorded)
-        self.sums.append(host_sums(recorded.root, by_call, recorded.phases))
-        self.profiled_ns.append(recorded.root.total_ns)
+            for one in recorded:  # a call on a CPU lasts as long as the range around it
+                self.sums.append(host_sums(one.root, self._by_call(one), one.phases))
+                self.profiled_ns.append(one.root.total_ns)
 
     def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
         """On each device a call lasts from the end of its kernels of the call before to the end of its own."""

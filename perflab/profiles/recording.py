@@ -88,28 +88,16 @@ def run_marked(workload: Workload) -> Any:
     import torch
 
     spans = iter(workload.spans)
-    opened: list[Any] = []
 
     def open_next() -> None:
+        opened.close()
         phase = next(spans, None)
         if phase is not None:
-            opened.append(torch.profiler.record_function(PHASE + phase))
-            opened[-1].__enter__()
+            opened.enter_context(torch.profiler.record_function(PHASE + phase))
 
-    def close() -> None:
-        if opened:
-            opened.pop().__exit__(None, None, None)
-
-    def after_phase() -> None:
-        close()
+    with torch.profiler.record_function(CALL), contextlib.ExitStack() as opened:
         open_next()
-
-    with torch.profiler.record_function(CALL):
-        open_next()
-        try:
-            return workload.run(after_phase)
-        finally:
-            close()
+        return workload.run(open_next)
 
 
 def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[Recorded]:
