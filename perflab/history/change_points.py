@@ -193,18 +193,15 @@ def _between(values: Floats, start: int, cut: int, end: int) -> Change:
     found = steps.evidence(part[None, :])
     places = (found.places[0] + steps.sides(part, cut - start)) / 2
     at = int(places.argmax())
-    likely = np.flatnonzero(places >= _least(places))
+    # The places that are 95 % likely together: those of at least this likelihood.
+    falling = np.sort(places)[::-1]
+    least = falling[int(np.searchsorted(np.cumsum(falling), _CERTAIN * falling.sum()))]
+    likely = np.flatnonzero(places >= least)
     mean, sd = steps.size(part, at)
     p = float(chance(found.score, len(part))[0])
     is_known = steps.LAST <= at <= len(part) - steps.LAST
     low, high = (exp(mean - 1.96 * sd), exp(mean + 1.96 * sd)) if is_known else (None, None)
     return Change(start + int(likely[0]) - 1, start + int(likely[-1]), start + at, exp(mean), low, high, p)
-
-
-def _least(places: Floats) -> float:
-    """The smallest likelihood among the places that are 95 % likely together."""
-    falling = np.sort(places)[::-1]
-    return float(falling[int(np.searchsorted(np.cumsum(falling), _CERTAIN * falling.sum()))])
 
 
 def _undone(changes: list[Change], levels: list[float], margins: list[float]) -> list[Change]:

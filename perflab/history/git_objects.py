@@ -106,10 +106,6 @@ def files_on(folder: Path, branch: str, below: str) -> list[tuple[str, str]]:
         named = format_names([one_line(name) for name in filter(None, there)]) or "none"
         raise UsageError(f"--branch={branch} has no folder {below}", f"name one of its folders: {named}")
     rows = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", tree).split("\0")
-    found = []
-    for row in filter(None, rows):
-        head, _, path = row.partition("\t")
-        _mode, kind, name = head.split()
-        if kind == "blob":
-            found.append((path, name))
-    return found
+    parts = (row.partition("\t") for row in filter(None, rows))
+    heads = ((path, *head.split()) for head, _, path in parts)
+    return [(path, name) for path, _mode, kind, name in heads if kind == "blob"]

@@ -146,6 +146,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     rests = [one.rest for one in timed if one.rest is not None]
     last_old, first_new = event.first - 1, event.last
     good, bad = history.runs[last_old].commit, history.runs[first_new].commit
+    is_same_code = good is not None and good == bad == clean(good)
     between = commits_between(repository, good, bad) if good and bad else None
     reasons = [
         history.words[rows[one.series].words[one.at]].removeprefix("accepted: ")
@@ -154,7 +155,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     ]
     return EventRow(
         number=number,
-        kind=_kind(event, history, no_code=len(timed) == len(members) and _is_same_code(good, bad)),
+        kind=_kind(event, history, no_code=len(timed) == len(members) and is_same_code),
         worse=event.is_worse,
         ratio=median(sure) if sure else None,
         smallest=min(ratios, default=None),
@@ -174,10 +175,6 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         rest_ratio=median(rests) if rests else None,
         reasons=list(dict.fromkeys(reasons)),
     )
-
-
-def _is_same_code(good: str | None, bad: str | None) -> bool:
-    return good is not None and good == bad == clean(good)
 
 
 def _kind(event: Event, history: History, *, no_code: bool) -> str:

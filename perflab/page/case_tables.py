@@ -15,7 +15,6 @@ from perflab.page.table import (
     PageTable,
     Row,
     change_cell,
-    noise_cell,
     number_cell,
     order,
     short,
@@ -100,11 +99,11 @@ def _latency_cells(case: Case, tone: str) -> list[Cell]:
     one, times = case.quantities.get("latency"), case.times
     noise = times.noise if times is not None and times.samples > 1 else None
     if one is None or one.ratio is None:
-        return [Cell(number=True), Cell(number=True), noise_cell(noise)]
+        return [Cell(number=True), Cell(number=True), number_cell(noise, "noise")]
     return [
         change_cell(format_change(one.ratio), tone, one.ratio),
         Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True),
-        noise_cell(noise),
+        number_cell(noise, "noise"),
     ]
 
 

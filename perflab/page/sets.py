@@ -8,7 +8,7 @@ from typing import Any
 
 from perflab.page.charts import Bar, bars
 from perflab.page.pictures import Picture
-from perflab.page.table import Cell, Column, PageTable, Row, noise_cell, number_cell, short, written
+from perflab.page.table import Cell, Column, PageTable, Row, number_cell, short, written
 from perflab.report.beside_text import amount
 from perflab.report.contents import RunContents
 from perflab.report.lines import MARKED, with_mark
@@ -69,7 +69,7 @@ def _title(name: str) -> str:
 def _study_cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
     value = row.get("values", {}).get(column["name"])
     if column["name"] == "spread":
-        return noise_cell(value)
+        return number_cell(value, "noise")
     if isinstance(value, int | float) and not isinstance(value, bool):
         ratio, between = (row.get(of, {}).get(column["name"]) for of in ("versus", "versus_intervals"))
         told = [format_ratio(ratio)] if ratio is not None else []

@@ -86,18 +86,15 @@ def short(text: str, most: int = LONGEST_NAME) -> str:
     return shorten(one_line(text), most)
 
 
-def noise_cell(share: float | None) -> Cell:
-    """Half the width of a median's interval, sorted by its value."""
-    return Cell(format_noise(share), sort=order(share), number=True) if share is not None else Cell(number=True)
-
-
 def order(value: float) -> float | int:
     """What a number is sorted by: exactly if it is a whole one, else with six digits."""
     return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def written(value: float, unit: str) -> str:
-    """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``."""
+    """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``; ``noise``: of a median."""
+    if unit == "noise":
+        return format_noise(value)
     if unit == "share":
         return f"{100 * value:.1f}%"
     if unit == "ratio":

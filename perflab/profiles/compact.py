@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import hypot
 
 from perflab.data import changed
-from perflab.profiles.host_calls import counted
+from perflab.profiles.parts import counted
 from perflab.profiles.records import (
     ANY_GAP,
     DISPATCH,

@@ -9,9 +9,8 @@ from __future__ import annotations
 from perflab.data import changed
 from perflab.profiles.compact import like_compact, with_one_gap, without_dispatch
 from perflab.profiles.facts import facts_of, totals_of
-from perflab.profiles.host_calls import host_parts
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.parts import parts_of
+from perflab.profiles.parts import host_parts, parts_of
 from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile
 from perflab.profiles.wholes import wholes
 from perflab.units import format_count, format_ns, format_signed

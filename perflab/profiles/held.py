@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.live_tensors import held_storages, storages_of
-from perflab.profiles.peak import summed
 from perflab.profiles.records import PeakPart
 
 if TYPE_CHECKING:
@@ -16,13 +15,8 @@ _Owned = tuple[str, str, Any]
 """Category, module, tensor."""
 
 
-def held_parts(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> list[PeakPart]:
-    """The storages of these objects, each once; they add up to ``held_bytes``. Arguments as of ``held_by_address``."""
-    return summed(held_by_address(found, names, device).values())
-
-
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
-    """The storages of these objects, each once, by address.
+    """The storages of these objects, each once, by address; they add up to ``held_bytes``.
 
     Args:
         found: what a callable reaches.

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from perflab.data import changed
-from perflab.profiles.facts import HALF, Change, Key, Total
+from perflab.measure.events import kind_of
+from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
 from perflab.profiles.new_calls import parsed
-from perflab.profiles.records import DISPATCH, UNNAMED, OnLine, Part
+from perflab.profiles.records import DISPATCH, ON_HOST, UNNAMED, VARY, CudaCall, OnLine, Part, Profile
 from perflab.profiles.wholes import Again, Layers
 
 
@@ -177,3 +178,29 @@ def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
 def _asked_for(one: Change) -> tuple[bool, float]:
     """Sorts what the code asks for before what that calls, and of these what takes most time first."""
     return bool(one.within), -abs(one.change_ns)
+
+
+def counted(calls: Iterable[CudaCall]) -> list[CudaCall]:
+    """Those that counts count: launches, and waits for the device."""
+    return [one for one in calls if kind_of(one.name) != "other call"]
+
+
+def host_parts(base: Profile, head: Profile, *, with_launches: bool) -> list[Part]:
+    """A part for each call of CUDA that the host makes more or less often: facts without a time of their own.
+
+    The most calls first; none where a profile was stored that does not know them.
+
+    Args:
+        base, head: profiles of one case.
+        with_launches: name launches beside waits: where no operator is called more often, of which they are.
+    """
+    if not base.cuda_calls or not head.cuda_calls:
+        return []
+    before, now = ({one.name: one.instances for one in counted(side.cuda_calls)} for side in (base, head))
+    parts = []
+    for name in {**before, **now}:
+        was, is_now = before.get(name, 0.0), now.get(name, 0.0)
+        more, inputs = round(is_now - was, 2), "" if is_whole(was) and is_whole(is_now) else VARY
+        if abs(more) > HALF and (with_launches or kind_of(name) == "wait"):
+            parts.append(Part(change_ns=0.0, operator=name, more=more, inputs=inputs, category=ON_HOST))
+    return sorted(parts, key=lambda one: (-abs(one.more), one.operator))

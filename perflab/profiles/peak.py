@@ -20,10 +20,10 @@ _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
 class Asked(NamedTuple):
     """Who asked for a block."""
 
-    phase: str
-    operator: str
-    module: str
-    line: str
+    phase: str = ""
+    operator: str = ""
+    module: str = ""
+    line: str = ""
     stack: tuple[str, ...] = ()
 
     def part(self, category: str, size_bytes: int, blocks: int) -> PeakPart:
@@ -37,9 +37,6 @@ class Asked(NamedTuple):
             line=self.line,
             stack=list(self.stack),
         )
-
-
-NOBODY = Asked("", "", "", "")
 
 
 class Askers:
@@ -65,7 +62,7 @@ class Askers:
                 break
             call = above
         if call is None:
-            return Asked(self._phase_at(event.time_ns), "", "", "")
+            return Asked(self._phase_at(event.time_ns))
         one = self._placed[id(call)]
         operator = "" if call.name.startswith(NODE) else call.name
         return Asked(one.phase, operator, *one.where)
@@ -109,7 +106,7 @@ def made_by_call(
         if giver is not None:
             freed[giver] = number
         if first <= number < end and (giver is None or giver < first):
-            asked = askers.at(events[giver]) if giver is not None else NOBODY
+            asked = askers.at(events[giver]) if giver is not None else Asked()
             parts.append(asked.part(LET_GO, event.size_bytes, -1))
     for number in range(first, end):
         if events[number].size_bytes > 0 and freed.get(number, end) >= end:

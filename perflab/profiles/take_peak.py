@@ -17,7 +17,7 @@ from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.live_tensors import held_storages
 from perflab.measure.profiler import profiler
-from perflab.profiles.held import held_by_address, held_parts
+from perflab.profiles.held import held_by_address
 from perflab.profiles.peak import Askers, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
@@ -134,7 +134,7 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         _run_within_a_range(workload, marking)
         synchronize(device)
         found = list(reachable(workload.roots))
-        held = held_parts(found, module_names(found), device)
+        held = summed(held_by_address(found, module_names(found), device).values())
         pools_bytes = free_bytes_in(replayed, device)
         del found  # it keeps gradients alive that the next call lets go
         result = _run_within_a_range(workload, marking)

@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from perflab.profiles.alignment import STRANGER, aligned
@@ -20,7 +19,7 @@ from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, ne
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
 from perflab.profiles.nsys.launches import COPY, GRAPH, Launch
-from perflab.profiles.nsys.names import named, node_of, place_of, shapes_of
+from perflab.profiles.nsys.names import named, place_or_node, shapes_of
 from perflab.profiles.placed import NOWHERE, Phase, placed, within
 from perflab.profiles.places import MARK, Where
 
@@ -130,14 +129,14 @@ def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: i
     events = []
     for at, (one, said) in enumerate(zip(found, parts, strict=True)):
         name, sequence, scope = said.name, said.sequence, 0
-        place, node = _special(name)
+        place, node = place_or_node(name)
         if place is not None:
             places.append(place)
             name, scope = f"{MARK}{len(places) - 1}", RANGE_SCOPE
         elif node is not None:  # autograd's number stands in the range that begins next
             inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
             sequence = inner.sequence if inner is not None and inner.name == node else -1
-        elif at > 0 and _special(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
+        elif at > 0 and place_or_node(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
             scope = BACKWARD_SCOPE
         elif not said.is_operator:
             name, scope = name_and_scope(name, RANGE_SCOPE)
@@ -155,11 +154,6 @@ def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: i
         )
         events.append(event)
     return events
-
-
-@lru_cache(maxsize=65536)
-def _special(name: str) -> tuple[Where | None, str | None]:
-    return place_of(name), node_of(name)
 
 
 class _Innermost:
