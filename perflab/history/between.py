@@ -19,12 +19,7 @@ _MOST = 10_000
 
 
 def with_between(contents: Contents, named: tuple[str, str], repository: Path) -> Contents:
-    """The contents with the commits after the older of two runs, up to the newer one.
-
-    Args:
-        contents: the history.
-        named: the runs, in any order.
-        repository: where commits are looked up.
+    """The contents with the commits after the older of two runs, named in any order, up to the newer one.
 
     Raises:
         UsageError: no run, or several, is called so; one names no commit; the repository does not have them.

@@ -22,9 +22,7 @@ class Place(NamedTuple):
 def places_of(environment: Environment | None, variant: str) -> tuple[Place, Place]:
     """Where times, and exact quantities, of results from an environment belong.
 
-    Args:
-        environment: of what was run; None of what was predicted or compiled.
-        variant: what such a result is for.
+    ``variant``: what a result without an environment, which was predicted or compiled, is for.
     """
     if environment is None:
         nowhere = Place(variant or "no machine", variant or "no machine", is_exact=True)

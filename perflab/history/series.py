@@ -85,9 +85,7 @@ Key = tuple[str, str, str, int]
 class History:
     """Runs and series, as they are read. ``finish`` puts them into order.
 
-    Args:
-        source: what is read, for people.
-        skipped: quantities that nobody asks for.
+    ``source`` is what is read, for people; ``skipped`` are quantities that nobody asks for.
     """
 
     def __init__(self, source: str, skipped: Collection[str] = ()) -> None:
@@ -135,13 +133,8 @@ class History:
     ) -> None:
         """What one run says of a case.
 
-        Args:
-            run: its number.
-            case: the case's name.
-            variant: what tells results of one case apart.
-            places: numbers of the places of times, and of exact quantities.
-            word: the verdict, or why it was accepted.
-            readings: by quantity; those of the calibration workload among them.
+        ``places`` are numbers of the places of times, and of exact quantities; ``word`` is the verdict, or why it was
+        accepted. Readings of the calibration workload are among those of the case.
         """
         number = self.word(word)
         for quantity, reading in readings.items():

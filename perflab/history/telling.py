@@ -37,9 +37,7 @@ from perflab.report.lines import short_name
 def contents_of(history: History, repository: Path) -> Contents:
     """Judge a history, and put into words and numbers what there is to say.
 
-    Args:
-        history: all that was read.
-        repository: where commits are looked up.
+    Commits are looked up in the repository.
     """
     series = history.series
     groups = [place.group for place in history.places]

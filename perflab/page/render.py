@@ -28,10 +28,8 @@ _COLUMNS = 60
 def render(template: str, script: str = EXPLORE, **values: Any) -> str:
     """A whole page.
 
-    Args:
-        template: a file of ``templates`` that extends ``base.html``.
-        script: the one that the page runs, a file of ``templates``.
-        values: what it needs; one that is missing is an error.
+    ``template`` extends ``base.html``; it and ``script`` are files of ``templates``. A value that it needs and does not
+    get is an error.
     """
     own = {"script": Markup(_source(script)), "policy": Markup(policy(script))}
     return _environment().get_template(template).render(own | values) + "\n"

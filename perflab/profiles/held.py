@@ -18,10 +18,7 @@ _Owned = tuple[str, str, Any]
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
     """The storages of these objects, each once, by address; they add up to ``held_bytes``.
 
-    Args:
-        found: what a callable reaches.
-        names: of modules, by ``id``.
-        device: that the storages lie on.
+    ``names`` are of modules, by ``id``.
     """
     sizes = held_storages(found, device)
     owners: dict[int, tuple[str, str]] = {}

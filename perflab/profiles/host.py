@@ -77,10 +77,7 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
 
     What an event costs the profiler is in the time of the operator, or the gap, that it was recorded in.
 
-    Args:
-        root: the range around the call, on the thread that called.
-        known: by ``id`` of a call, what is known of it.
-        phases: of the call.
+    ``root`` is the range around the call, on the thread that called; ``known`` is by ``id`` of a call.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
     found: dict[int, Sum] = {}  # what is known is one object for many calls: its key is made once

@@ -21,10 +21,7 @@ from perflab.profiles.wholes import Again, Layers
 def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
     """One part an edit of a module, or one for all modules that are computed again or run more often.
 
-    Args:
-        facts: what the code does otherwise.
-        wholes: modules of which all changed in the same way.
-        now: the profile that is looked at.
+    ``wholes`` are modules of which all changed in the same way; ``now`` is the profile that is looked at.
     """
     together = {module: one for one in wholes for module in one.modules}
     groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)

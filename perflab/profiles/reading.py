@@ -27,9 +27,7 @@ STRANGERS = 0.05
 def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
     """Every operator of a call in order, with place, category, shapes and FLOPs.
 
-    Args:
-        recorded: the call, with details.
-        named: the place that a mark stands for.
+    ``named`` gives the place that a mark stands for.
     """
     found = placed(recorded.roots, recorded.phases, named)
     flops = flops_where_done([one.call for one in found])

@@ -103,10 +103,8 @@ def run_marked(workload: Workload) -> Any:
 def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[Recorded]:
     """The calls that were run marked, in order.
 
-    Args:
-        recorded: what ``recording`` gave.
-        calls: how many there were.
-        details: with all that places need: autograd's numbers; and shapes and FLOPs of operators.
+    ``recorded`` is what ``recording`` gave. ``details`` are all that places need: autograd's numbers; and shapes and
+    FLOPs of operators.
 
     Raises:
         UsageError: not all of them were recorded.

@@ -70,14 +70,7 @@ def take_profile(
     plan: ProfilePlan,
     progress: Callable[[str], None],
 ) -> Profile:
-    """Profile one call of a workload that is warm.
-
-    Args:
-        workload: what is called.
-        device: where its work happens.
-        stopwatch: times calls without the profiler.
-        plan: how long it may take, and what is written besides.
-        progress: called with what is under way.
+    """Profile one call of a workload that is warm; ``progress`` is called with what is under way.
 
     Raises:
         UsageError: another profiler runs, or ours saw nothing.

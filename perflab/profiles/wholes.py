@@ -63,9 +63,7 @@ class Again:
 def wholes(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Sequence[Change]) -> list[Layers | Again]:
     """Modules that changed as a whole: more or fewer layers, and else what is computed again.
 
-    Args:
-        before, now: both profiles by operator, module and phase.
-        facts: what differs between them.
+    ``facts`` are what differs between the two profiles.
     """
     layers = _other_layers(before, now, facts)
     told = {module for one in layers for module in one.modules}

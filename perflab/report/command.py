@@ -87,9 +87,7 @@ def compare_command(parser: argparse.ArgumentParser) -> Run:
 def read_sources(paths: Sequence[Path], case: str | None = None) -> list[Source]:
     """The runs of these files, each labelled by as much of its path as tells it from the others.
 
-    Args:
-        paths: results files, or journals.
-        case: keep only cases whose name contains this.
+    ``case``: keep only cases whose name contains this.
 
     Raises:
         DocumentError: one cannot be read.

@@ -52,12 +52,7 @@ class _UnclearError(Exception):
 
 
 def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer:
-    """Find the commit.
-
-    Args:
-        bench: where the case runs.
-        searched: the range.
-        told: told of every commit that is tried.
+    """Find the commit; ``told`` is told of every one that is tried.
 
     Raises:
         UsageError: the range is none.

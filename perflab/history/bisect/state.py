@@ -100,9 +100,7 @@ class Standing:
 def standing(commits: Sequence[str], tried: Mapping[str, Side]) -> Standing:
     """Where a bisection stands.
 
-    Args:
-        commits: what came after the good commit, up to the bad one, oldest first.
-        tried: what is known of some of them. The last one is bad without being named here.
+    ``commits`` came after the good one, up to the bad one, oldest first. The last is bad without being in ``tried``.
     """
     last = next((at for at, one in enumerate(commits) if tried.get(one) == "bad"), len(commits) - 1)
     first = next((at + 1 for at in reversed(range(last)) if tried.get(commits[at]) == "good"), 0)

@@ -178,14 +178,9 @@ def summed(
 ) -> Sums:
     """Go through all launches once.
 
-    Args:
-        export: what is read.
-        process: whose launches.
-        ranges: of that process.
-        keeping: by number of a range whose launches are kept one by one.
-        paths: the number of a range's path, by the range's number.
-        calls: when each call begins whose time on the device is asked for, in order.
-        progress: told how many launches have been read, now and then.
+    ``keeping`` is by number of a range whose launches are kept one by one. ``paths`` gives the number of a path by that
+    of a range. ``calls``: when each call begins whose time on the device is asked for, in order. ``progress`` is told
+    how many launches have been read, now and then.
     """
     sums = Sums(Totals(ranges), kept=keeping, before=Before(calls))
     totals, parents, before = sums.totals, ranges.parents, sums.before

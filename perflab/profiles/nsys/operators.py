@@ -55,12 +55,7 @@ def asked_by(
 ) -> Asked:
     """Say of each launch of a call what asked for it.
 
-    Args:
-        span: the call.
-        found: ranges within it, in any order.
-        phases: of the call, in order.
-        launches: of the call.
-        flops: FLOPs of an operator with these shapes.
+    ``found`` are ranges within the call, in any order; ``flops`` gives FLOPs of an operator with these shapes.
     """
     by_thread: dict[int, list[Ranged]] = defaultdict(list)
     for one in found:
