@@ -10,11 +10,9 @@ from perflab.compiled.records import CompiledCase, KernelResources, case_of
 from perflab.data import changed as with_data
 from perflab.records import Verdict
 from perflab.report.contents import Case, exact_quantities
-from perflab.report.counts import changed, count_fact, count_row
 from perflab.report.escaping import lines_of
-from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
-from perflab.report.lines import Line, Row, shown_verdict, verdict_text, wrap_facts
-from perflab.report.section import Section
+from perflab.report.failing_table import WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
+from perflab.report.lines import Line, Row, Section, shown_verdict, verdict_text, wrap_facts
 from perflab.report.view import View
 from perflab.results import Document, Result
 from perflab.units import format_bytes

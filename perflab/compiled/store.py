@@ -174,7 +174,8 @@ def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
 def _format(registration: str, cases: Mapping[str, KernelBaseline]) -> str:
     """JSON, schema first, a kernel a line, sorted: a diff shows the kernels that changed, and no others."""
     save_of = {case: _Save(**_fields(one, _Save)) for case, one in cases.items()}
-    target_of = {case: (_arch(case), _Target(**_fields(one.resources, _Target))) for case, one in cases.items()}
+    arch_of = {case: case.rpartition("[")[2].removesuffix("]") for case in cases}
+    target_of = {case: (arch_of[case], _Target(**_fields(one.resources, _Target))) for case, one in cases.items()}
     saves = named(sorted(save_of.values(), key=to_json), lambda save: save.recorded)
     targets = named(sorted(target_of.values(), key=lambda target: to_json(target[1])), lambda target: target[0])
     name_of = {one: name for name, one in [*saves.items(), *targets.items()]}
@@ -195,10 +196,6 @@ def _format(registration: str, cases: Mapping[str, KernelBaseline]) -> str:
 
 def _fields(one: Data, kind: type[Data]) -> dict[str, Any]:
     return {name: getattr(one, name) for name in kind.__struct_fields__}
-
-
-def _arch(case: str) -> str:
-    return case.rpartition("[")[2].removesuffix("]")
 
 
 def _table(name: str, table: Mapping[str, Any]) -> str:

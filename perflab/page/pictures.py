@@ -93,11 +93,8 @@ def _sampled(times: Times) -> str:
 
 
 def _pairs(case: Case) -> list[Picture]:
-    found = []
-    for paired in (case.paired, case.paired_to_anchor):
-        if paired is not None and (paired.screen or paired.confirm):
-            found.append(_pair(case, paired))
-    return found
+    both = (case.paired, case.paired_to_anchor)
+    return [_pair(case, one) for one in both if one is not None and (one.screen or one.confirm)]
 
 
 def _pair(case: Case, paired: Paired) -> Picture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -153,8 +153,8 @@ def _ends(kernels: Sequence[Kernel]) -> dict[int, int]:
 
 
 def _summed(calls: Sequence[tuple[str, int]]) -> dict[str, Sum]:
-    often = Counter(name for name, _ in calls)
-    sums = {name: Sum(instances=count) for name, count in often.items()}
+    sums: dict[str, Sum] = defaultdict(Sum)
     for name, length_ns in calls:
+        sums[name].instances += 1
         sums[name].time_ns += length_ns
     return sums

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from urllib.parse import quote
 
 from perflab.report.escaping import FENCE, code, escape, fenced, for_reading, in_html
@@ -26,21 +25,18 @@ _ONE_LINE = 10_000
 
 def markdown(
     document: Document,
-    parameter: str | None = None,
     view: View = DEFAULT_VIEW,
     *,
     notes: Sequence[str] = (),
     page: str | None = None,
 ) -> str:
-    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for.
+    """The whole run; ends with a newline.
 
     ``view`` is that of the measured cases, among which those that need looking at stand first all the same. ``notes``
     stand first, and a link to ``page``.
     """
     first = [*link(page), *map(escape, notes)]
     document = for_reading(document)
-    if parameter is not None:
-        view = replace(view, side_by_side=parameter)
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", *first, "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"

@@ -30,16 +30,13 @@ def summary(
     notes: Sequence[str] = (),
     *,
     accept: str | None = None,
-    parameter: str | None = None,
     view: View = DEFAULT_VIEW,
 ) -> list[Line]:
     """The lines that end a run; ``notes`` stand below the tables. ``accept`` is what to call, if it was not pytest.
 
-    ``parameter`` is set side by side, in place of what each case asks for; ``view`` is that of the measured cases.
+    ``view`` is that of the measured cases.
     """
     document = for_reading(document)
-    if parameter is not None:
-        view = replace(view, side_by_side=parameter)
     lines = _lines(document, width, notes, accept, view)
     runs = any(result.outcome is not None and result.outcome.runs for result in document.results)
     if view.every or not runs or len(lines) <= LONG:  # of a run that measured nothing, all is there to be read
