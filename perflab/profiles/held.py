@@ -11,9 +11,6 @@ from perflab.profiles.records import PeakPart
 if TYPE_CHECKING:
     import torch
 
-_Owned = tuple[str, str, Any]
-"""Category, module, tensor."""
-
 
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
     """The storages of these objects, each once, by address; they add up to ``held_bytes``.
@@ -31,8 +28,8 @@ def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torc
     }
 
 
-def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[_Owned]:
-    """Parameters first, since a tensor may be several things."""
+def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[tuple[str, str, Any]]:
+    """Category, module and tensor; parameters first, since a tensor may be several things."""
     import torch
     from torch import nn
 

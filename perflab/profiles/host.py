@@ -98,17 +98,8 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
 
 def key_of(one: Known, category: str) -> Key:
     """That of an operator on the host. Rows of PyTorch's own work, many small calls, have no lines and shapes."""
-    shown = category != DISPATCH
-    return Key(
-        category,
-        one.name,
-        "",
-        one.phase,
-        one.where.module,
-        one.where.line if shown else "",
-        one.shapes if shown else "",
-        one.within if shown else "",
-    )
+    key = Key(category, one.name, "", one.phase, one.where.module, one.where.line, one.shapes, one.within)
+    return key._replace(line="", shapes="", within="") if category == DISPATCH else key
 
 
 def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], sums: dict[Key, Sum]) -> None:

@@ -45,9 +45,8 @@ def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Chan
     Lines that work in no common phase are of two. What has no line belongs to what takes most time in its phase;
     PyTorch's own work always follows from something.
 
-    Args:
-        changes: of one module.
-        unchanged: lines of the version that is looked at on which something runs, and nothing changed.
+    ``changes`` are of one module; ``unchanged`` are lines of the version that is looked at on which something runs, and
+    nothing changed.
     """
     by_spot: dict[str, list[Change]] = defaultdict(list)
     for one in _with_what_replaces(changes):

@@ -112,10 +112,7 @@ class Reading:
         Rows and timer are of the same pairs. Of each their own faster half would be of different minutes, and a machine
         that drifts would tell them apart.
 
-        Args:
-            device: ``cpu`` or ``cuda``.
-            plain_ns: beside each profiled call, how long one took that was not profiled.
-            notes: what a reader has to know.
+        ``plain_ns``: beside each profiled call, how long one took that was not profiled.
         """
         said = list(notes)
         not_shown = self.not_shown - {key.device for sums in self.sums for key in sums}

@@ -24,15 +24,9 @@ def summed_up(
 ) -> Profile:
     """The mean of the quiet calls, row by row.
 
-    Args:
-        device: ``cpu`` or ``cuda``.
-        calls: the divided time of each profiled call.
-        profiled_ns: how long each of them took.
-        quiet: which of them count.
-        timer_ns: how long one takes that is not profiled.
-        cost: what the profiler adds, which is taken off.
-        notes: what a reader has to know.
-        cuda_calls: of each profiled call, the host's calls of CUDA by name; empty: they are not known.
+    ``calls`` have the divided time of each profiled call, and ``quiet`` says which of them count; ``timer_ns`` is of
+    one that is not profiled. ``cost``, what the profiler adds, is taken off. ``cuda_calls`` are those of the host by
+    name, of each call; none: they are not known.
     """
     counted = [calls[at] for at in quiet]
     keys = dict.fromkeys(key for call in counted for key in call)

@@ -78,12 +78,8 @@ def occupancy(
     blocks, in units of 128 bytes. An upper bound, not a measurement: a grid may be too small, and a launch may ask for
     another split of cache and shared memory.
 
-    Args:
-        architecture: the multiprocessor.
-        num_warps: warps of a block.
-        registers: of a thread.
-        shared_bytes: of a block, static and dynamic.
-        tensor_columns: of a block. NVIDIA's calculator leaves them out: a block too many is there, but waits for them.
+    Registers are of a thread; warps, shared memory (static and dynamic) and columns of tensor memory are of a block.
+    NVIDIA's calculator leaves columns out: a block too many is there, but waits for them.
     """
     per_warp = _round_up(registers * _WARP, _REGISTER_UNIT)
     warps_by_registers = _PARTITIONS * (REGISTERS_PER_SM // _PARTITIONS // per_warp) if per_warp else 10**9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,14 +103,6 @@ def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
     ):
         return False
     return update or (update_new and result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE))
-
-
-def outcome(future: Future[CompiledKernel]) -> CompiledKernel | KernelError:
-    """What came of compiling, be it that the registration is not what it was."""
-    try:
-        return future.result()
-    except KernelError as error:
-        return error
 
 
 def save(saving: Saving) -> None:
