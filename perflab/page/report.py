@@ -95,22 +95,14 @@ def _run_view(run: RunContents, number: int, several: bool) -> RunView:
 
 def _environment_table(given: Sequence[Environment]) -> PageTable:
     """Machine and versions, a column for each environment."""
-    plain = [{name: getattr(one, name) for name in one.__struct_fields__} for one in given]
-    names = [name for name in plain[0] if any(one[name] is not None for one in plain)]
-    columns = [
-        Column("what"),
-        *(Column(f"environment {at}" if len(given) > 1 else "value") for at in range(1, len(given) + 1)),
-    ]
+    values = {name: [getattr(one, name) for one in given] for name in Environment.__struct_fields__}
     rows = [
-        Row(
-            [
-                Cell(name.replace("_", " ")),
-                *(Cell("–" if one[name] is None else str(one[name])) for one in plain),
-            ]
-        )
-        for name in names
+        Row([Cell(name.replace("_", " ")), *(Cell("–" if one is None else str(one)) for one in found)])
+        for name, found in values.items()
+        if any(one is not None for one in found)
     ]
-    return PageTable(columns, rows)
+    titles = [f"environment {at}" for at in range(1, len(given) + 1)] if len(given) > 1 else ["value"]
+    return PageTable([Column("what"), *map(Column, titles)], rows)
 
 
 def _disturbances_of(run: RunContents) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import hypot
 
 from perflab.data import changed
-from perflab.profiles.parts import counted
+from perflab.profiles.parts import launches_and_waits
 from perflab.profiles.records import (
     ANY_GAP,
     DISPATCH,
@@ -102,7 +102,7 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
             time_ns=so_far.time_ns + row.time_ns,
             spread_ns=hypot(so_far.spread_ns, row.spread_ns),
         )
-    calls = [changed(one, time_ns=_short(one.time_ns)) for one in counted(profile.cuda_calls)]
+    calls = [changed(one, time_ns=_short(one.time_ns)) for one in launches_and_waits(profile.cuda_calls)]
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
     rounded = [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0) for row in together]
     return changed(profile, rows=rounded, is_compact=True, cuda_calls=calls)

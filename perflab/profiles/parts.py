@@ -176,8 +176,8 @@ def _asked_for(one: Change) -> tuple[bool, float]:
     return bool(one.within), -abs(one.change_ns)
 
 
-def counted(calls: Iterable[CudaCall]) -> list[CudaCall]:
-    """Those that counts count: launches, and waits for the device."""
+def launches_and_waits(calls: Iterable[CudaCall]) -> list[CudaCall]:
+    """The calls of CUDA that counts count."""
     return [one for one in calls if kind_of(one.name) != "other call"]
 
 
@@ -192,7 +192,7 @@ def host_parts(base: Profile, head: Profile, *, with_launches: bool) -> list[Par
     """
     if not base.cuda_calls or not head.cuda_calls:
         return []
-    before, now = ({one.name: one.instances for one in counted(side.cuda_calls)} for side in (base, head))
+    before, now = ({one.name: one.instances for one in launches_and_waits(side.cuda_calls)} for side in (base, head))
     parts = []
     for name in {**before, **now}:
         was, is_now = before.get(name, 0.0), now.get(name, 0.0)
