@@ -5,9 +5,9 @@ The same rules make a run's own results one: the last result of a case counts, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from perflab.measure.records import CALIBRATION_BEFORE
 from perflab.reading import decoded, rename_key
 from perflab.records import Verdict
 from perflab.results import Document, Result, by_study
+
+Name = TypeVar("Name", bound=Hashable)
 
 OLDEST, SCHEMA = 1, 3
 """1 had a key for each tier where ``outcome`` is; 2 and before called ``calibration_ns`` ``yardsticks_ns``."""
@@ -192,15 +194,15 @@ def in_order(results: Mapping[str, Result], order: Sequence[str]) -> list[Result
     return [results[case] for case in weave([order, list(results)]) if case in results]
 
 
-def weave(orders: Iterable[Sequence[str]]) -> list[str]:
+def weave(orders: Iterable[Sequence[Name]]) -> list[Name]:
     """One order out of several: what an order adds stands after the same case as there, or before it if it leads."""
-    woven: list[str] = []
+    woven: list[Name] = []
     for order in orders:
         known = set(woven)
-        before: dict[str, list[str]] = {}
-        after: dict[str, list[str]] = {}
-        lead: list[str] = []
-        anchor: str | None = None
+        before: dict[Name, list[Name]] = {}
+        after: dict[Name, list[Name]] = {}
+        lead: list[Name] = []
+        anchor: Name | None = None
         for case in dict.fromkeys(order):
             if case in known:
                 if anchor is None:

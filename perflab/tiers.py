@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from perflab.plugin.session.saving import Saving
     from perflab.records import Environment, TierRecord
     from perflab.report.contents import Case
-    from perflab.report.lines import Line
-    from perflab.report.section import Section
+    from perflab.report.lines import Line, Section
     from perflab.report.view import View
     from perflab.results import Document, Result
     from perflab.store.join import Part

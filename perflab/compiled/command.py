@@ -47,7 +47,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
         except ValueError as error:
             raise UsageError(f"--arch: {error}", "give their numbers, such as --arch=80,90") from error
         chosen = [*given.registrations, *([f"--arch={given.arch}"] if given.arch is not None else [])]
-        found = compile_kernels(
+        document, notes = compile_kernels(
             given.registrations,
             archs,
             update=given.update,
@@ -55,13 +55,12 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
             command=["perflab", "kernels", *chosen],
             say=progress,
         )
-        for text in [result.failure for result in found.document.results if result.failure]:
+        for text in [result.failure for result in document.results if result.failure]:
             print(f"{lines_of(text)}\n")
-        notes = list(found.notes)
         if given.json is not None:
-            write_document(found.document, given.json)
+            write_document(document, given.json)
             notes.append(f"wrote {given.json}")
-        show(found.document, notes, accept=shlex.join(["perflab", "kernels", *chosen, "--update"]))
-        return found.document.exitstatus
+        show(document, notes, accept=shlex.join(["perflab", "kernels", *chosen, "--update"]))
+        return document.exitstatus
 
     return run

@@ -59,21 +59,19 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
     return Judgement(verdict=verdict, counts=_changes(here, before), worse=worse, reasons=reasons)
 
 
-def can_be_saved(kernel: CompiledKernel) -> bool:
-    """Whether the kernel could run at all: nobody accepts one that cannot."""
-    return kernel.resources is not None and not _too_much(kernel.resources, kernel.arch)
+def is_broken(kernel: CompiledKernel) -> bool:
+    """Whether the kernel cannot run at all, so that no option lets it pass, and nobody saves it."""
+    return kernel.resources is None or bool(_too_much(kernel.resources, kernel.arch))
 
 
 def _too_much(here: KernelResources, arch: int) -> list[str]:
     """What a block wants and cannot have: the launch would fail."""
-    reasons = []
     if here.shared_bytes > here.shared_limit_bytes:
-        reasons.append(
-            f"needs {here.shared_bytes:,} B of shared memory per block, but sm_{arch} has {here.shared_limit_bytes:,}"
-        )
-    if not reasons and here.blocks_per_sm == 0:
-        reasons.append(f"no block fits onto a multiprocessor of sm_{arch}: limited by {here.limited_by}")
-    return reasons
+        wanted = f"needs {here.shared_bytes:,} B of shared memory per block"
+        return [f"{wanted}, but sm_{arch} has {here.shared_limit_bytes:,}"]
+    if here.blocks_per_sm == 0:
+        return [f"no block fits onto a multiprocessor of sm_{arch}: limited by {here.limited_by}"]
+    return []
 
 
 def _foreign(now: CompiledKernel, here: KernelResources, baseline: KernelBaseline) -> list[str]:
@@ -109,31 +107,27 @@ def _spilled(here: KernelResources) -> int:
     return here.spill_store_bytes + here.spill_load_bytes
 
 
-def strongest_kind(here: KernelResources) -> str | None:
-    """The newest kind of tensor-core instruction in a kernel, if it has one."""
-    return next((kind for kind in reversed(KINDS) if here.instructions.get(kind, 0)), None)
-
-
-def _rank(kind: str | None) -> int:
-    return KINDS.index(kind) if kind is not None else -1
+def _strongest(here: KernelResources) -> int:
+    """Which of ``KINDS`` is the newest that a kernel has; -1: it has none."""
+    return max((at for at, kind in enumerate(KINDS) if here.instructions.get(kind)), default=-1)
 
 
 def _products_lost(here: KernelResources, before: KernelResources) -> str | None:
-    was, now = strongest_kind(before), strongest_kind(here)
-    if was is None:
+    was, now = _strongest(before), _strongest(here)
+    if was < 0:
         return None
-    if now is None:
-        return f"lost {was}: its products no longer run on tensor cores"
-    if _rank(now) < _rank(was):
-        return f"lost {was}: its products run as {now} now"
-    fallen = [kind for kind in KINDS[: _rank(was)] if here.instructions.get(kind) and not before.instructions.get(kind)]
-    return f"some of its products run as {fallen[0]} now, beside {was}" if fallen else None
+    if now < 0:
+        return f"lost {KINDS[was]}: its products no longer run on tensor cores"
+    if now < was:
+        return f"lost {KINDS[was]}: its products run as {KINDS[now]} now"
+    fallen = [kind for kind in KINDS[:was] if here.instructions.get(kind) and not before.instructions.get(kind)]
+    return f"some of its products run as {fallen[0]} now, beside {KINDS[was]}" if fallen else None
 
 
 def _is_better(here: KernelResources, before: KernelResources) -> bool:
     return (
         _spilled(here) < _spilled(before)
-        or _rank(strongest_kind(here)) > _rank(strongest_kind(before))
+        or _strongest(here) > _strongest(before)
         or here.warps_per_sm > before.warps_per_sm
     )
 

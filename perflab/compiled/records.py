@@ -73,3 +73,8 @@ class CompiledCase(TierRecord, frozen=True, tag="compiled"):
 
     now: CompiledKernel
     before: KernelResources | None = None
+
+
+def case_of(name: str, arch: int) -> str:
+    """What a kernel is called for an architecture: ``rms-norm-bf16[sm_90]``."""
+    return f"{name}[sm_{arch}]"

@@ -6,15 +6,13 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
+from perflab.compiled.records import CompiledCase, KernelResources, case_of
 from perflab.data import changed as with_data
 from perflab.records import Verdict
 from perflab.report.contents import Case, exact_quantities
-from perflab.report.counts import changed, count_fact, count_row
 from perflab.report.escaping import lines_of
-from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
-from perflab.report.lines import Line, Row, shown_verdict, verdict_text, wrap_facts
-from perflab.report.section import Section
+from perflab.report.failing_table import WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
+from perflab.report.lines import Line, Row, Section, shown_verdict, verdict_text, wrap_facts
 from perflab.report.view import View
 from perflab.results import Document, Result
 from perflab.units import format_bytes
@@ -31,11 +29,6 @@ _WORSE = {
     "occupancy": "lower occupancy",
     "shared memory": "not enough shared memory",
 }
-
-
-def kernel_name(kernel: CompiledKernel) -> str:
-    """``rms-norm-bf16[sm_90]``."""
-    return f"{kernel.name}[sm_{kernel.arch}]"
 
 
 def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
@@ -59,7 +52,7 @@ def kernel_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
     """The table cell by cell."""
     return [
         Row(
-            kernel_name(result.outcome.now),
+            case_of(result.outcome.now.name, result.outcome.now.arch),
             _cells(result.outcome.now.resources),
             verdict_text(result),
             _details(result, width),
@@ -69,23 +62,11 @@ def kernel_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
     ]
 
 
-def compilers(results: Sequence[Result]) -> list[str]:
-    """What compiled: ``triton 3.9.0``, and the assemblers with what they assembled for."""
-    compiled = [result.outcome.now for result in results if isinstance(result.outcome, CompiledCase)]
-    tritons = sorted({kernel.triton for kernel in compiled})
-    assemblers: dict[str, set[int]] = {}
-    for kernel in compiled:
-        if kernel.resources is not None:
-            assemblers.setdefault(kernel.resources.ptxas, set()).add(kernel.arch)
-    told = [f"ptxas {name} (sm_{', '.join(map(str, sorted(archs)))})" for name, archs in sorted(assemblers.items())]
-    return [f"compiled: triton {', '.join(tritons)}", *told]
-
-
 def explain_kernel(result: Result, accept: str | None) -> str:
     """The text of a failure. ``accept`` is the command that takes what was compiled as the new baseline."""
     assert isinstance(result.outcome, CompiledCase)
     now, judgement = result.outcome.now, result.judgement
-    name = kernel_name(now)
+    name = case_of(now.name, now.arch)
     if judgement.worse:
         told = [_WORSE.get(one, one) for one in judgement.worse]
         lines = wrapped(f"{name} is worse than its baseline: {', '.join(told)}")
@@ -198,10 +179,14 @@ def describe(result: Result, case: Case) -> Case:
 
 
 def _head(document: Document, results: Sequence[Result]) -> list[str]:
-    """Facts of what compiled the kernels, the directory of their baselines (if any) last."""
-    tritons = {result.outcome.now.triton for result in results if isinstance(result.outcome, CompiledCase)}
-    folders = sorted(tritons) if document.baselines is not None else []
-    return [
-        *compilers(results),
-        *(f"{PurePath(document.baselines or '', f'triton-{version}').as_posix()}/" for version in folders),
-    ]
+    """Facts: Triton, the assemblers with what they assembled for, the directories of baselines (if any)."""
+    compiled = [result.outcome.now for result in results if isinstance(result.outcome, CompiledCase)]
+    tritons = sorted({kernel.triton for kernel in compiled})
+    assemblers: dict[str, set[int]] = {}
+    for kernel in compiled:
+        if kernel.resources is not None:
+            assemblers.setdefault(kernel.resources.ptxas, set()).add(kernel.arch)
+    told = [f"ptxas {name} (sm_{', '.join(map(str, sorted(archs)))})" for name, archs in sorted(assemblers.items())]
+    folders = tritons if document.baselines is not None else []
+    stored = [f"{PurePath(document.baselines or '', f'triton-{version}').as_posix()}/" for version in folders]
+    return [f"compiled: triton {', '.join(tritons)}", *told, *stored]

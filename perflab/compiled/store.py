@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
+from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources, case_of
 from perflab.data import Amount, Data, to_json, to_plain
 from perflab.errors import BaselineError
 from perflab.store.join import Part
@@ -66,11 +66,8 @@ class KernelStore:
 
     def path_for(self, registration: str, triton: str) -> Path:
         """The file in which a registration's baselines live, or would."""
-        return (
-            self.directory
-            / f"{PREFIX}{quote(triton, safe='+')}"
-            / f"{quote(registration.replace(':', '.'), safe='')}.json"
-        )
+        name = f"{quote(registration.replace(':', '.'), safe='')}.json"
+        return self.directory / f"{PREFIX}{quote(triton, safe='+')}" / name
 
     def baseline(self, kernel: CompiledKernel) -> KernelBaseline | None:
         """The kernel's baseline; where this Triton has none, the latest of another one; or None.
@@ -91,8 +88,7 @@ class KernelStore:
             BaselineError: the file cannot be read, is no JSON, or is not one of ours.
         """
         if path not in self._files:
-            file = _read(path)
-            self._files[path] = {case: _baseline(file, case, path) for case in file.cases} if file is not None else {}
+            self._files[path] = _read(path)[1]
         return self._files[path]
 
     def check(self, registration: str) -> None:
@@ -136,25 +132,12 @@ class KernelStore:
         return path
 
 
-def case_of(name: str, arch: int) -> str:
-    """What a kernel is called for an architecture: ``rms-norm-bf16[sm_90]``."""
-    return f"{name}[sm_{arch}]"
-
-
-def registration_of(path: Path) -> str:
-    """The registration that a file's cases belong to.
-
-    Raises:
-        BaselineError: the file is damaged or foreign, or gone.
-    """
-    file = _read(path)
+def _read(path: Path) -> tuple[str, dict[str, KernelBaseline]]:
+    """A file's registration and its cases; nothing if there is no such file."""
+    file = read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY, upgrade=_upgrade)
     if file is None:
-        raise BaselineError(f"there is no file {path}", REMEDY)
-    return file.registration
-
-
-def _read(path: Path) -> _File | None:
-    return read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY, upgrade=_upgrade)
+        return "", {}
+    return file.registration, {case: _baseline(file, case, path) for case in file.cases}
 
 
 def _upgrade(file: Any) -> None:
@@ -191,7 +174,8 @@ def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
 def _format(registration: str, cases: Mapping[str, KernelBaseline]) -> str:
     """JSON, schema first, a kernel a line, sorted: a diff shows the kernels that changed, and no others."""
     save_of = {case: _Save(**_fields(one, _Save)) for case, one in cases.items()}
-    target_of = {case: (_arch(case), _Target(**_fields(one.resources, _Target))) for case, one in cases.items()}
+    arch_of = {case: case.rpartition("[")[2].removesuffix("]") for case in cases}
+    target_of = {case: (arch_of[case], _Target(**_fields(one.resources, _Target))) for case, one in cases.items()}
     saves = named(sorted(save_of.values(), key=to_json), lambda save: save.recorded)
     targets = named(sorted(target_of.values(), key=lambda target: to_json(target[1])), lambda target: target[0])
     name_of = {one: name for name, one in [*saves.items(), *targets.items()]}
@@ -214,10 +198,6 @@ def _fields(one: Data, kind: type[Data]) -> dict[str, Any]:
     return {name: getattr(one, name) for name in kind.__struct_fields__}
 
 
-def _arch(case: str) -> str:
-    return case.rpartition("[")[2].removesuffix("]")
-
-
 def _table(name: str, table: Mapping[str, Any]) -> str:
     lines = [f"    {as_json(key)}: {as_json(msgspec.to_builtins(table[key]))}" for key in sorted(table)]
     return f'  "{name}": {{\n' + ",\n".join(lines) + "\n  }" if lines else f'  "{name}": {{}}'
@@ -231,8 +211,9 @@ def join(paths: Sequence[Path]) -> Part:
     """
     joined: dict[tuple[str, str], dict[str, KernelBaseline]] = {}
     for path in paths:
-        for case, baseline in KernelStore(path.parent.parent).load(path).items():
-            cases = joined.setdefault((registration_of(path), baseline.triton), {})
+        registration, found = _read(path)
+        for case, baseline in found.items():
+            cases = joined.setdefault((registration, baseline.triton), {})
             if case not in cases or baseline.recorded >= cases[case].recorded:
                 cases[case] = baseline
 

@@ -13,13 +13,12 @@ import msgspec
 
 from perflab.errors import DocumentError
 from perflab.history.narrow import DAMAGED, UNIT_BYTES, UNIT_COUNT, UNIT_NS, Memory, Narrow, Resources, decoded
-from perflab.history.not_run import basis_text, prediction_text
-from perflab.history.places import Place, exact_place, places_of
+from perflab.history.places import Place, basis_text, exact_place, places_of, prediction_text
 from perflab.history.series import INEXACT_COUNTS, Reading
 from perflab.records import Environment, ExactEnvironment
 
-_REAL_UNITS = dict.fromkeys(("asked", "allocated", "reserved", "to_device", "to_host"), UNIT_BYTES)
-"""Of what a dry run counts."""
+_SIZES = ("peak", "saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_host")
+"""Quantities of a prediction, or a dry run, that are bytes."""
 
 
 class _Accepted(Narrow):
@@ -130,9 +129,8 @@ def _times(file: _File) -> Iterator[Level]:
     environments = msgspec.json.decode(file.environments, type=dict[str, Environment])
     places = {name: places_of(one, "") for name, one in environments.items()}
     found = {name: msgspec.json.decode(raw, type=_Times | list[_Times]) for name, raw in file.cases.items()}
-    for name, one in (
-        (name, one) for name, ones in found.items() for one in (ones if isinstance(ones, list) else [ones])
-    ):
+    levels = [(name, one) for name, ones in found.items() for one in (ones if isinstance(ones, list) else [ones])]
+    for name, one in levels:
         if not one.replicates:
             continue
         readings = {"latency": Reading(median(each.median_ns for each in one.replicates), UNIT_NS, False)}
@@ -158,17 +156,16 @@ def _exact(file: _File) -> Iterator[Level]:
 def _predicted(file: _File, gpu: str) -> Iterator[Level]:
     for name, raw in file.cases.items():
         one = msgspec.json.decode(raw, type=_Predicted)
-        readings = {
-            "peak": Reading(one.peak_bytes, UNIT_BYTES, True),
-            "saved": Reading(one.saved_bytes, UNIT_BYTES, True),
-            "operators": Reading(sum(cost[3] for cost in one.costs), UNIT_COUNT, True),
-            "flops": Reading(sum(cost[4] for cost in one.costs), UNIT_COUNT, True),
-            "bytes": Reading(sum(cost[5] for cost in one.costs), UNIT_BYTES, True),
-            **{
-                quantity: Reading(value, _REAL_UNITS.get(quantity, UNIT_COUNT), True)
-                for quantity, value in one.real.items()
-            },
+        found = {
+            "peak": one.peak_bytes,
+            "saved": one.saved_bytes,
+            "operators": sum(cost[3] for cost in one.costs),
+            "flops": sum(cost[4] for cost in one.costs),
+            "bytes": sum(cost[5] for cost in one.costs),
+            **one.real,
         }
+        units = {quantity: UNIT_BYTES if quantity in _SIZES else UNIT_COUNT for quantity in found}
+        readings = {quantity: Reading(value, units[quantity], True) for quantity, value in found.items()}
         where = places_of(None, prediction_text(gpu, one.torch))
         yield Level(name, gpu, where, one.recorded, one.reason, readings)
 

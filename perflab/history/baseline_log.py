@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from perflab.errors import DocumentError, UsageError
 from perflab.git import run_git, top_of
@@ -18,23 +17,7 @@ from perflab.history.series import History, LeftOut, Run
 from perflab.store.case_files import path_of
 
 _GONE = "0" * 40
-
-
-class _Version(NamedTuple):
-    """A file as a commit left it."""
-
-    path: str
-    content: str
-    """Name of the object; zeros where the commit deleted the file."""
-
-
-class _Touching(NamedTuple):
-    """A commit that changed baselines."""
-
-    commit: str
-    date: str
-    subject: str
-    versions: list[_Version]
+"""Name of an object where a commit deleted the file."""
 
 
 def read_log(directory: Path) -> History:
@@ -53,28 +36,25 @@ def read_log(directory: Path) -> History:
     seen: dict[tuple[str, str, str, str], str] = {}
     names: dict[str, str] = {}
     with objects_of(top) as objects:
-        for touching in _touching(top, place):
+        for made, versions in _touching(top, place):
             run: int | None = None
-            for version in touching.versions:
-                if version.content == _GONE:
-                    continue
-                content = objects.read(version.content)
+            for path, name in versions:
+                content = objects.read(name)
                 try:
                     if content is None:
                         raise DocumentError("git does not have it", "git fetch --unshallow")
                     registration, levels = levels_in(content)
                 except DocumentError as error:
-                    history.left_out.append(LeftOut(f"{touching.commit[:7]}:{version.path}", error.problem))
+                    history.left_out.append(LeftOut(f"{str(made.commit)[:7]}:{path}", error.problem))
                     continue
-                if registration is None and version.path not in names:
-                    names[version.path] = path_of(version.path.rpartition("/")[2].removesuffix(".json"))
-                module = registration or names[version.path]
+                if registration is None and path not in names:
+                    names[path] = path_of(path.rpartition("/")[2].removesuffix(".json"))
+                module = registration or names[path]
                 for level in levels:
                     if _is_known(seen, module, level):
                         continue
                     if run is None:
-                        created = datetime.fromisoformat(touching.date)
-                        run = history.begin(Run(created, touching.commit, touching.subject))
+                        run = history.begin(made)
                     places = history.place(level.places[0]), history.place(level.places[1])
                     said = f"accepted: {level.reason}" if level.reason else "accepted"
                     history.add(run, f"{module}::{level.case}", level.variant, places, said, level.readings)
@@ -96,8 +76,11 @@ def _is_known(seen: dict[tuple[str, str, str, str], str], module: str, level: Le
     return False
 
 
-def _touching(top: Path, place: str) -> Iterator[_Touching]:
-    """The commits that changed JSON files there, oldest first, as the current branch had them one after another."""
+def _touching(top: Path, place: str) -> Iterator[tuple[Run, list[tuple[str, str]]]]:
+    """The commits that changed JSON files there, oldest first, as the current branch had them one after another.
+
+    Each with the files that it left, by path and name of the object.
+    """
     form = "--format=%x01%H%x00%cI%x00%s"
     follow = ["--first-parent", "--diff-merges=first-parent", "--no-renames", "--reverse"]
     log = run_git(top, "log", *follow, form, "--raw", "--no-abbrev", "-z", "--", f":(top,literal){place}")
@@ -106,5 +89,6 @@ def _touching(top: Path, place: str) -> Iterator[_Touching]:
         subject, *fields = rest.split("\0")
         words = [field.strip("\n") for field in fields if field.strip("\n")]
         pairs = list(zip(words[::2], words[1::2], strict=False))
-        versions = [_Version(path, head.split()[3]) for head, path in pairs if path.endswith(".json")]
-        yield _Touching(commit, date, subject.strip("\n"), versions)
+        versions = [(path, head.split()[3]) for head, path in pairs if path.endswith(".json")]
+        run = Run(datetime.fromisoformat(date), commit, subject.strip("\n"))
+        yield run, [(path, name) for path, name in versions if name != _GONE]

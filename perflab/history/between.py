@@ -8,7 +8,7 @@ from pathlib import Path
 from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.git import commit_named
-from perflab.history.contents import BetweenRow, CommitRow, Contents, RunRow
+from perflab.history.contents import BetweenRow, Contents, RunRow
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.wording import short
 from perflab.units import format_count
@@ -19,12 +19,7 @@ _MOST = 10_000
 
 
 def with_between(contents: Contents, named: tuple[str, str], repository: Path) -> Contents:
-    """The contents with the commits after the older of two runs, up to the newer one.
-
-    Args:
-        contents: the history.
-        named: the runs, in any order.
-        repository: where commits are looked up.
+    """The contents with the commits after the older of two runs, named in any order, up to the newer one.
 
     Raises:
         UsageError: no run, or several, is called so; one names no commit; the repository does not have them.
@@ -42,8 +37,7 @@ def with_between(contents: Contents, named: tuple[str, str], repository: Path) -
             f"--between: this repository does not have {short(ends[0])} and {short(ends[1])}",
             "go to the project's repository, or fetch them",
         )
-    commits = [CommitRow(commit=one.commit, date=one.date, subject=one.subject) for one in found.newest]
-    return changed(contents, between=BetweenRow(older=older, newer=newer, commits=commits))
+    return changed(contents, between=BetweenRow(older=older, newer=newer, commits=found[1]))
 
 
 def _run(runs: Sequence[RunRow], name: str, repository: Path) -> int:

@@ -18,9 +18,7 @@ _FIRST = ("latency", "peak")
 def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[BreakRow]:
     """The runs from which on a case's quantity is only measured elsewhere, oldest first.
 
-    Args:
-        series: all of them.
-        environments: what numbers of each environment share, as text.
+    ``environments``: what numbers of each environment share, as text.
     """
     same: dict[tuple[str, str, str], list[int]] = {}
     for at, one in enumerate(series):

@@ -62,9 +62,8 @@ Span = tuple[int, int, int]
 def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_ALARMS) -> list[list[Change]]:
     """The changes of each series, oldest first.
 
-    Args:
-        series: values of 0 and more, oldest first; of any lengths. With less than ``SHORTEST`` points nothing is found.
-        false_alarms: largest ``p`` of a change.
+    Values are 0 and more, oldest first; series may be of any lengths. With less than ``SHORTEST`` points nothing is
+    found. ``false_alarms`` is the largest ``p`` of a change.
     """
     values = [_logs(one) for one in series]
     cuts: list[list[int]] = [[] for _ in values]
@@ -142,11 +141,11 @@ def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) 
         for first in range(0, len(members) if length >= SHORTEST else 0, _TOGETHER):
             some = members[first : first + _TOGETHER]
             logs = np.stack([values[number][start:end] for _, (number, start, end) in some])
-            found, stretches = steps.evidence(logs), steps.clearest_stretches(logs)
-            chances = chance(found.score, length).tolist()
+            (scores, likely), stretches = steps.evidence(logs), steps.clearest_stretches(logs)
+            chances = chance(scores, length).tolist()
             for n, (whole, (_, start, _)) in enumerate(some):
                 old, (z, begin, end) = seen[whole], stretches[n]
-                here = steps.LAST + int(found.places[n, steps.LAST : 1 - steps.LAST].argmax())
+                here = steps.LAST + int(likely[n, steps.LAST : 1 - steps.LAST].argmax())
                 p, at = min((old.p, old.at), (chances[n] * tried[whole], start + here))
                 seen[whole] = _Seen(p, at, max(old.stretch, (z, start + begin, start + end)))
     return seen
@@ -190,21 +189,18 @@ def _between(values: Floats, start: int, cut: int, end: int) -> Change:
     """The step near a cut, within the part of a series in which it is the only one."""
     start = max(start, cut - LONGEST * 3 // 4)
     part = values[start : min(end, start + LONGEST)]
-    found = steps.evidence(part[None, :])
-    places = (found.places[0] + steps.sides(part, cut - start)) / 2
+    scores, likely_places = steps.evidence(part[None, :])
+    places = (likely_places[0] + steps.sides(part, cut - start)) / 2
     at = int(places.argmax())
-    likely = np.flatnonzero(places >= _least(places))
+    # The places that are 95 % likely together: those of at least this likelihood.
+    falling = np.sort(places)[::-1]
+    least = falling[int(np.searchsorted(np.cumsum(falling), _CERTAIN * falling.sum()))]
+    likely = np.flatnonzero(places >= least)
     mean, sd = steps.size(part, at)
-    p = float(chance(found.score, len(part))[0])
+    p = float(chance(scores, len(part))[0])
     is_known = steps.LAST <= at <= len(part) - steps.LAST
     low, high = (exp(mean - 1.96 * sd), exp(mean + 1.96 * sd)) if is_known else (None, None)
     return Change(start + int(likely[0]) - 1, start + int(likely[-1]), start + at, exp(mean), low, high, p)
-
-
-def _least(places: Floats) -> float:
-    """The smallest likelihood among the places that are 95 % likely together."""
-    falling = np.sort(places)[::-1]
-    return float(falling[int(np.searchsorted(np.cumsum(falling), _CERTAIN * falling.sum()))])
 
 
 def _undone(changes: list[Change], levels: list[float], margins: list[float]) -> list[Change]:

@@ -11,10 +11,7 @@ from perflab.history.contents import ALARM, Contents, EventRow
 def chosen(contents: Contents, case: str | None, quantity: str | None) -> Contents:
     """The part of it that is about cases, and a quantity, with these in their names. What is an alarm does not change.
 
-    Args:
-        contents: the whole.
-        case: a part of names of cases; None: all.
-        quantity: the name of a quantity; None: all.
+    None stands for all cases, and for all quantities.
     """
     kept = [
         at

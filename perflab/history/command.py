@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perflab.data import to_readable_json
 from perflab.errors import UsageError
 from perflab.files import write_whole
 from perflab.git import top_of
@@ -18,6 +18,7 @@ from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
 from perflab.report.escaping import one_line
+from perflab.report.terminal import page_width
 from perflab.units import format_count
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         from perflab.history.choice import chosen, newest_alarm
         from perflab.history.telling import contents_of
 
-        history = read_history(given.folder, given.branch, given.git, given.quantity)
-        history.finish(_date(given.since))
+        history = _history(given)
         if not history.runs:
             raise UsageError(f"--since={given.since}: no run is as new as that", "name an earlier date")
         if not history.series:
@@ -89,7 +89,9 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
             contents = with_between(contents, tuple(given.between), Path())
         shown = chosen(contents, given.case, given.quantity)
         if not shown.series:
-            raise UsageError(_nothing(given.case, given.quantity), f"there are: {_known(history)}")
+            asked = [f"--case={given.case}"] * (given.case is not None)
+            asked += [f"--quantity={given.quantity}"] * (given.quantity is not None)
+            raise UsageError(f"{' '.join(asked)}: no series has that name", f"there are: {_known(history)}")
         text = _formatted(shown, given.format)
         if given.output is None:
             sys.stdout.write(text)
@@ -107,17 +109,18 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
     return run
 
 
+def _history(given: argparse.Namespace) -> History:
+    history = read_history(given.folder, given.branch, given.git, given.quantity)
+    history.finish(_date(given.since))
+    return history
+
+
 def _bisect(given: argparse.Namespace) -> int:
     from perflab.history.bisect.ask import ask
 
-    def source() -> History:
-        history = read_history(given.folder, given.branch, given.git, given.quantity)
-        history.finish(_date(given.since))
-        return history
-
     answer = ask(
         given.bisect,
-        source,
+        lambda: _history(given),
         (given.good, given.bad),
         given.quantity,
         build=_words("--build", given.build),
@@ -205,19 +208,14 @@ def _formatted(contents: Contents, form: str) -> str:
     if form == "text":
         from perflab.history.text import as_text
 
-        return as_text(contents, max(80, shutil.get_terminal_size((80, 24)).columns))
+        return as_text(contents, page_width())
     if form == "html":
         from perflab.history.page import as_page
 
         return as_page(contents)
-    from perflab.history.tables import as_csv, as_json
+    from perflab.history.tables import as_csv
 
-    return as_json(contents) if form == "json" else as_csv(contents)
-
-
-def _nothing(case: str | None, quantity: str | None) -> str:
-    asked = [f"--case={case}"] * (case is not None) + [f"--quantity={quantity}"] * (quantity is not None)
-    return f"{' '.join(asked)}: no series has that name"
+    return to_readable_json(contents) if form == "json" else as_csv(contents)
 
 
 def _known(history: History) -> str:

@@ -8,8 +8,10 @@ in twenty, so a few that lie close beside a much larger event belong to it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from perflab.history.judging import Found
 from perflab.history.series import Series
@@ -98,16 +100,11 @@ def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[li
 
 def _most_common(rows: Sequence[tuple[int, int, Found]]) -> int:
     """The run that most intervals hold; the earliest of several."""
-    steps: dict[int, int] = {}
-    for first, last, _ in rows:
-        steps[first] = steps.get(first, 0) + 1
-        steps[last + 1] = steps.get(last + 1, 0) - 1
-    most, depth, where = 0, 0, 0
-    for run in sorted(steps):
-        depth += steps[run]
-        if depth > most:
-            most, where = depth, run
-    return where
+    steps = Counter(first for first, _, _ in rows)
+    steps.subtract(last + 1 for _, last, _ in rows)
+    runs = sorted(steps)
+    depths = list(accumulate(steps[run] for run in runs))
+    return runs[depths.index(max(depths))]
 
 
 def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:
@@ -145,12 +142,12 @@ def _note_returns(events: Sequence[Event]) -> None:
     """Note which event undoes which: each member that came back, and what most of an event's members came back to."""
     by_change = {(one.series, one.change.at): at for at, event in enumerate(events) for one in event.members}
     for at, event in enumerate(events):
-        undone: dict[int, int] = {}
+        undone: Counter[int] = Counter()
         for one in event.members:
             earlier = by_change.get((one.series, one.undoes)) if one.undoes is not None else None
             if earlier is not None and one.undoes is not None and earlier != at:
                 events[earlier].undone_by.setdefault((one.series, one.undoes), at)
-                undone[earlier] = undone.get(earlier, 0) + 1
+                undone[earlier] += 1
         for earlier, many in sorted(undone.items()):
             if 2 * many >= len(event.members):
                 event.came_back.append(earlier)

@@ -10,10 +10,10 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from perflab.errors import RivalError, UsageError
 from perflab.git import ask_git, commit_named, run_git
+from perflab.history.contents import CommitRow
 from perflab.report.escaping import one_line
 from perflab.units import format_names
 
@@ -67,24 +67,11 @@ def objects_of(folder: Path) -> Iterator[Objects]:
             process.kill()
 
 
-class Commit(NamedTuple):
-    """One commit, as it is listed."""
+def commits_between(folder: Path, good: str, bad: str, most: int = _MOST_COMMITS) -> tuple[int, list[CommitRow]] | None:
+    """How many commits came after ``good`` up to ``bad``, merges as one; and the newest of them, the last one first.
 
-    commit: str
-    date: str
-    subject: str
-
-
-class Between(NamedTuple):
-    """The commits after one commit up to another."""
-
-    many: int
-    newest: list[Commit]
-    """At most so many as are shown, the newest first."""
-
-
-def commits_between(folder: Path, good: str, bad: str, most: int = _MOST_COMMITS) -> Between | None:
-    """What came after ``good`` up to ``bad``, merges as one; None if the repository does not have both."""
+    None if the repository does not have both.
+    """
     good, bad = clean(good), clean(bad)
     if commit_named(folder, good) is None or commit_named(folder, bad) is None:
         return None
@@ -93,7 +80,8 @@ def commits_between(folder: Path, good: str, bad: str, most: int = _MOST_COMMITS
     listed = ask_git(folder, "log", "--first-parent", *form, f"{good}..{bad}")
     if count is None or listed is None:
         return None
-    return Between(int(count), [Commit(*line.split("\t", 2)) for line in listed.splitlines()])
+    fields = (line.split("\t", 2) for line in listed.splitlines())
+    return int(count), [CommitRow(commit=commit, date=date, subject=subject) for commit, date, subject in fields]
 
 
 def clean(commit: str) -> str:
@@ -118,10 +106,6 @@ def files_on(folder: Path, branch: str, below: str) -> list[tuple[str, str]]:
         named = format_names([one_line(name) for name in filter(None, there)]) or "none"
         raise UsageError(f"--branch={branch} has no folder {below}", f"name one of its folders: {named}")
     rows = run_git(folder, "ls-tree", "-r", "-z", "--full-tree", tree).split("\0")
-    found = []
-    for row in filter(None, rows):
-        head, _, path = row.partition("\t")
-        _mode, kind, name = head.split()
-        if kind == "blob":
-            found.append((path, name))
-    return found
+    parts = (row.partition("\t") for row in filter(None, rows))
+    heads = ((path, *head.split()) for head, _, path in parts)
+    return [(path, name) for path, _mode, kind, name in heads if kind == "blob"]

@@ -26,11 +26,7 @@ def without_the_machine(
 ) -> list[Found]:
     """The changes, each with what is left of it where the machine changed at its place in its direction.
 
-    Args:
-        found: changes of the cases' series.
-        series: those series.
-        machines: the calibration workloads' series.
-        moved: their changes; only alarms count.
+    ``machines`` are the calibration workloads' series, and ``moved`` their changes, of which only alarms count.
     """
     workloads: dict[int, dict[int, list[Found]]] = {}
     for at, machine in enumerate(machines):

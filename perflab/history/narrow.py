@@ -6,11 +6,13 @@ the whole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, TypeVar
 
 import msgspec
 
+from perflab.history.places import basis_text, prediction_text
 from perflab.history.series import Reading
 from perflab.reading import MOST_FLOAT, MOST_INT, refuse_key_twice
 from perflab.records import Environment
@@ -32,6 +34,13 @@ def decoded(raw: bytes, kind: type[Kind]) -> Kind:
     """
     refuse_key_twice(raw)
     return msgspec.json.decode(raw, type=kind)
+
+
+def exact_readings(sizes: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, Reading]:
+    """Bytes and counts of what did not run, by quantity."""
+    return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
+        name: Reading(value, UNIT_COUNT, True) for name, value in counts.items()
+    }
 
 
 class Narrow(msgspec.Struct, gc=False):
@@ -161,10 +170,9 @@ class Resources(Narrow):
         """By quantity, named as in a report."""
         sizes = {name: getattr(self, name) for name in ("spill_store_bytes", "spill_load_bytes", "stack_bytes")}
         sizes["shared_bytes"] = self.static_shared_bytes + self.dynamic_shared_bytes
-        counts = {"registers": self.registers, "warps_per_sm": self.warps_per_sm, **self.instructions}
-        return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
-            name: Reading(value, UNIT_COUNT, True) for name, value in counts.items()
-        }
+        return exact_readings(
+            sizes, {"registers": self.registers, "warps_per_sm": self.warps_per_sm, **self.instructions}
+        )
 
 
 class Size(Narrow):
@@ -194,6 +202,35 @@ class Now(Narrow):
     arch: Amount | None = None
     triton: str | None = None
     resources: Resources | None = None
+
+    @property
+    def where(self) -> str:
+        """Where its numbers belong, in words."""
+        if self.gpu is not None:
+            return prediction_text(f"{self.gpu}-dry-run" if self.dry_run is not None else self.gpu, self.torch or "")
+        ptxas = self.resources.ptxas if self.resources is not None else ""
+        return basis_text({"triton": self.triton or "", "ptxas": ptxas})
+
+    def readings(self) -> dict[str, Reading]:
+        """By quantity, named as in a report."""
+        if self.resources is not None:
+            return self.resources.readings()
+        if self.peak_bytes is None:
+            return {}
+        sizes = {
+            "peak": self.peak_bytes,
+            "saved": sum(one.size_bytes for one in self.saved),
+            "bytes": sum(one.bytes_moved for one in self.costs),
+        }
+        if self.dry_run is not None:
+            asked = self.dry_run.asked_bytes
+            sizes |= {"asked": asked, "allocated": self.allocated_bytes, "reserved": self.reserved_bytes}
+        counts = {
+            "flops": sum(one.flops for one in self.costs),
+            "operators": sum(one.calls for one in self.costs),
+            "launches": self.launches,
+        }
+        return exact_readings(sizes, {name: count for name, count in counts.items() if count})
 
 
 class Outcome(Narrow):

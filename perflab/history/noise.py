@@ -47,10 +47,6 @@ class Whitened:
     """Logarithms of the Cholesky factor's diagonal."""
 
 
-def _independent(runs: Floats) -> Floats:
-    return np.eye(len(runs))
-
-
 def _resembling(memory: float, independent: float, runs: Floats) -> Floats:
     """Neighbours correlate by ``memory``, as in an autoregressive process of order 1; a share may be independent."""
     distance = np.abs(runs[:, None] - runs[None, :])
@@ -74,7 +70,7 @@ def _walk(size: float, runs: Floats) -> Floats:
 
 
 MODELS = (
-    NoiseModel("independent", "runs do not resemble each other", _independent),
+    NoiseModel("independent", "runs do not resemble each other", partial(_slope, 0.0)),
     NoiseModel("resembling", "neighbours correlate by 0.3", partial(_resembling, 0.3, 0.0)),
     NoiseModel("resembling", "neighbours correlate by 0.6", partial(_resembling, 0.6, 0.0)),
     NoiseModel("resembling", "neighbours correlate by 0.8", partial(_resembling, 0.8, 0.0)),

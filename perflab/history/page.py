@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from perflab.history.chart import described, line_chart, spark
-from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, Member, SeriesRow
-from perflab.history.text import notes, since_start
+from perflab.history.contents import ALARM, Contents, EventRow, Member, SeriesRow
+from perflab.history.text import HEADS, notes, since_start
 from perflab.history.wording import (
     brief,
     member_change,
@@ -24,7 +24,7 @@ from perflab.history.wording import (
     where,
 )
 from perflab.page.render import render
-from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.page.table import Cell, Column, PageTable, Row, number_cell
 from perflab.report.escaping import one_line
 from perflab.units import format_count
 
@@ -40,12 +40,6 @@ _LEAST_P = 1e-6
 _BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies between the two runs of a change")
 """Of what varies, and of what is exact."""
 _FEW = "not judged"
-_HEADS = {
-    ALARM: "Events",
-    ACCEPTED: "Accepted changes",
-    MACHINE: "Caused by the machine, no alarms",
-    POSSIBLE: "Possible, no alarms",
-}
 
 
 @dataclass(frozen=True)
@@ -91,14 +85,14 @@ def as_page(contents: Contents) -> str:
     listed = order[:MOST_ROWS]
     kinds = [
         (head, [_event(one, contents, drawn) for one in reversed(contents.events) if one.kind == kind])
-        for kind, head in _HEADS.items()
+        for kind, head in HEADS.items()
     ]
     return render(
         "history.html",
         title=f"perflab history: {contents.source}",
         summary=summary(contents),
         notes=[(head.capitalize(), map(one_line, lines)) for head, lines in notes(contents)],
-        kinds=[(head, events) for head, events in kinds if events],
+        kinds=[(head.capitalize(), events) for head, events in kinds if events],
         no_event=f"{no_event(contents).capitalize()}.",
         table=_table(listed, drawn, contents),
         rows_left=len(order) - len(listed),
@@ -114,14 +108,14 @@ def as_page(contents: Contents) -> str:
 
 def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventView:
     tone = "" if event.kind != ALARM else "bad" if event.worse else "good"
-    commits = [Row([text_cell(short(one.commit), more=one.date), text_cell(one.subject)]) for one in event.commits]
+    commits = [Row([Cell(short(one.commit), more=one.date), Cell(one.subject)]) for one in event.commits]
     members = []
     for one in event.members[:_MOST_MEMBERS]:
         row = contents.series[one.series]
         href = f"#series-{one.series + 1}" if one.series in drawn else None
         cells = [
-            text_cell(brief(row.name), href=href),
-            text_cell(brief(row.quantity)),
+            Cell(brief(row.name), href=href),
+            Cell(brief(row.quantity)),
             *(
                 Cell(said, float(f"{value:.7g}"), number=True)
                 for said, value in zip(pair_texts(one.old, one.new, row.unit), (one.old, one.new), strict=True)
@@ -174,15 +168,15 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
     for at in listed:
         row = contents.series[at]
         cells = [
-            text_cell(brief(row.name), href=f"#series-{at + 1}" if at in known else None),
-            text_cell(brief(row.quantity)),
+            Cell(brief(row.name), href=f"#series-{at + 1}" if at in known else None),
+            Cell(brief(row.quantity)),
             Cell(spark(row), row.ratio),
             number_cell(row.points, "count"),
             number_cell_of(row.levels[0].value, row),
             number_cell_of(row.values[-1], row),
             Cell(since_start(row), row.ratio, number=True),
-            text_cell(", ".join(map(str, row.events))),
-            text_cell(f"no. {row.environment + 1}"),
+            Cell(", ".join(map(str, row.events))),
+            Cell(f"no. {row.environment + 1}"),
         ]
         rows.append(Row(cells, verdict=_word(row)))
     words = Counter(_word(contents.series[at]) for at in listed)
@@ -203,11 +197,11 @@ def _series(at: int, contents: Contents) -> SeriesView:
     for point in reversed(range(start, len(row.values))):
         run = contents.runs[row.runs[point]]
         cells = [
-            text_cell(run.created[:16].replace("T", " ")),
-            text_cell(short(run.commit) if run.commit else ""),
+            Cell(run.created[:16].replace("T", " ")),
+            Cell(short(run.commit) if run.commit else ""),
             number_cell_of(row.values[point], row),
-            text_cell(contents.words[row.words[point]]),
-            *([text_cell(run.file)] if contents.accepted else []),
+            Cell(contents.words[row.words[point]]),
+            *([Cell(run.file)] if contents.accepted else []),
         ]
         rows.append(Row(cells))
     columns = [Column("when"), Column("commit"), Column("value", number=True), Column("said")]

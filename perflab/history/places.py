@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from perflab.environment import exact_environment
@@ -21,9 +22,7 @@ class Place(NamedTuple):
 def places_of(environment: Environment | None, variant: str) -> tuple[Place, Place]:
     """Where times, and exact quantities, of results from an environment belong.
 
-    Args:
-        environment: of what was run; None of what was predicted or compiled.
-        variant: what such a result is for.
+    ``variant``: what a result without an environment, which was predicted or compiled, is for.
     """
     if environment is None:
         nowhere = Place(variant or "no machine", variant or "no machine", is_exact=True)
@@ -36,6 +35,16 @@ def places_of(environment: Environment | None, variant: str) -> tuple[Place, Pla
 def exact_place(exact: ExactEnvironment) -> Place:
     """Where exact quantities belong that say so themselves."""
     return Place(_exact_text(exact), repr(exact), is_exact=True)
+
+
+def prediction_text(place: str, torch: str) -> str:
+    """Where a prediction's numbers belong."""
+    return basis_text({"GPU": place, "torch": torch})
+
+
+def basis_text(compared_by: Mapping[str, str]) -> str:
+    """What must agree before numbers of what did not run are compared: ``GPU h100, torch 2.13.0``."""
+    return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
 
 
 def _times_text(environment: Environment) -> str:

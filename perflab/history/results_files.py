@@ -11,8 +11,7 @@ import msgspec
 from perflab.errors import DocumentError
 from perflab.history import narrow
 from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
-from perflab.history.not_run import basis_text, readings_of_now, where_of
-from perflab.history.places import places_of
+from perflab.history.places import basis_text, places_of
 from perflab.history.series import CALIBRATION, INEXACT_COUNTS, History, Reading, Run
 from perflab.records import Environment
 
@@ -106,13 +105,12 @@ def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
     places = [_numbers(history, environment, "") for environment in run.environments]
     for case in run.cases:
         name, variant = case.case, case.variant
-        if case.environment is not None:
-            where = places[case.environment]
-        else:
-            where = _numbers(history, None, basis_text(case.compared_by))
         if case.times is not None and "latency" in case.quantities:
             case.quantities["latency"].now = median(case.times.fresh_ns or [case.times.median_ns])
-        if case.environment is not None:
+        if case.environment is None:
+            where = _numbers(history, None, basis_text(case.compared_by))
+        else:
+            where = places[case.environment]
             exact = {quantity: one.before for quantity, one in case.quantities.items() if one.exact}
             compared = [quantity for quantity, before in exact.items() if before is not None]
             history.varying.update((name, variant, count, where[1]) for count in _varying(exact, compared))
@@ -143,7 +141,7 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
         outcome = result.outcome
         if outcome is None:
             continue
-        variant, where = _variant(result), where_of(outcome.now) if outcome.now is not None else ""
+        variant, where = _variant(result), outcome.now.where if outcome.now is not None else ""
         if _is_comparison(result) and (result.case, variant, where) in seen:
             continue
         seen.add((result.case, variant, where))
@@ -180,12 +178,11 @@ def _variant(result: narrow.Result) -> str:
 
 def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Reading]:
     if outcome.now is not None:
-        return readings_of_now(outcome.now)
+        return outcome.now.readings()
     judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
     if not judged:
         return {}
     memory = result.judgement.memory
-    shown = outcome.summary or judged[0]
     found = {
         "latency": _time(median(one.median_ns for one in judged)),  # of all samples: turns pick fast ones
         "fastest": _time(min(one.fastest_ns for one in judged)),
@@ -200,7 +197,7 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
     for name in judged[0].counts:
         count = min(one.counts[name] for one in judged if name in one.counts)
         found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
-    for name in shown.calibration:
+    for name in (outcome.summary or judged[0]).calibration:
         found[CALIBRATION + name] = _time(median(one.calibration[name] for one in judged if name in one.calibration))
     return found
 

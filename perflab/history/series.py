@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from statistics import median
 from typing import NamedTuple
 
 from perflab.history.places import Place
-from perflab.history.repeats import repeats
 
 CALIBRATION = "calibration "
 """How quantities begin that are the machine's: readings of fixed work beside a case."""
 BY_PRODUCTS = ("fastest",)
 """Quantities that follow another one: read and judged only where they are asked for."""
+_LONGEST_RUN = timedelta(days=1)
+"""A journal is dated by a run's begin, and results by its end."""
 INEXACT_COUNTS = ("instructions", "callgrind_instructions")
 """Counts that are not the same from run to run: they are judged as times are."""
 
@@ -84,9 +85,7 @@ Key = tuple[str, str, str, int]
 class History:
     """Runs and series, as they are read. ``finish`` puts them into order.
 
-    Args:
-        source: what is read, for people.
-        skipped: quantities that nobody asks for.
+    ``source`` is what is read, for people; ``skipped`` are quantities that nobody asks for.
     """
 
     def __init__(self, source: str, skipped: Collection[str] = ()) -> None:
@@ -134,13 +133,8 @@ class History:
     ) -> None:
         """What one run says of a case.
 
-        Args:
-            run: its number.
-            case: the case's name.
-            variant: what tells results of one case apart.
-            places: numbers of the places of times, and of exact quantities.
-            word: the verdict, or why it was accepted.
-            readings: by quantity; those of the calibration workload among them.
+        ``places`` are numbers of the places of times, and of exact quantities; ``word`` is the verdict, or why it was
+        accepted. Readings of the calibration workload are among those of the case.
         """
         number = self.word(word)
         for quantity, reading in readings.items():
@@ -173,7 +167,7 @@ class History:
 
         Accepted levels are in order already, that of the commits: a rebase gives several of them the same second.
         """
-        again = set() if self.are_accepted else repeats(self.runs, self.series)
+        again = set() if self.are_accepted else _repeats(self.runs, self.series)
         order = list(range(len(self.runs)))
         if not self.are_accepted:
             order.sort(key=lambda at: (self.runs[at].created, self.runs[at].file))
@@ -192,3 +186,40 @@ class History:
         for key in self.varying & self._known.keys():
             self._known[key].is_exact = False
         self.machines = [one for one in self.machines if one.runs]
+
+
+def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
+    """The runs that another one holds as well, number for number; of equal ones the first stays.
+
+    Only runs of one moment are compared, or a journal with results that came after it: two nights may well agree.
+    """
+    pairs = _pairs(runs)
+    numbers: dict[int, dict[int, float]] = {run: {} for pair in pairs for run in pair}
+    for at, row in enumerate(series) if pairs else ():
+        for run, value in zip(row.runs, row.values, strict=True):
+            if run in numbers:
+                numbers[run][at] = value
+    gone: set[int] = set()
+    for one, other in pairs:
+        poorer, richer = sorted((one, other), key=lambda run: (-len(numbers[run]), run))[::-1]
+        if not gone & {poorer, richer} and _holds(numbers[richer], numbers[poorer]):
+            gone.add(poorer)
+    return gone
+
+
+def _pairs(runs: Sequence[Run]) -> list[tuple[int, int]]:
+    """Runs that may be one."""
+    moments: dict[object, list[int]] = {}
+    for at, run in enumerate(runs):
+        moments.setdefault(run.created, []).append(at)
+    pairs = [(a, b) for ones in moments.values() for a in ones for b in ones if a < b]
+    ended = sorted((run.created, at) for at, run in enumerate(runs) if not run.is_journal)
+    for at, journal in enumerate(runs):
+        if journal.is_journal:
+            begun = journal.created
+            pairs += [(at, other) for created, other in ended if begun < created <= begun + _LONGEST_RUN]
+    return [(a, b) for a, b in pairs if None in (runs[a].commit, runs[b].commit) or runs[a].commit == runs[b].commit]
+
+
+def _holds(richer: Mapping[int, float], poorer: Mapping[int, float]) -> bool:
+    return bool(poorer) and all(richer.get(at) == value for at, value in poorer.items())

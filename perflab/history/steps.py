@@ -34,16 +34,6 @@ _SMALLEST_SD = 1e-4
 """Of the logarithm of a time: what is below 0.01 % is taken for resolution."""
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What ``m`` series of ``n`` points say of steps."""
-
-    score: Floats
-    """``m``: log ratio of the likelihoods, with a step and without."""
-    places: Floats
-    """``m`` x ``n``: how likely a step begins at each point, if there is one."""
-
-
 def clipped(series: Floats) -> Floats:
     """Series (``m`` x ``n``) whose single outliers are pulled towards their neighbours' median.
 
@@ -63,8 +53,12 @@ def clipped(series: Floats) -> Floats:
     return middle + np.clip(series - middle, -limit, limit)
 
 
-def evidence(series: Floats) -> Evidence:
-    """What speaks for a step in each series (``m`` x ``n``, logarithms; ``n`` is 8 to ``LONGEST``)."""
+def evidence(series: Floats) -> tuple[Floats, Floats]:
+    """What speaks for a step in each series (``m`` x ``n``, logarithms; ``n`` is 8 to ``LONGEST``).
+
+    Returns scores (``m``): the log ratio of the likelihoods, with a step and without; and places (``m`` x ``n``): how
+    likely a step begins at each point, if there is one.
+    """
     m, n = series.shape
     y, smallest = _standardized(clipped(series))
     places = np.arange(1, n)
@@ -87,7 +81,7 @@ def evidence(series: Floats) -> Evidence:
     with_step = _log_sum(by_place[:, counted], axis=1)
     found = np.zeros((m, n))
     found[:, places] = np.exp(by_place - _log_sum(by_place, axis=1)[:, None])
-    return Evidence(with_step - _log_sum(without + log_weights(UNCHANGED), axis=1), found)
+    return with_step - _log_sum(without + log_weights(UNCHANGED), axis=1), found
 
 
 def sides(series: Floats, place: int) -> Floats:

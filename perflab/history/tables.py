@@ -1,4 +1,4 @@
-"""A history for programs: JSON, which is all of it, and CSV with a row a point. Pure."""
+"""A history as CSV, with a row a point. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import csv
 import io
 import re
 
-import msgspec
-
-from perflab.data import to_json
 from perflab.history.contents import Contents
 from perflab.report.escaping import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 COLUMNS = ("case", "variant", "quantity", "unit", "environment", "created", "commit", "value", "said", "level", "file")
-
-
-def as_json(contents: Contents) -> str:
-    """The contents, indented."""
-    return msgspec.json.format(to_json(contents), indent=1).decode("utf-8") + "\n"
 
 
 def as_csv(contents: Contents) -> str:

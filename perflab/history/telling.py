@@ -18,7 +18,6 @@ from perflab.history.contents import (
     MACHINE,
     POSSIBLE,
     SCHEMA,
-    CommitRow,
     Contents,
     EventRow,
     LeftOutRow,
@@ -38,9 +37,7 @@ from perflab.report.lines import short_name
 def contents_of(history: History, repository: Path) -> Contents:
     """Judge a history, and put into words and numbers what there is to say.
 
-    Args:
-        history: all that was read.
-        repository: where commits are looked up.
+    Commits are looked up in the repository.
     """
     series = history.series
     groups = [place.group for place in history.places]
@@ -147,6 +144,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     rests = [one.rest for one in timed if one.rest is not None]
     last_old, first_new = event.first - 1, event.last
     good, bad = history.runs[last_old].commit, history.runs[first_new].commit
+    is_same_code = good is not None and good == bad == clean(good)
     between = commits_between(repository, good, bad) if good and bad else None
     reasons = [
         history.words[rows[one.series].words[one.at]].removeprefix("accepted: ")
@@ -155,7 +153,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     ]
     return EventRow(
         number=number,
-        kind=_kind(event, history, no_code=len(timed) == len(members) and _is_same_code(good, bad)),
+        kind=_kind(event, history, no_code=len(timed) == len(members) and is_same_code),
         worse=event.is_worse,
         ratio=median(sure) if sure else None,
         smallest=min(ratios, default=None),
@@ -167,20 +165,14 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
         cases=len({(rows[one.series].case, rows[one.series].variant) for one in timed or members}),
         good=good,
         bad=bad,
-        commits=[CommitRow(commit=one.commit, date=one.date, subject=one.subject) for one in between.newest]
-        if between
-        else [],
-        commits_total=between.many if between else None,
+        commits=between[1] if between else [],
+        commits_total=between[0] if between else None,
         undoes=[one + 1 for one in event.came_back],
         undone_by=sorted(set(undone.values())),
         machine_ratio=median(machines) if machines else None,
         rest_ratio=median(rests) if rests else None,
         reasons=list(dict.fromkeys(reasons)),
     )
-
-
-def _is_same_code(good: str | None, bad: str | None) -> bool:
-    return good is not None and good == bad == clean(good)
 
 
 def _kind(event: Event, history: History, *, no_code: bool) -> str:

@@ -24,7 +24,7 @@ from perflab.history.wording import (
     where,
 )
 from perflab.report.escaping import one_line
-from perflab.report.lines import shorten
+from perflab.report.lines import cut, shorten
 from perflab.units import format_change, format_count
 
 _TICKS = "▁▂▃▄▅▆▇█"
@@ -41,12 +41,13 @@ _MOST_IN_FULL = 6
 _MOST_POINTS = 20
 _MOST_LINES = 200
 """Lines of the table; JSON has all of them."""
-_HEADS = {
+HEADS = {
     ALARM: "events",
     ACCEPTED: "accepted changes",
     MACHINE: "caused by the machine, no alarms",
     POSSIBLE: "possible, no alarms",
 }
+"""By kind of event, in the order in which they are shown."""
 
 
 def as_text(contents: Contents, width: int) -> str:
@@ -67,7 +68,7 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
         more = format_count(len(contents.left_out) - _MOST_COMMITS, "more file")
         yield f"and {more} left out; --format=json names all"
     yield ""
-    for kind, head in _HEADS.items():
+    for kind, head in HEADS.items():
         events = [one for one in contents.events if one.kind == kind]
         if events:
             yield head
@@ -113,8 +114,7 @@ def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
 
 def shorten_end(line: str, width: int) -> str:
     """On one line, cut at its end."""
-    line = one_line(line)
-    return line if len(line) <= width else f"{line[: width - 1]}…"
+    return cut(one_line(line), width)
 
 
 def _event(event: EventRow, contents: Contents, width: int) -> Iterator[str]:

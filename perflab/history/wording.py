@@ -50,7 +50,8 @@ def title(event: EventRow, contents: Contents) -> str:
     word = ("slower" if event.worse else "faster") if timed else ("needs more" if event.worse else "needs less")
     if event.kind == ACCEPTED:
         word = f"accepted, {word}"
-    first = _first(event, rows)
+    # What speaks for all: a time, if there is one; the largest change.
+    first = next((one for one in event.members if not rows[one.series].exact), event.members[0])
     others = event.cases - 1
     shared = f" and {format_count(others, 'more case')}" if others else ""
     also = _also(event, rows) if timed else ""
@@ -67,24 +68,13 @@ def _also(event: EventRow, rows: Sequence[SeriesRow]) -> str:
     return f"; {series_name(row)} {member_change(exact[0], row)}{more}"
 
 
-def _first(event: EventRow, rows: Sequence[SeriesRow]) -> Member:
-    """The member that speaks for all: a time, if there is one; the largest change."""
-    timed = [one for one in event.members if not rows[one.series].exact]
-    return (timed or event.members)[0]
-
-
 def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
     row = rows[first.series]
     if row.exact:
-        return f"{values_text(first, row)} ({member_change(first, row)})"
+        return f"{pair_text(first.old, first.new, row.unit)} ({member_change(first, row)})"
     if event.cases == 1 or event.smallest is None or event.largest is None or event.ratio is None:
         return member_change(first, row)
     return f"{format_change(event.ratio)} ({format_interval(event.smallest, event.largest)} over the cases)"
-
-
-def values_text(member: Member, row: SeriesRow) -> str:
-    """``1.20 ms -> 1.31 ms``."""
-    return pair_text(member.old, member.new, row.unit)
 
 
 def pair_text(old: float, new: float, unit: str) -> str:
@@ -211,7 +201,7 @@ def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
     lines = []
     for one in event.members[:most]:
         row = contents.series[one.series]
-        lines.append(f"{series_name(row)}: {values_text(one, row)}  {member_change(one, row)}")
+        lines.append(f"{series_name(row)}: {pair_text(one.old, one.new, row.unit)}  {member_change(one, row)}")
     left = len(event.members) - most
     return lines + ([f"and {left} more series"] if left > 0 else [])
 
@@ -229,9 +219,8 @@ def summary(contents: Contents) -> str:
     """One line: what was read."""
     runs, cases = contents.runs, {(row.case, row.variant) for row in contents.series}
     dates = list(dict.fromkeys((runs[0].created[:10], runs[-1].created[:10]))) if runs else []
-    what = "commit with baselines" if contents.accepted else "run"
-    many = f"{len(runs)} {what.replace('commit', 'commits')}" if len(runs) != 1 and contents.accepted else None
-    counted = many or format_count(len(runs), what)
+    counted = format_count(len(runs), "commit" if contents.accepted else "run")
+    counted += " with baselines" if contents.accepted else ""
     over = f", {' to '.join(dates)}" if dates else ""
     again = f"; {format_count(contents.repeated, 'repeat')} of a run left out" if contents.repeated else ""
     return f"{counted}{over}; {format_count(len(cases), 'case')}, {len(contents.series)} series{again}"

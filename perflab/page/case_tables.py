@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.page.case_view import CaseView, verdict_of
+from perflab.page.case_view import CaseView
 from perflab.page.quantities import change_text, interval_text, title_of
 from perflab.page.table import (
     LONGEST_VALUE,
@@ -14,21 +14,21 @@ from perflab.page.table import (
     Column,
     PageTable,
     Row,
-    noise_cell,
+    change_cell,
     number_cell,
     order,
     short,
-    text_cell,
 )
-from perflab.records import Verdict
 from perflab.report.beside_text import cases_of, name_in
 from perflab.report.contents import Case, Compared, Contents, RunContents
 from perflab.report.lines import with_mark
+from perflab.report.tally import LOOK_FIRST, said_of
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
 """Quantities whose columns are shown at first."""
 _MOST_COLUMNS = 48
+"""With those beside them, no more than a page can hide."""
 
 
 def identity(number: int, at: int, several: bool) -> str:
@@ -38,10 +38,8 @@ def identity(number: int, at: int, several: bool) -> str:
 
 def rank(verdict: str, others: Sequence[str] = ()) -> int:
     """What needs a look first; ``others`` is the order of the rest."""
-    first = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
-    if verdict in first:
-        return first.index(Verdict(verdict))
-    return len(first) + (list(others).index(verdict) if verdict in others else 0)
+    ranked = [*LOOK_FIRST, *(one for one in others if one not in LOOK_FIRST)]
+    return ranked.index(verdict) if verdict in ranked else len(LOOK_FIRST)
 
 
 def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
@@ -61,9 +59,7 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
     columns += [Column("file", "file", hidden=True), Column("parameters", "parameters", hidden=True)]
     columns += [*([Column("tier", "tier")] if len(tiers) > 1 else []), Column("why", "why", hidden=True)]
     rows = [Row(_cells(one, names, tiers=len(tiers) > 1), verdict=one.verdict) for one in views]
-    counts = dict.fromkeys((one.verdict for one in views), 0)
-    for one in views:
-        counts[one.verdict] += 1
+    counts = Counter(one.verdict for one in views)
     verdicts = [(name, counts[name], TONES.get(name, "")) for name in sorted(counts, key=rank)]
     return PageTable(columns, rows, verdicts if len(verdicts) > 1 else [])
 
@@ -71,8 +67,8 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
     cells = [
-        text_cell(short(case.name), href=f"#{view.id}", more=_behind(case)),
-        text_cell(view.verdict, tone=view.tone),
+        Cell(short(case.name), href=f"#{view.id}", more=_behind(case)),
+        Cell(view.verdict, tone=view.tone),
     ]
     for name in names:
         one = case.quantities.get(name)
@@ -84,13 +80,13 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
             cells += _latency_cells(case, tone)
     file = case.case.partition("[")[0].partition("::")[0]
     parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
-    tier = [text_cell(case.tier or "")] if tiers else []
+    tier = [Cell(case.tier or "")] if tiers else []
     return [
         *cells,
-        text_cell(short(file)),
-        text_cell(short(parameters, LONGEST_VALUE)),
+        Cell(short(file)),
+        Cell(short(parameters, LONGEST_VALUE)),
         *tier,
-        text_cell("; ".join(case.reasons)),
+        Cell("; ".join(case.reasons)),
     ]
 
 
@@ -103,14 +99,11 @@ def _latency_cells(case: Case, tone: str) -> list[Cell]:
     one, times = case.quantities.get("latency"), case.times
     noise = times.noise if times is not None and times.samples > 1 else None
     if one is None or one.ratio is None:
-        return [Cell(number=True), Cell(number=True), noise_cell(noise)]
-    change = Cell("" if tone else format_change(one.ratio), order(one.ratio), number=True)
-    if tone:
-        change = Cell("", order(one.ratio), number=True, more=format_change(one.ratio), tone=tone)
+        return [Cell(number=True), Cell(number=True), number_cell(noise, "noise")]
     return [
-        change,
+        change_cell(format_change(one.ratio), tone, one.ratio),
         Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True),
-        noise_cell(noise),
+        number_cell(noise, "noise"),
     ]
 
 
@@ -136,18 +129,18 @@ def compared_table(contents: Contents) -> PageTable:
 def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
     """What a row is filtered by: the number of each run, and the case's verdict in it."""
     cases = enumerate(cases_of(contents, compared), 1)
-    return [(number, verdict_of(case)) for number, case in cases if case is not None]
+    return [(number, said_of(case.verdict, saved=case.saved)) for number, case in cases if case is not None]
 
 
 def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
-    cells = [text_cell(short(name_in(contents, compared)), more=compared.variant)]
+    cells = [Cell(short(name_in(contents, compared)), more=compared.variant)]
     for number, case in enumerate(cases_of(contents, compared), 1):
         at = compared.cases[number - 1]
         if case is None or at is None:
             cells += [Cell()] + [Cell(number=True)] * (3 if number > 1 else 2)
             continue
-        verdict = verdict_of(case)
-        cells.append(text_cell(verdict, href=f"#{identity(number, at, True)}", tone=TONES.get(verdict, "")))
+        verdict = said_of(case.verdict, saved=case.saved)
+        cells.append(Cell(verdict, href=f"#{identity(number, at, True)}", tone=TONES.get(verdict, "")))
         latency, peak = case.quantities.get("latency"), case.quantities.get("peak")
         mark = with_mark("", disturbed=bool(case.beside)).strip()
         cells.append(number_cell(latency.now, latency.unit, mark) if latency is not None else Cell(number=True))

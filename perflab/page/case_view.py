@@ -11,12 +11,11 @@ from perflab.page.sentences import sentences_of
 from perflab.page.table import TONES, PageTable
 from perflab.report.beside_text import amount
 from perflab.report.contents import CALIBRATION, Case, Quantity, Table
+from perflab.report.tally import said_of
 from perflab.units import format_change
 
 LONGEST_FAILURE = 200
 """Lines that are shown of a failing test."""
-_ACCEPTED = "accepted"
-_CHANGED = ("regressed", "improved", "inconclusive")
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,9 @@ class CaseView:
         return "\n".join([f"... ({left_out} lines before, in the results file)", *lines[left_out:]])
 
 
-def verdict_of(case: Case) -> str:
-    """The verdict as pages say it: a change that was saved is accepted."""
-    return _ACCEPTED if case.saved and case.verdict in _CHANGED else case.verdict
-
-
 def case_view(case: Case, identity: str, *, is_open: bool = True) -> CaseView:
     """The section of one case; ``is_open``: whether it stands open if the case failed."""
-    verdict = verdict_of(case)
+    verdict = said_of(case.verdict, saved=case.saved)
     tone = TONES.get(verdict, "")
     shown = {name: one for name, one in case.quantities.items() if not name.startswith(CALIBRATION)}
     worse = {name: one for name, one in case.quantities.items() if one.worse}

@@ -15,6 +15,8 @@ WIDTH = 520
 LETTER = 6.6
 """Of a label, on the average."""
 _COLOURS = 8
+_STEP = 22
+"""From one bar to the next."""
 
 
 @dataclass(frozen=True)
@@ -33,40 +35,44 @@ class Bar:
 def bars(title: str, given: Sequence[Bar], write: Callable[[float], str], unit: str = "") -> Markup:
     """Horizontal bars from zero, a name at the left of each, its value at the right.
 
-    Args:
-        title: what the picture is called.
-        given: at least one, with values of zero or more.
-        write: turns a value into text, for the axis.
-        unit: ``bytes`` for round binary numbers.
+    There is one at least, and values are zero or more. ``unit`` is ``bytes`` for round binary numbers on the axis.
     """
-    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
-    right = LETTER * max(len(bar.text) for bar in given) + 12
+    left, right = _margins(given)
     highest = max(max(bar.value, bar.high or 0.0) for bar in given) or 1.0
     scale = Scale(0.0, highest, left, WIDTH - right)
-    step, height = 22, 22 * len(given) + 26
+    height = _STEP * len(given) + 26
     parts = axis(ticks(0.0, highest, 4, unit), scale, 2, height - 22, write)
-    letters = int((left - 8) / LETTER)
+    told = []
     for number, bar in enumerate(given):
-        y = 4 + step * number
-        parts.append(element("text", shorten(bar.name, letters), x=rounded(left - 8), y=y + 13, class_="end"))
-        size = max(scale(bar.value) - left, 0.5)
-        kind = f"bar {bar.kind}".strip()
-        parts.append(element("rect", x=rounded(left), y=y + 2, width=rounded(size), height=14, class_=kind))
-        if bar.low is not None and bar.high is not None:
-            parts.append(_whisker(scale(max(bar.low, 0.0)), scale(bar.high), y + 9))
         end = scale(max(bar.value, bar.high or 0.0))
-        parts.append(element("text", bar.text, x=rounded(end + 6), y=y + 13, class_="faint"))
-    told = "; ".join(f"{bar.name} {bar.text}{_interval(bar, write)}" for bar in given)
-    return chart(title, told, WIDTH, height, parts)
+        name, drawn, text = _bar(bar, number, left, (left, scale(bar.value)), end)
+        parts += [name, drawn]
+        said = f"{bar.name} {bar.text}"
+        if bar.low is not None and bar.high is not None:
+            a, b, y = rounded(scale(max(bar.low, 0.0))), rounded(scale(bar.high)), 13 + _STEP * number
+            parts.append(element("path", d=f"M{a} {y - 4}v8M{a} {y}H{b}M{b} {y - 4}v8", class_="whisker"))
+            said += f" ({write(bar.low)} to {write(bar.high)})"
+        parts.append(text)
+        told.append(said)
+    return chart(title, "; ".join(told), WIDTH, height, parts)
 
 
-def _interval(bar: Bar, write: Callable[[float], str]) -> str:
-    return f" ({write(bar.low)} to {write(bar.high)})" if bar.low is not None and bar.high is not None else ""
+def _margins(given: Sequence[Bar]) -> tuple[float, float]:
+    """Room for names at the left, and for values at the right."""
+    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
+    return left, LETTER * max(len(bar.text) for bar in given) + 12
 
 
-def _whisker(low: float, high: float, y: float) -> Markup:
-    a, b = rounded(low), rounded(high)
-    return element("path", d=f"M{a} {y - 4}v8M{a} {y}H{b}M{b} {y - 4}v8", class_="whisker")
+def _bar(bar: Bar, number: int, left: float, ends: tuple[float, float], text_from: float) -> tuple[Markup, ...]:
+    """A bar's name, the bar itself, and its text."""
+    y = 4 + _STEP * number
+    start, end = ends
+    size, kind = rounded(max(end - start, 0.5)), f"bar {bar.kind}".strip()
+    return (
+        element("text", shorten(bar.name, int((left - 8) / LETTER)), x=rounded(left - 8), y=y + 13, class_="end"),
+        element("rect", x=rounded(start), y=y + 2, width=size, height=14, class_=kind),
+        element("text", bar.text, x=rounded(text_from + 6), y=y + 13, class_="faint"),
+    )
 
 
 def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Callable[[float], str]) -> list[Markup]:
@@ -82,27 +88,18 @@ def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Ca
 def ratios(title: str, given: Sequence[Bar]) -> Markup:
     """Bars from the line where nothing changed: to the right what became more, to the left what became less.
 
-    The axis is logarithmic, so that twice and half are equally far from the line.
-
-    Args:
-        title: what the picture is called.
-        given: at least one; values are ratios above zero.
+    The axis is logarithmic, so that twice and half are equally far from the line. There is one bar at least, and values
+    are ratios above zero.
     """
-    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
-    right = LETTER * max(len(bar.text) for bar in given) + 12
+    left, right = _margins(given)
     logs = [math.log(bar.value) for bar in given]
     low, high = min(0.0, *logs), max(0.0, *logs)
     scale = Scale(low, high if high > low else low + 1.0, left, WIDTH - right)
-    parts = [element("path", d=f"M{rounded(scale(0.0))} 0V{22 * len(given) + 6}", class_="edge")]
-    letters = int((left - 8) / LETTER)
+    parts = [element("path", d=f"M{rounded(scale(0.0))} 0V{_STEP * len(given) + 6}", class_="edge")]
     for number, (bar, log) in enumerate(zip(given, logs, strict=True)):
-        y = 4 + 22 * number
         start, end = sorted((scale(0.0), scale(log)))
-        parts.append(element("text", shorten(bar.name, letters), x=rounded(left - 8), y=y + 13, class_="end"))
-        size = rounded(max(end - start, 0.5))
-        parts.append(element("rect", x=rounded(start), y=y + 2, width=size, height=14, class_="bar"))
-        parts.append(element("text", bar.text, x=rounded(end + 6), y=y + 13, class_="faint"))
-    return chart(title, "; ".join(f"{bar.name} {bar.text}" for bar in given), WIDTH, 22 * len(given) + 8, parts)
+        parts += _bar(bar, number, left, (start, end), end)
+    return chart(title, "; ".join(f"{bar.name} {bar.text}" for bar in given), WIDTH, _STEP * len(given) + 8, parts)
 
 
 def steps(
@@ -110,12 +107,7 @@ def steps(
 ) -> Markup:
     """A level over time as steps from zero, the highest one marked; ``marks`` name where something begins.
 
-    Args:
-        title: what the picture is called.
-        values: at least one, of stretches of equal length.
-        write: turns a value into text.
-        marks: names, and the stretches in which they begin.
-        unit: ``bytes`` for round binary numbers.
+    Values are of stretches of equal length. ``unit`` is ``bytes`` for round binary numbers on the axis.
     """
     left, top, bottom = 76.0, 20.0, 150.0
     highest = max(values) or 1.0

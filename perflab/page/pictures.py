@@ -1,22 +1,30 @@
-"""The pictures of a case: readings against the baseline, pairs, what the peak is made of, live memory. Pure."""
+"""The pictures of a case: readings against the baseline, pairs, what the peak is made of, live memory. Pure.
+
+And what differs between runs: ratios of the cases that they share, the largest difference first.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from perflab.measure.records import Paired
-from perflab.page.charts import colour, stack, steps
+from perflab.page.charts import Bar, colour, ratios, stack, steps
+from perflab.page.quantities import title_of
 from perflab.page.strip import Strand, strip
 from perflab.records import says_nothing
-from perflab.report.beside_text import amount
-from perflab.report.contents import STEPS, Case, Quantity, Times
+from perflab.report.beside_text import amount, name_in
+from perflab.report.contents import STEPS, Case, Contents, Quantity, Times
 from perflab.units import format_change, format_count, format_ns
 
 _SMALLEST = 0.002
 """Of a peak: parts below this share are drawn and listed as one."""
+_MOST_DIFFERENCES = 20
+"""Cases in one chart of what differs between runs; the table has all."""
+_COMPARED = {"latency": "Time", "peak": "Peak memory"}
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,8 @@ def _sampled(times: Times) -> str:
 
 
 def _pairs(case: Case) -> list[Picture]:
-    found = []
-    for paired in (case.paired, case.paired_to_anchor):
-        if paired is not None and (paired.screen or paired.confirm):
-            found.append(_pair(case, paired))
-    return found
+    both = (case.paired, case.paired_to_anchor)
+    return [_pair(case, one) for one in both if one is not None and (one.screen or one.confirm)]
 
 
 def _pair(case: Case, paired: Paired) -> Picture:
@@ -136,3 +141,32 @@ def _timeline(case: Case) -> list[Picture]:
 
 def _bytes(size: float) -> str:
     return amount(round(size), "bytes")
+
+
+def differences(contents: Contents) -> list[Picture]:
+    """A chart for each later run and quantity that differs in a case from the first run that has numbers of it."""
+    found = [_difference(contents, number, name) for number in range(1, len(contents.runs)) for name in _COMPARED]
+    return [one for one in found if one is not None]
+
+
+def _difference(contents: Contents, number: int, name: str) -> Picture | None:
+    shared = [
+        (name_in(contents, one), ratio)
+        for one in contents.compared
+        if (ratio := one.ratios.get(name, [None] * len(contents.runs))[number]) is not None and ratio > 0
+    ]
+    other = sorted((one for one in shared if one[1] != 1.0), key=lambda one: -abs(math.log(one[1])))
+    if not other:
+        return None
+    given = [Bar(case, ratio, format_change(ratio)) for case, ratio in other[:_MOST_DIFFERENCES]]
+    title = f"{_COMPARED[name]} of run {number + 1}"
+    told = [f"{title} against the first run that has numbers of a case, {_told(len(given), len(other), len(shared))}"]
+    told += ["not judged: noise alone makes times differ"] if name == "latency" else []
+    return Picture(ratios(f"{title}: {title_of(name)}", given), "; ".join(told) + ".")
+
+
+def _told(drawn: int, other: int, shared: int) -> str:
+    cases = format_count(shared, "case")
+    if drawn < other:
+        return f"the {drawn} that differ most of {cases}"
+    return f"{other} of {cases} differ" if other < shared else cases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from perflab.page.table import Cell, Column, PageTable, Row, number_cell, text_cell
+from perflab.page.table import Cell, Column, PageTable, Row, change_cell, number_cell
 from perflab.records import says_nothing
 from perflab.report.beside_text import amount
 from perflab.report.contents import Quantity, Table
@@ -64,14 +64,11 @@ def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
         columns += [Column(title, number=True) for title in titles]
     rows = []
     for name, one in quantities.items():
-        tone = "bad" if one.worse else ""
-        cells = [text_cell(title_of(name)), number_cell(one.now, one.unit)]
+        cells = [Cell(title_of(name)), number_cell(one.now, one.unit)]
         if compared:
             cells += [
                 number_cell(one.before, one.unit),
-                Cell(change_text(one), number=True)
-                if not tone
-                else Cell("", number=True, more=change_text(one), tone=tone),
+                change_cell(change_text(one), "bad" if one.worse else ""),
                 Cell(interval_text(one) if one.before is not None else "", number=True),
                 Cell(limit_text(one), number=True),
             ]

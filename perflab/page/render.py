@@ -21,15 +21,15 @@ from perflab.report.escaping import lines_of, one_line
 EXPLORE = "explore.js"
 """Tables to sort, filter and search."""
 _HERE = Path(__file__).parent / "templates"
+_COLUMNS = 60
+"""Columns of a table that can be hidden: the third by the table's class ``h3``."""
 
 
 def render(template: str, script: str = EXPLORE, **values: Any) -> str:
     """A whole page.
 
-    Args:
-        template: a file of ``templates`` that extends ``base.html``.
-        script: the one that the page runs, a file of ``templates``.
-        values: what it needs; one that is missing is an error.
+    ``template`` extends ``base.html``; it and ``script`` are files of ``templates``. A value that it needs and does not
+    get is an error.
     """
     own = {"script": Markup(_source(script)), "policy": Markup(policy(script))}
     return _environment().get_template(template).render(own | values) + "\n"
@@ -52,7 +52,7 @@ def _environment() -> Environment:
     )
     made.filters["in_lines"] = in_lines
     made.filters["short"] = short
-    made.globals["style"] = Markup(_source("style.css"))
+    made.globals["style"] = Markup(_style())
     return made
 
 
@@ -66,9 +66,15 @@ def _source(name: str) -> str:
 
 
 @functools.cache
+def _style() -> str:
+    hidden = ", ".join(f".h{at} tr > :nth-child({at})" for at in range(2, _COLUMNS + 1))
+    return f"{_source('style.css')}\n{hidden} {{ display: none; }}"
+
+
+@functools.cache
 def policy(script: str = EXPLORE) -> str:
     """The page's Content-Security-Policy: nothing is loaded, our style and script alone count, by their hashes."""
-    style, code = (_hash(_source(name)) for name in ("style.css", script))
+    style, code = _hash(_style()), _hash(_source(script))
     return f"default-src 'none'; style-src '{style}'; script-src '{code}'; base-uri 'none'; form-action 'none'"
 
 

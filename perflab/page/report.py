@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import perflab
 from perflab.page.case_tables import compared_table, identity, rank, run_table
-from perflab.page.case_view import CaseView, case_view, verdict_of
-from perflab.page.differences import differences
-from perflab.page.environments import disturbances_of, environment_table, machine_table
+from perflab.page.case_view import CaseView, case_view
+from perflab.page.pictures import differences
 from perflab.page.render import render
+from perflab.page.sentences import evidence_of
 from perflab.page.sets import SetView, sets_of
-from perflab.page.table import TONES, PageTable
-from perflab.records import Verdict
+from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, short
+from perflab.records import Environment, Verdict
 from perflab.report.beside_text import run_facts
-from perflab.report.contents import Contents, RunContents
+from perflab.report.contents import CALIBRATION, Contents, RunContents
 from perflab.report.lines import MARKED
-from perflab.report.tally import ACCEPTED
+from perflab.report.tally import ACCEPTED, said_of
 from perflab.units import format_names
 
 MOST_FINDINGS = 60
@@ -68,7 +68,7 @@ def report_page(contents: Contents) -> str:
 
 
 def _run_view(run: RunContents, number: int, several: bool) -> RunView:
-    few = sum(TONES.get(verdict_of(case)) == "bad" for case in run.cases) <= MOST_FINDINGS
+    few = sum(TONES.get(said_of(case.verdict, saved=case.saved)) == "bad" for case in run.cases) <= MOST_FINDINGS
     cases = [case_view(case, identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
     failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
     failed.sort(key=lambda one: rank(one.verdict))
@@ -87,7 +87,41 @@ def _run_view(run: RunContents, number: int, several: bool) -> RunView:
         table=run_table(run, cases),
         sets=sets_of(run, {one.case.case: one.id for one in reversed(cases)}),
         cases=cases,
-        environments=environment_table(run.environments) if run.environments else None,
-        disturbances=disturbances_of(run),
-        calibration=machine_table(run),
+        environments=_environment_table(run.environments) if run.environments else None,
+        disturbances=_disturbances_of(run),
+        calibration=_machine_table(run),
     )
+
+
+def _environment_table(given: Sequence[Environment]) -> PageTable:
+    """Machine and versions, a column for each environment."""
+    values = {name: [getattr(one, name) for one in given] for name in Environment.__struct_fields__}
+    rows = [
+        Row([Cell(name.replace("_", " ")), *(Cell("–" if one is None else str(one)) for one in found)])
+        for name, found in values.items()
+        if any(one is not None for one in found)
+    ]
+    titles = [f"environment {at}" for at in range(1, len(given) + 1)] if len(given) > 1 else ["value"]
+    return PageTable([Column("what"), *map(Column, titles)], rows)
+
+
+def _disturbances_of(run: RunContents) -> list[str]:
+    """What went on beside cases, each sentence once with the cases that it is of."""
+    found: dict[str, list[str]] = {}
+    for case in run.cases:
+        for text in evidence_of(case):
+            if not text.startswith(("the machine ", CALIBRATION)):
+                found.setdefault(text, []).append(case.name)
+    return [f"{text}: {format_names([short(name) for name in names])}" for text, names in found.items()]
+
+
+def _machine_table(run: RunContents) -> PageTable | None:
+    """How the calibration workloads, whose code never changes, read over the run; and the machine's counters."""
+    if not run.machine:
+        return None
+    columns = [Column("over all cases"), *(Column(one, number=True) for one in ("least", "median", "most"))]
+    rows = [
+        Row([Cell(one.of), *(number_cell(value, one.unit) for value in (one.least, one.median, one.most))])
+        for one in run.machine
+    ]
+    return PageTable(columns, rows)

@@ -16,12 +16,18 @@ def sentences_of(case: Case) -> dict[str, list[str]]:
         "Evidence": _looked_at(case),
         "Cause": case.cause,
         "In short": case.facts,
-        "Drift": [_drifted(name, one.recorded, one.steps) for name, one in case.drift.items() if one.decides],
+        "Drift": [
+            f"{name} is compared with its anchor of {one.recorded}, {one.steps} accepted steps ago"
+            for name, one in case.drift.items()
+            if one.decides
+        ],
         "Not compared": [
             *([f"time: {case.no_times}"] if case.no_times else []),
             *(f"{one.quantity}: {one.reason}" for one in case.not_compared),
         ],
-        "Noted by the test": [_noted(name, value) for name, value in case.noted.items()],
+        "Noted by the test": [
+            f"{short(name)} = {short(str(value), LONGEST_VALUE)}" for name, value in case.noted.items()
+        ],
         "Quoted from elsewhere": [f"{one.source}: {format_ns(one.ns)}" for one in case.quotes],
         "Other memory": [f"{name}: {amount(size, 'bytes')}" for name, size in case.memory_beside.items()],
         "Possible interference": evidence_of(case),
@@ -44,14 +50,6 @@ def _looked_at(case: Case) -> list[str]:
     if told and case.disturbed == []:
         told.append("nothing disturbed the processes that were judged")
     return told
-
-
-def _noted(name: str, value: object) -> str:
-    return f"{short(name)} = {short(str(value), LONGEST_VALUE)}"
-
-
-def _drifted(name: str, recorded: str, steps: int) -> str:
-    return f"{name} is compared with its anchor of {recorded}, {steps} accepted steps ago"
 
 
 def evidence_of(case: Case) -> list[str]:

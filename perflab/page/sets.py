@@ -8,7 +8,7 @@ from typing import Any
 
 from perflab.page.charts import Bar, bars
 from perflab.page.pictures import Picture
-from perflab.page.table import Cell, Column, PageTable, Row, noise_cell, number_cell, short, text_cell, written
+from perflab.page.table import Cell, Column, PageTable, Row, number_cell, short, written
 from perflab.report.beside_text import amount
 from perflab.report.contents import RunContents
 from perflab.report.lines import MARKED, with_mark
@@ -51,7 +51,7 @@ def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetV
     columns = [Column("case"), *(Column(_title(one["name"]), number=True) for one in table["columns"])]
     rows = []
     for row in table["rows"]:
-        first = text_cell(_marked(row, "label"), href=_place(places, row["case"]), more=row.get("said", ""))
+        first = Cell(_marked(row, "label"), href=_place(places, row["case"]), more=row.get("said", ""))
         rows.append(Row([first, *(_study_cell(row, one) for one in table["columns"])]))
     against = f", against {', '.join(study['versus'])}" if study["versus"] else ""
     notes = [*table.get("no_ratios", []), *study["findings"]]
@@ -69,7 +69,7 @@ def _title(name: str) -> str:
 def _study_cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
     value = row.get("values", {}).get(column["name"])
     if column["name"] == "spread":
-        return noise_cell(value)
+        return number_cell(value, "noise")
     if isinstance(value, int | float) and not isinstance(value, bool):
         ratio, between = (row.get(of, {}).get(column["name"]) for of in ("versus", "versus_intervals"))
         told = [format_ratio(ratio)] if ratio is not None else []
@@ -136,7 +136,7 @@ def _group(group: dict[str, Any], places: Places) -> SetView:
     for level in group["levels"]:
         case = level.get("case")
         place = _place(places, case) if case else None
-        first = text_cell(_marked(level, "level"), href=place, more=level.get("said", ""))
+        first = Cell(_marked(level, "level"), href=place, more=level.get("said", ""))
         by_phase = level.get("phases_ns", {})
         cells = [
             number_cell(level.get("ns"), "ns"),

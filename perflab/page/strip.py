@@ -43,14 +43,7 @@ def strip(
 ) -> Markup:
     """Readings along one axis, each kind on its own row; the limit as a dashed line, an interval below them.
 
-    Args:
-        title: what the picture is called.
-        strands: what is drawn, from above.
-        write: turns a value into text.
-        limit: from where on a change counts.
-        interval: what the true value lies within.
-        middle: the value that the interval is of.
-        description: what is to be said beside the numbers.
+    ``middle`` is the value that the interval is of, and ``description`` what is said beside the numbers.
     """
     shown = [strand for strand in strands if strand.values]
     scale = _scale(shown, limit, interval, middle)

@@ -18,10 +18,7 @@ Attribute = str | float | int
 def element(name: str, content: str | Markup | Iterable[Markup] = "", /, **attributes: Attribute) -> Markup:
     """One element. An attribute's ``_`` stands for ``-``, and one at its end is dropped: ``class_``, ``text_anchor``.
 
-    Args:
-        name: its tag.
-        content: text, which is escaped, or elements.
-        attributes: numbers are written with one digit after the point at most.
+    Text within it is escaped. Numbers among attributes are written with one digit after the point at most.
     """
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
     if isinstance(content, Markup):

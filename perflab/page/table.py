@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perflab.report.beside_text import amount
+from perflab.report.beside_text import NOTHING, amount
 from perflab.report.escaping import one_line
 from perflab.report.lines import shorten
 from perflab.units import format_noise, format_ratio
 
-NOTHING = "–"
 LONGEST_NAME = 120
 """Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
 LONGEST_VALUE = 200
-MOST_COLUMNS = 60
-"""For so many ``style.css`` has rules that hide one."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +75,15 @@ def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") 
     return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
 
 
+def change_cell(text: str, tone: str, sort: float | None = None) -> Cell:
+    """A change, sorted by its ratio; one with a tone stands smaller."""
+    sort = order(sort) if sort is not None else None
+    return Cell("", sort, number=True, more=text, tone=tone) if tone else Cell(text, sort, number=True)
+
+
 def short(text: str, most: int = LONGEST_NAME) -> str:
     """A name as pages have it: of one that would fill a screen its beginning and its end."""
     return shorten(one_line(text), most)
-
-
-def noise_cell(share: float | None) -> Cell:
-    """Half the width of a median's interval, sorted by its value."""
-    return Cell(format_noise(share), sort=order(share), number=True) if share is not None else Cell(number=True)
 
 
 def order(value: float) -> float | int:
@@ -94,7 +92,9 @@ def order(value: float) -> float | int:
 
 
 def written(value: float, unit: str) -> str:
-    """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``."""
+    """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``; ``noise``: of a median."""
+    if unit == "noise":
+        return format_noise(value)
     if unit == "share":
         return f"{100 * value:.1f}%"
     if unit == "ratio":
@@ -102,11 +102,6 @@ def written(value: float, unit: str) -> str:
     if unit == "s":
         return amount(1e9 * value, "ns")
     return amount(value, unit)
-
-
-def text_cell(text: str, *, href: str | None = None, more: str = "", tone: str = "") -> Cell:
-    """A text."""
-    return Cell(text, href=href, more=more, tone=tone)
 
 
 TONES = {

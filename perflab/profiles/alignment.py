@@ -34,7 +34,10 @@ def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
             skipped, skipped_other = 1, 1
         else:
             skipped, skipped_other = _differ(names[at:until], others[other:until_other])
-            _compare(names[at : at + skipped], others[other : other + skipped_other], found, at, other)
+            if max(skipped, skipped_other) <= _MOST_COMPARED:
+                stretches = names[at : at + skipped], others[other : other + skipped_other]
+                for a, b, size in SequenceMatcher(None, *stretches, autojunk=False).get_matching_blocks():
+                    found[at + a : at + a + size] = range(other + b, other + b + size)
         at, other = at + skipped, other + skipped_other
     return found
 
@@ -65,11 +68,3 @@ def _alike(names: Sequence[Hashable], others: Sequence[Hashable], at: int, other
     if at > len(names) or other > len(others):
         return False
     return names[at : at + _ALIKE] == others[other : other + _ALIKE]
-
-
-def _compare(names: Sequence[Hashable], others: Sequence[Hashable], found: list[int], at: int, other: int) -> None:
-    """What a stretch in which they differ has in common."""
-    if max(len(names), len(others)) > _MOST_COMPARED:
-        return
-    for block in SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks():
-        found[at + block.a : at + block.a + block.size] = range(other + block.b, other + block.b + block.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE, Call
+from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE
 from perflab.profiles.placed import Placed
 
 _PRODUCTS = re.compile(
@@ -107,10 +107,9 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         return "compiled code"
     if _ATTENTION.fullmatch(name) or any(_ATTENTION.fullmatch(above.name) for above in call.above()):
         return "attention"
-    is_batched = bool(_BATCHED.fullmatch(name))
     if any(_LOSS.fullmatch(above.name) for above in call.above()):
         return "embedding and loss"
-    if _PRODUCTS.fullmatch(name) and not (in_core and (is_batched or _calls(call, _BATCHED))):
+    if _PRODUCTS.fullmatch(name) and not (in_core and any(_BATCHED.fullmatch(one.name) for one in call.walk())):
         return "products backward" if one.in_backward or one.phase == "backward" else "products forward"
     if _LOSS.fullmatch(name):
         return "embedding and loss"
@@ -127,7 +126,3 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
 def category_without_place(name: str) -> str:
     """That of an operator of which its name alone is known: an earlier call of the same work had none of that name."""
     return "compiled code" if _COMPILED.fullmatch(name) else "other"
-
-
-def _calls(call: Call, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.fullmatch(child.name) for child in call.walk())

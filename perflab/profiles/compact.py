@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import hypot
 
 from perflab.data import changed
-from perflab.profiles.host_calls import counted
+from perflab.profiles.parts import launches_and_waits
 from perflab.profiles.records import (
     ANY_GAP,
     DISPATCH,
@@ -102,9 +102,10 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
             time_ns=so_far.time_ns + row.time_ns,
             spread_ns=hypot(so_far.spread_ns, row.spread_ns),
         )
-    calls = [changed(one, time_ns=_short(one.time_ns)) for one in counted(profile.cuda_calls)]
+    calls = [changed(one, time_ns=_short(one.time_ns)) for one in launches_and_waits(profile.cuda_calls)]
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
-    return changed(profile, rows=[_rounded(row) for row in together], is_compact=True, cuda_calls=calls)
+    rounded = [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0) for row in together]
+    return changed(profile, rows=rounded, is_compact=True, cuda_calls=calls)
 
 
 def _is_gap(row: ProfileRow) -> bool:
@@ -121,10 +122,6 @@ def _key(row: ProfileRow) -> _Key:
 
 def _has_place(row: ProfileRow) -> bool:
     return bool(row.module or row.phase or row.line or row.shapes or row.kernel)
-
-
-def _rounded(row: ProfileRow) -> ProfileRow:
-    return changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0)
 
 
 def _short(time_ns: float) -> float:

@@ -38,9 +38,7 @@ class Cost(NamedTuple):
     def as_seen(self, longer_ns: Sequence[float], calls: Sequence[Iterable[Sum]]) -> Cost:
         """With the cost of an event in these calls, where they tell it: caches are colder there than in a loop.
 
-        Args:
-            longer_ns: by how much each profiled call took longer than the plain one beside it.
-            calls: the divided time of each.
+        ``longer_ns``: by how much each profiled call took longer than the plain one beside it.
         """
         counted = [list(call) for call in calls]
         events = [sum(one.events for one in call) for call in counted]

@@ -66,7 +66,8 @@ def device_sums(
             for kernel in sharing:
                 sums[_key(kernel, known)].time_ns += (end_ns - start_ns) / len(sharing)
     for kernel in kernels:
-        if kernel.is_foreign and not _begins_in(kernel, spans):
+        begin_ns, until_ns = spans.get(kernel.device, (0, 0))
+        if kernel.is_foreign and not begin_ns <= kernel.start_ns < until_ns:
             continue  # it counts in the call before
         total = sums[_key(kernel, known)]
         total.instances += 1
@@ -79,27 +80,13 @@ def device_sums(
     return sums
 
 
-def _begins_in(kernel: Kernel, spans: Mapping[int, tuple[int, int]]) -> bool:
-    begin_ns, until_ns = spans.get(kernel.device, (0, 0))
-    return begin_ns <= kernel.start_ns < until_ns
-
-
 def _key(kernel: Kernel, known: Mapping[int, Known]) -> Key:
     if kernel.is_foreign:
         return Key(OTHER_THREAD, "", kernel.name, "", "", "", "", device=kernel.device)
     one = known.get(kernel.operator, _NOBODY)
     category = "copies" if one.category == "dispatch" else one.category  # whatever it is for the host
-    return Key(
-        category,
-        one.name,
-        kernel.name,
-        one.phase,
-        one.where.module,
-        one.where.line,
-        one.shapes,
-        one.within,
-        kernel.device,
-    )
+    module, line, _ = one.where
+    return Key(category, one.name, kernel.name, one.phase, module, line, one.shapes, one.within, kernel.device)
 
 
 def _add_gap(

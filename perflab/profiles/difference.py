@@ -6,17 +6,13 @@ A row that is called as often as before is named only if its change stands out o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from perflab.data import changed
-from perflab.profiles.again import Again, computed_again
 from perflab.profiles.compact import like_compact, with_one_gap, without_dispatch
-from perflab.profiles.facts import Change, Key, Total, facts_of, totals_of
-from perflab.profiles.host_calls import host_parts
-from perflab.profiles.layers import Layers, other_layers
+from perflab.profiles.facts import facts_of, totals_of
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.parts import parts_of
+from perflab.profiles.parts import host_parts, parts_of
 from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile
+from perflab.profiles.wholes import wholes
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
@@ -56,7 +52,7 @@ def explain(
     facts = facts_of(before, now)
     known = {one.key for one in facts}
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
-    parts = parts_of(facts, [] if base.is_compact else _wholes(before, now, facts), now)
+    parts = parts_of(facts, [] if base.is_compact else wholes(before, now, facts), now)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -118,13 +114,6 @@ def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
     if base.is_compact:
         head = like_compact(head, base)
     return (base, head) if base.device == "cpu" else _with_what_tells(base, head)
-
-
-def _wholes(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Sequence[Change]) -> list[Layers | Again]:
-    """Modules that changed as a whole: more or fewer layers, and else what is computed again."""
-    layers = other_layers(before, now, facts)
-    told = {module for one in layers for module in one.modules}
-    return [*layers, *computed_again(before, now, [one for one in facts if one.key[1] not in told])]
 
 
 def _with_what_tells(base: Profile, head: Profile) -> tuple[Profile, Profile]:

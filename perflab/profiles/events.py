@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -109,3 +109,9 @@ def nested(events: Iterable[Event]) -> list[Call]:
         (parent.children if parent is not None else roots).append(call)
         open_calls.append(call)
     return roots
+
+
+def shown_shapes(shapes: Sequence[Sequence[int]]) -> str:
+    """Those of tensors, the first three of them: ``512x256, 256x768``."""
+    tensors = ["x".join(map(str, shape)) for shape in shapes if shape]
+    return ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")

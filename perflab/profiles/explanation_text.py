@@ -76,10 +76,7 @@ def _shown(parts: Sequence[Part], most: int) -> list[Part]:
 def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[str]:
     """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``.
 
-    Args:
-        found: the explanation.
-        most: changes that are shown.
-        callers: lines that called that of a change, ``net.py:9 < train.py:5``.
+    ``most`` changes are shown, each with so many ``callers`` of its line: ``net.py:9 < train.py:5``.
     """
     if not found.parts:
         return [found.problem or "nothing that the profiler records differs at the peak"]

@@ -24,10 +24,7 @@ _HOST = 0
 def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mapping[int, Known]) -> str:
     """The call as a Chrome trace: a track for each thread of the host and for each stream of a device.
 
-    Args:
-        roots: the outermost calls of each thread.
-        kernels: what devices did.
-        known: by ``id`` of a call, what is known of it.
+    ``roots`` are the outermost calls of each thread; ``known`` is by ``id`` of a call.
     """
     calls = [call for root in roots for call in root.walk()]
     begin_ns = min((call.event.start_ns for call in calls), default=0)

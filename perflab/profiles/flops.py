@@ -17,10 +17,8 @@ _WORKER = re.compile(r"aten::\w*(conv|attention|mm)\w*")
 def flops_of(name: str, shapes: Sequence[Sequence[int]], values: Sequence[Any] = ()) -> int:
     """FLOPs of one call; 0 where nothing is known. Causal attention counts whole, as in PyTorch's own counter.
 
-    Args:
-        name: the operator's: ``aten::mm``.
-        shapes: of its arguments in order; empty for what is no tensor.
-        values: its arguments in order, where they are no tensors. Convolutions need them.
+    ``shapes`` and ``values`` are of its arguments in order: shapes are empty for what is no tensor, and convolutions
+    need the values of what is none.
     """
     namespace, _, base = name.partition("::")
     if namespace != "aten":

@@ -6,28 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.live_tensors import held_storages, storages_of
-from perflab.profiles.peak import summed
 from perflab.profiles.records import PeakPart
 
 if TYPE_CHECKING:
     import torch
 
-_Owned = tuple[str, str, Any]
-"""Category, module, tensor."""
-
-
-def held_parts(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> list[PeakPart]:
-    """The storages of these objects, each once; they add up to ``held_bytes``. Arguments as of ``held_by_address``."""
-    return summed(held_by_address(found, names, device).values())
-
 
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
-    """The storages of these objects, each once, by address.
+    """The storages of these objects, each once, by address; they add up to ``held_bytes``.
 
-    Args:
-        found: what a callable reaches.
-        names: of modules, by ``id``.
-        device: that the storages lie on.
+    ``names`` are of modules, by ``id``.
     """
     sizes = held_storages(found, device)
     owners: dict[int, tuple[str, str]] = {}
@@ -40,8 +28,8 @@ def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torc
     }
 
 
-def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[_Owned]:
-    """Parameters first, since a tensor may be several things."""
+def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[tuple[str, str, Any]]:
+    """Category, module and tensor; parameters first, since a tensor may be several things."""
     import torch
     from torch import nn
 

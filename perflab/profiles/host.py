@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import category_without_place
 from perflab.profiles.events import Call
-from perflab.profiles.placed import Phase, operators
+from perflab.profiles.placed import NOWHERE, Phase
 from perflab.profiles.places import Where
 from perflab.profiles.records import DISPATCH, PYTHON
-
-NOWHERE = Where()
 
 
 class Known(NamedTuple):
@@ -31,7 +29,7 @@ class Known(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What makes pieces of work equal."""
+    """What makes pieces of work equal: fields of their row in a profile."""
 
     category: str
     operator: str
@@ -66,14 +64,12 @@ def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known],
     places = aligned([call.name for call in calls], [one.name for one in known])
     by_name = {one.name: one for one in reversed(known)}
     found = [
-        known[at] if at != STRANGER else by_name.get(call.name) or _unplaced(call.name)
+        known[at]
+        if at != STRANGER
+        else by_name.get(call.name) or Known(call.name, category_without_place(call.name), "", NOWHERE)
         for at, call in zip(places, calls, strict=True)
     ]
     return found, places.count(STRANGER)
-
-
-def _unplaced(name: str) -> Known:
-    return Known(name, category_without_place(name), "", NOWHERE)
 
 
 def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[Key, Sum]:
@@ -81,10 +77,7 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
 
     What an event costs the profiler is in the time of the operator, or the gap, that it was recorded in.
 
-    Args:
-        root: the range around the call, on the thread that called.
-        known: by ``id`` of a call, what is known of it.
-        phases: of the call.
+    ``root`` is the range around the call, on the thread that called; ``known`` is by ``id`` of a call.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
     found: dict[int, Sum] = {}  # what is known is one object for many calls: its key is made once
@@ -105,17 +98,8 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
 
 def key_of(one: Known, category: str) -> Key:
     """That of an operator on the host. Rows of PyTorch's own work, many small calls, have no lines and shapes."""
-    shown = category != DISPATCH
-    return Key(
-        category,
-        one.name,
-        "",
-        one.phase,
-        one.where.module,
-        one.where.line if shown else "",
-        one.shapes if shown else "",
-        one.within if shown else "",
-    )
+    key = Key(category, one.name, "", one.phase, one.where.module, one.where.line, one.shapes, one.within)
+    return key._replace(line="", shapes="", within="") if category == DISPATCH else key
 
 
 def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], sums: dict[Key, Sum]) -> None:
@@ -133,7 +117,7 @@ def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase],
         total.sides += sides + end.is_mark
 
     for child in opened.children:
-        at = _first_known(child, known)
+        at = next((known[id(one)] for one in child.walk() if id(one) in known), None)
         module, line = (at.where.module, at.where.line) if at is not None else (module, "")
         add_until(child.event.start_ns, child, events=int(not child.is_mark))
         last_ns, sides = child.event.end_ns, int(child.is_mark)
@@ -141,21 +125,7 @@ def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase],
     add_until(opened.event.end_ns, opened, events=0)
 
 
-def _first_known(call: Call, known: Mapping[int, Known]) -> Known | None:
-    return next((known[id(one)] for one in call.walk() if id(one) in known), None)
-
-
-def in_order(roots: Iterable[Call]) -> list[Call]:
-    """The operators of some threads, one thread after the other."""
-    return list(operators(list(roots)))
-
-
 def faster_half(totals_ns: Sequence[float]) -> list[int]:
     """Which calls to take the mean of. A mean adds up where a median does not, and the slower half was disturbed."""
     ranked = sorted(range(len(totals_ns)), key=lambda at: totals_ns[at])
     return sorted(ranked[: max(1, (len(ranked) + 1) // 2)])
-
-
-def each_key(sums: Iterable[Mapping[Key, Sum]]) -> Iterator[Key]:
-    """Every key of any of the calls, each once."""
-    yield from dict.fromkeys(key for one in sums for key in one)

@@ -51,8 +51,7 @@ class Unmatched:
 class Shifts:
     """Where lines of the base stand now, as shown by what is called as before.
 
-    Args:
-        pairs: lines of the base, ``net.py:9``, each with the line of the same calls now.
+    ``pairs`` are lines of the base, ``net.py:9``, each with the line of the same calls now.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:

@@ -1,26 +1,27 @@
-"""Puts facts of the code together as parts of an explanation: what to call each, with its line and time. Pure."""
+"""Puts facts of the code together as parts of an explanation: what to call each, with its line and time. Pure.
+
+Changes of one module are of one edit if they are on lines of a file between which nothing else runs as before.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from perflab.data import changed
-from perflab.profiles.again import Again
-from perflab.profiles.edits import edits
-from perflab.profiles.facts import HALF, Change, Key, Total
-from perflab.profiles.layers import Layers
-from perflab.profiles.records import DISPATCH, UNNAMED, OnLine, Part
+from perflab.measure.events import kind_of
+from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
+from perflab.profiles.new_calls import parsed
+from perflab.profiles.records import DISPATCH, ON_HOST, UNNAMED, VARY, CudaCall, OnLine, Part, Profile
+from perflab.profiles.wholes import Again, Layers
 
 
 def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
     """One part an edit of a module, or one for all modules that are computed again or run more often.
 
-    Args:
-        facts: what the code does otherwise.
-        wholes: modules of which all changed in the same way.
-        now: the profile that is looked at.
+    ``wholes`` are modules of which all changed in the same way; ``now`` is the profile that is looked at.
     """
     together = {module: one for one in wholes for module in one.modules}
     groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
@@ -36,6 +37,69 @@ def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Map
             parts.append(_part_of_all(of, changes))
     # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
     return sorted(parts, key=lambda part: (part.category == DISPATCH, part.more < 0, -part.change_ns, part.module))
+
+
+def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Change]]:
+    """The changes of each edit.
+
+    Lines that work in no common phase are of two. What has no line belongs to what takes most time in its phase;
+    PyTorch's own work always follows from something.
+
+    ``changes`` are of one module; ``unchanged`` are lines of the version that is looked at on which something runs, and
+    nothing changed.
+    """
+    by_spot: dict[str, list[Change]] = defaultdict(list)
+    for one in _with_what_replaces(changes):
+        by_spot[one.spot].append(one)
+    without_line = by_spot.pop("", [])
+    between: dict[str, list[int]] = defaultdict(list)
+    for file, number in sorted(map(parsed, unchanged)):
+        between[file].append(number)
+    found: list[list[Change]] = []
+    last = ("", 0)
+    for spot in sorted(by_spot, key=parsed):
+        here, (file, number) = by_spot[spot], parsed(spot)
+        lines = between[file]
+        is_next = bool(found) and file == last[0] and bisect_right(lines, last[1]) == bisect_right(lines, number)
+        if is_next and _phases(found[-1]) & _phases(here):
+            found[-1] += here
+        else:
+            found.append(here)
+        last = file, number
+    largest_first = sorted(found, key=lambda edit: sum(abs(one.change_ns) for one in edit), reverse=True)
+    alone: list[Change] = []
+    for one in without_line:
+        of_phase = (edit for edit in largest_first if one.key[2] in _phases(edit))
+        follows = largest_first[:1] if one.category == DISPATCH else []
+        next(of_phase, follows[0] if follows else alone).append(one)
+    return [*found, alone] if alone else found
+
+
+def _with_what_replaces(changes: Sequence[Change]) -> list[Change]:
+    """Calls that are gone, from lines where nothing comes, belong where more of the same operator come."""
+    come_at = {one.spot for one in changes if one.more > 0}
+    by_operator: dict[str, list[Change]] = defaultdict(list)
+    for one in changes:
+        by_operator[one.key[0]].append(one)
+    found: dict[tuple[Key, str], Change] = {}
+    for some in by_operator.values():
+        to = max(some, key=lambda one: one.more)
+        is_replaced = to.more > 0 and sum(one.more for one in some) > -HALF
+        for one in sorted(some, key=lambda one: -one.more):
+            goes = is_replaced and one.more < 0 and one.spot not in come_at
+            place = one.key, to.spot if goes else one.spot
+            so_far = found.get(place)
+            found[place] = replace(
+                so_far or one,
+                spot=place[1],
+                more=one.more + (so_far.more if so_far else 0.0),
+                change_ns=one.change_ns + (so_far.change_ns if so_far else 0.0),
+            )
+    return list(found.values())
+
+
+def _phases(edit: Iterable[Change]) -> set[str]:
+    return {one.key[2] for one in edit}
 
 
 def _part_of_all(of: Again | Layers, changes: Sequence[Change]) -> Part:
@@ -110,3 +174,29 @@ def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
 def _asked_for(one: Change) -> tuple[bool, float]:
     """Sorts what the code asks for before what that calls, and of these what takes most time first."""
     return bool(one.within), -abs(one.change_ns)
+
+
+def launches_and_waits(calls: Iterable[CudaCall]) -> list[CudaCall]:
+    """The calls of CUDA that counts count."""
+    return [one for one in calls if kind_of(one.name) != "other call"]
+
+
+def host_parts(base: Profile, head: Profile, *, with_launches: bool) -> list[Part]:
+    """A part for each call of CUDA that the host makes more or less often: facts without a time of their own.
+
+    The most calls first; none where a profile was stored that does not know them.
+
+    Args:
+        base, head: profiles of one case.
+        with_launches: name launches beside waits: where no operator is called more often, of which they are.
+    """
+    if not base.cuda_calls or not head.cuda_calls:
+        return []
+    before, now = ({one.name: one.instances for one in launches_and_waits(side.cuda_calls)} for side in (base, head))
+    parts = []
+    for name in {**before, **now}:
+        was, is_now = before.get(name, 0.0), now.get(name, 0.0)
+        more, inputs = round(is_now - was, 2), "" if is_whole(was) and is_whole(is_now) else VARY
+        if abs(more) > HALF and (with_launches or kind_of(name) == "wait"):
+            parts.append(Part(change_ns=0.0, operator=name, more=more, inputs=inputs, category=ON_HOST))
+    return sorted(parts, key=lambda one: (-abs(one.more), one.operator))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+from perflab.data import changed
 from perflab.profiles.events import NODE, Call
 from perflab.profiles.placed import Placed
 from perflab.profiles.records import LET_GO, PeakPart
@@ -18,14 +20,23 @@ _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
 class Asked(NamedTuple):
     """Who asked for a block."""
 
-    phase: str
-    operator: str
-    module: str
-    line: str
+    phase: str = ""
+    operator: str = ""
+    module: str = ""
+    line: str = ""
     stack: tuple[str, ...] = ()
 
-
-NOBODY = Asked("", "", "", "")
+    def part(self, category: str, size_bytes: int, blocks: int) -> PeakPart:
+        """Blocks that it asked for."""
+        return PeakPart(
+            category=category,
+            size_bytes=size_bytes,
+            blocks=blocks,
+            operator=self.operator,
+            module=self.module,
+            line=self.line,
+            stack=list(self.stack),
+        )
 
 
 class Askers:
@@ -51,7 +62,7 @@ class Askers:
                 break
             call = above
         if call is None:
-            return Asked(self._phase_at(event.time_ns), "", "", "")
+            return Asked(self._phase_at(event.time_ns))
         one = self._placed[id(call)]
         operator = "" if call.name.startswith(NODE) else call.name
         return Asked(one.phase, operator, *one.where)
@@ -80,8 +91,8 @@ def made_by_call(
         askers: who asked for what.
         failed_ns: when it ran out of memory; then that moment is meant, and no peak.
     """
-    first = bisect_left(events, began_ns, key=_time)
-    end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=_time)
+    first = bisect_left(events, began_ns, key=attrgetter("time_ns"))
+    end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=attrgetter("time_ns"))
     there: dict[int, int] = {}
     """By address, the number of the event that gave the block."""
     freed: dict[int, int] = {}
@@ -95,8 +106,8 @@ def made_by_call(
         if giver is not None:
             freed[giver] = number
         if first <= number < end and (giver is None or giver < first):
-            asked = askers.at(events[giver]) if giver is not None else NOBODY
-            parts.append(_part(LET_GO, event.size_bytes, asked))
+            asked = askers.at(events[giver]) if giver is not None else Asked()
+            parts.append(asked.part(LET_GO, event.size_bytes, -1))
     for number in range(first, end):
         if events[number].size_bytes > 0 and freed.get(number, end) >= end:
             last = askers.at(events[freed[number]]) if number in freed else None
@@ -104,12 +115,8 @@ def made_by_call(
             category = category_of(asked.phase, last.phase if last is not None else None)
             if failed_ns is not None:  # nobody knows what would have become of it
                 category = f"made by the {asked.phase or 'call'}"
-            parts.append(_part(category, events[number].size_bytes, asked))
+            parts.append(asked.part(category, events[number].size_bytes, 1))
     return summed(parts)
-
-
-def _time(event: BlockEvent) -> int:
-    return event.time_ns
 
 
 def _peak(events: Sequence[BlockEvent], first: int) -> int:
@@ -134,35 +141,13 @@ def category_of(made_in: str, freed_in: str | None) -> str:
     return "activations" if freed_in is not None else "results"
 
 
-def _part(category: str, size_bytes: int, asked: Asked) -> PeakPart:
-    return PeakPart(
-        category=category,
-        size_bytes=size_bytes,
-        blocks=-1 if size_bytes < 0 else 1,
-        operator=asked.operator,
-        module=asked.module,
-        line=asked.line,
-        stack=list(asked.stack),
-    )
-
-
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:
     """Parts of one category and stack together, the largest first."""
-    sums: dict[tuple[str, str, str, str, tuple[str, ...]], tuple[int, int]] = {}
+    together: dict[tuple[str, str, str, str, tuple[str, ...]], list[PeakPart]] = {}
     for one in parts:
-        key = one.category, one.operator, one.module, one.line, tuple(one.stack)
-        size_bytes, blocks = sums.get(key, (0, 0))
-        sums[key] = size_bytes + one.size_bytes, blocks + one.blocks
-    together = [
-        PeakPart(
-            category=category,
-            size_bytes=size_bytes,
-            blocks=blocks,
-            operator=operator,
-            module=module,
-            line=line,
-            stack=list(stack),
-        )
-        for (category, operator, module, line, stack), (size_bytes, blocks) in sums.items()
-    ]
-    return sorted(together, key=lambda one: -abs(one.size_bytes))
+        together.setdefault((one.category, one.operator, one.module, one.line, tuple(one.stack)), []).append(one)
+    sums = (
+        changed(ones[0], size_bytes=sum(one.size_bytes for one in ones), blocks=sum(one.blocks for one in ones))
+        for ones in together.values()
+    )
+    return sorted(sums, key=lambda one: -abs(one.size_bytes))

@@ -19,10 +19,7 @@ _Key = tuple[str, str, str]
 def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> PeakExplanation:
     """What makes the peak of ``head`` higher than that of ``base``.
 
-    Args:
-        base, head: of one case.
-        against: the base, as people call it.
-        change_bytes: how much higher it is by the gate's own measurement.
+    ``against`` is the base, as people call it; ``change_bytes`` is by the gate's own measurement.
     """
     before, now = _by_key(base.parts), _by_key(head.parts)
     changes = [one for key in {**now, **before} for one in _changes(key, before.get(key, []), now.get(key, []))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from perflab.measure.events import OPERATOR
@@ -31,10 +31,9 @@ class Phase(NamedTuple):
     end_ns: int
 
 
-def operators(roots: Sequence[Call]) -> Iterator[Call]:
-    """All calls but ranges, in order."""
-    for root in roots:
-        yield from (call for call in root.walk() if not call.is_range)
+def operators(roots: Sequence[Call]) -> list[Call]:
+    """All calls but ranges, in order, one thread after the other."""
+    return [call for root in roots for call in root.walk() if not call.is_range]
 
 
 def within(call: Call) -> str:

@@ -121,9 +121,7 @@ def module_names(found: Iterable[Any], *, is_numbered: bool = False) -> dict[int
 
     Names begin below the outermost module; where there are several, those of all but the largest with its class.
 
-    Args:
-        found: the objects.
-        is_numbered: keep the numbers of layers: ``blocks.3.attention.q``.
+    ``is_numbered`` keeps the numbers of layers: ``blocks.3.attention.q``.
     """
     from torch import nn
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,23 +13,21 @@ from perflab.profiles.categories import categories
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, in_order, matched
-from perflab.profiles.placed import placed, within
+from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, matched
+from perflab.profiles.placed import operators, placed, within
 from perflab.profiles.places import Where
 from perflab.profiles.recording import Recorded
 from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
 
-_STRANGERS = 0.05
+STRANGERS = 0.05
 """Share of operators that the pass with places has not seen, from which on the profile says so."""
 
 
 def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
     """Every operator of a call in order, with place, category, shapes and FLOPs.
 
-    Args:
-        recorded: the call, with details.
-        named: the place that a mark stands for.
+    ``named`` gives the place that a mark stands for.
     """
     found = placed(recorded.roots, recorded.phases, named)
     flops = flops_where_done([one.call for one in found])
@@ -51,7 +49,7 @@ def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
 
 def known_by_call(recorded: Recorded, known: Sequence[Known]) -> tuple[dict[int, Known], int]:
     """By ``id`` of each operator's call, what is known of it; and how many of them are strangers."""
-    calls = in_order(recorded.roots)
+    calls = operators(recorded.roots)
     found, strangers = matched(calls, known)
     return {id(call): one for call, one in zip(calls, found, strict=True)}, strangers
 
@@ -81,14 +79,9 @@ class Reading:
             for before, one in pairwise(recorded):
                 self._add_on_device(before, one)
         else:
-            for one in recorded:
-                self._add_on_host(one)
-
-    def _add_on_host(self, recorded: Recorded) -> None:
-        """A call on a CPU lasts as long as the range around it."""
-        by_call = self._by_call(recorded)
-        self.sums.append(host_sums(recorded.root, by_call, recorded.phases))
-        self.profiled_ns.append(recorded.root.total_ns)
+            for one in recorded:  # a call on a CPU lasts as long as the range around it
+                self.sums.append(host_sums(one.root, self._by_call(one), one.phases))
+                self.profiled_ns.append(one.root.total_ns)
 
     def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
         """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
@@ -104,7 +97,7 @@ class Reading:
                 "perflab did, after which PyTorch sees no device: profile without it",
             )
         by_call = self._by_call(recorded)
-        calls = {call.event.correlation: by_call[id(call)] for call in in_order(recorded.roots)}
+        calls = {call.event.correlation: by_call[id(call)] for call in operators(recorded.roots)}
         begins, ends = _ends(before.kernels), _ends(recorded.kernels)
         spans = {device: (begins.get(device, max(begins.values())), end_ns) for device, end_ns in ends.items()}
         foreign = recorded.foreign_within(min(one[0] for one in spans.values()), max(ends.values()))
@@ -119,17 +112,14 @@ class Reading:
         Rows and timer are of the same pairs. Of each their own faster half would be of different minutes, and a machine
         that drifts would tell them apart.
 
-        Args:
-            device: ``cpu`` or ``cuda``.
-            plain_ns: beside each profiled call, how long one took that was not profiled.
-            notes: what a reader has to know.
+        ``plain_ns``: beside each profiled call, how long one took that was not profiled.
         """
         said = list(notes)
         not_shown = self.not_shown - {key.device for sums in self.sums for key in sums}
         if not_shown:
             named = " and ".join(f"{device}:{number}" for number in sorted(not_shown))
             said.append(f"work of other threads on {named} is not shown: the call launches nothing there")
-        if self.strangers > _STRANGERS * self.operators:
+        if self.strangers > STRANGERS * self.operators:
             said.append(f"calls differ: {self.strangers / self.operators:.0%} of operators have no place")
         quiet = faster_half([one + beside for one, beside in zip(self.profiled_ns, plain_ns, strict=True)])
         longer_ns = [self.profiled_ns[at] - plain_ns[at] for at in quiet]
@@ -160,8 +150,8 @@ def _ends(kernels: Sequence[Kernel]) -> dict[int, int]:
 
 
 def _summed(calls: Sequence[tuple[str, int]]) -> dict[str, Sum]:
-    often = Counter(name for name, _ in calls)
-    sums = {name: Sum(instances=count) for name, count in often.items()}
+    sums: dict[str, Sum] = defaultdict(Sum)
     for name, length_ns in calls:
+        sums[name].instances += 1
         sums[name].time_ns += length_ns
     return sums

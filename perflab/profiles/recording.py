@@ -13,15 +13,18 @@ from perflab.kernel_names import kernel_name
 from perflab.measure.clock import wait_for_devices
 from perflab.measure.profiler import profiler
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import CALL, PHASE, Call, Event, name_and_scope, nested
+from perflab.profiles.events import CALL, COMPILED_REGION, PHASE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_of
-from perflab.profiles.placed import Phase
-from perflab.torch_internals.machine import kineto_results
+from perflab.profiles.placed import Phase, operators
+from perflab.torch_internals.machine import a_profiler_runs, kineto_results
 
 if TYPE_CHECKING:
     from perflab.measure.workload import Workload
 
-_DTYPES = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+_DTYPES = {
+    **{"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"},
+    **{"long int": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8"},
+}
 RAN_OUT = "[OutOfMemory]"
 """How the profiler names the moment at which an allocator found no room."""
 _OF_HOST = ("cpu_op", "user_annotation")
@@ -29,7 +32,6 @@ _OF_HOST = ("cpu_op", "user_annotation")
 _API = ("cuda_runtime", "cuda_driver")
 """The host's calls of CUDA."""
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-_INTEGERS = {"long int": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8"}
 
 
 @dataclass
@@ -57,6 +59,20 @@ class Recorded:
         """Of all threads, the caller's first."""
         return [self.root, *self.others]
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code ran in it."""
+        return any(call.name == COMPILED_REGION for call in operators(self.roots))
+
+
+def refuse_another_profiler(to_do: str) -> None:
+    """Raise UsageError if a profiler runs. ``to_do``: what to do without it."""
+    if a_profiler_runs():
+        raise UsageError(
+            "a profiler runs in this process already, and a second one would end it",
+            f"{to_do} without it; PyTorch has one profiler a process",
+        )
+
 
 @contextlib.contextmanager
 def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
@@ -72,37 +88,23 @@ def run_marked(workload: Workload) -> Any:
     import torch
 
     spans = iter(workload.spans)
-    opened: list[Any] = []
 
     def open_next() -> None:
+        opened.close()
         phase = next(spans, None)
         if phase is not None:
-            opened.append(torch.profiler.record_function(PHASE + phase))
-            opened[-1].__enter__()
+            opened.enter_context(torch.profiler.record_function(PHASE + phase))
 
-    def close() -> None:
-        if opened:
-            opened.pop().__exit__(None, None, None)
-
-    def after_phase() -> None:
-        close()
+    with torch.profiler.record_function(CALL), contextlib.ExitStack() as opened:
         open_next()
-
-    with torch.profiler.record_function(CALL):
-        open_next()
-        try:
-            return workload.run(after_phase)
-        finally:
-            close()
+        return workload.run(open_next)
 
 
 def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[Recorded]:
     """The calls that were run marked, in order.
 
-    Args:
-        recorded: what ``recording`` gave.
-        calls: how many there were.
-        details: with all that places need: autograd's numbers; and shapes and FLOPs of operators.
+    ``recorded`` is what ``recording`` gave. ``details`` are all that places need: autograd's numbers; and shapes and
+    FLOPs of operators.
 
     Raises:
         UsageError: not all of them were recorded.
@@ -239,12 +241,9 @@ def _event(event: Any, details: bool) -> Event:
 
 def _shown(event: Any, shapes: Sequence[Sequence[int]]) -> str:
     """``512x256, 256x768 float32``."""
-    tensors = [at for at, shape in enumerate(shapes) if shape]
-    if not tensors:
+    at = next((at for at, shape in enumerate(shapes) if shape), None)
+    if at is None:
         return ""
     dtypes = event.dtypes()
-    first = dtypes[tensors[0]] if tensors[0] < len(dtypes) else ""
-    named = (_DTYPES | _INTEGERS).get(first, first.removeprefix("c10::"))
-    listed = ["x".join(map(str, shapes[at])) for at in tensors[:3]]
-    more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-    return f"{', '.join(listed)}{more} {named}".strip()
+    first = dtypes[at] if at < len(dtypes) else ""
+    return f"{shown_shapes(shapes)} {_DTYPES.get(first, first.removeprefix('c10::'))}".strip()

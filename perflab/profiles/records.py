@@ -8,35 +8,6 @@ import msgspec
 
 from perflab.data import Amount, Data, Positive, Share, changed
 
-CATEGORIES = (
-    "products forward",
-    "products backward",
-    "attention",
-    "element-wise and norms",
-    "embedding and loss",
-    "optimizer",
-    "copies",
-    "communication",
-    "compiled code",
-    "your operators",
-    "dispatch",
-    "host wait",
-    "launches",
-    "kernel wait",
-    "python",
-    "another thread",
-    "other",
-)
-"""Every row belongs to one of them.
-
-``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine; on a GPU its rows are operators
-that launch nothing, and have no time. ``python`` is time on a CPU in which no operator runs. On a GPU, ``host wait`` is
-time in which the device waits for a kernel that the host has not begun to launch, ``launches`` that in which it waits
-for this call of CUDA to end, and ``kernel wait`` what is left between kernels. ``another thread`` is time in which the
-device only does what a thread launched that the profiler does not follow, such as a data loader's. ``your operators``
-are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is what no operator launched, and
-on a CPU an operator that the call with places did not have.
-"""
 PYTHON = "python"
 GAPS = ("host wait", "launches", "kernel wait", PYTHON)
 """Categories that are no operator's."""
@@ -55,6 +26,17 @@ class ProfileRow(Data, frozen=True):
     """What equal pieces of work took together in one call."""
 
     category: str
+    """``products forward``, ``products backward``, ``attention``, ``element-wise and norms``, ``embedding and loss``,
+    ``optimizer``, ``copies``, ``communication``, ``compiled code``, or one of these:
+
+    ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine; on a GPU its rows are operators
+    that launch nothing, and have no time. ``python`` is time on a CPU in which no operator runs. On a GPU, ``host
+    wait`` is time in which the device waits for a kernel that the host has not begun to launch, ``launches`` that in
+    which it waits for this call of CUDA to end, and ``kernel wait`` what is left between kernels. ``another thread`` is
+    time in which the device only does what a thread launched that the profiler does not follow, such as a data
+    loader's. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is
+    what no operator launched, and on a CPU an operator that the call with places did not have.
+    """
     operator: str = ""
     """``aten::mm``; on a GPU the operator that launched the kernel; ``""`` for a gap."""
     kernel: str = ""

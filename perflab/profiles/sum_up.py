@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from perflab.profiles.cost import FREE, Cost
-from perflab.profiles.host import Key, Sum, each_key
+from perflab.profiles.host import Key, Sum
 from perflab.profiles.records import ADDED, CudaCall, Profile, ProfileRow
 
 
@@ -24,18 +24,13 @@ def summed_up(
 ) -> Profile:
     """The mean of the quiet calls, row by row.
 
-    Args:
-        device: ``cpu`` or ``cuda``.
-        calls: the divided time of each profiled call.
-        profiled_ns: how long each of them took.
-        quiet: which of them count.
-        timer_ns: how long one takes that is not profiled.
-        cost: what the profiler adds, which is taken off.
-        notes: what a reader has to know.
-        cuda_calls: of each profiled call, the host's calls of CUDA by name; empty: they are not known.
+    ``calls`` have the divided time of each profiled call, and ``quiet`` says which of them count; ``timer_ns`` is of
+    one that is not profiled. ``cost``, what the profiler adds, is taken off. ``cuda_calls`` are those of the host by
+    name, of each call; none: they are not known.
     """
     counted = [calls[at] for at in quiet]
-    rows = sorted((_row(key, counted, cost) for key in each_key(counted)), key=lambda row: -row.time_ns)
+    keys = dict.fromkeys(key for call in counted for key in call)
+    rows = sorted((_row(key, counted, cost) for key in keys), key=lambda row: -row.time_ns)
     return Profile(
         device=device,
         calls=len(quiet),
@@ -68,15 +63,7 @@ def _row(key: Key, calls: Sequence[Mapping[Key, Sum]], cost: Cost) -> ProfileRow
     sums = [call.get(key, nothing) for call in calls]
     times = [one.time_ns for one in sums]
     return ProfileRow(
-        category=key.category,
-        operator=key.operator,
-        kernel=key.kernel,
-        phase=key.phase,
-        module=key.module,
-        line=key.line,
-        shapes=key.shapes,
-        within=key.within,
-        device=key.device,
+        **key._asdict(),
         instances=round(fmean(one.instances for one in sums), 3),
         time_ns=round(max(0.0, fmean(times) - cost.of(sums) / len(sums)), 1),
         spread_ns=round(_spread(times), 1),

@@ -23,14 +23,14 @@ from perflab.measure.devices import collector_off
 from perflab.profiles.cost import FREE, cost_of
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
-from perflab.profiles.host import Known, in_order
+from perflab.profiles.host import Known
+from perflab.profiles.placed import operators
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.reading import Reading, known_by_call, known_of
-from perflab.profiles.recording import Recorded, recorded_calls, recording, run_marked
+from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.records import Profile
 from perflab.profiles.text import CANT_TELL
 from perflab.reachable import reachable
-from perflab.torch_internals.machine import a_profiler_runs
 
 if TYPE_CHECKING:
     import torch
@@ -70,24 +70,13 @@ def take_profile(
     plan: ProfilePlan,
     progress: Callable[[str], None],
 ) -> Profile:
-    """Profile one call of a workload that is warm.
-
-    Args:
-        workload: what is called.
-        device: where its work happens.
-        stopwatch: times calls without the profiler.
-        plan: how long it may take, and what is written besides.
-        progress: called with what is under way.
+    """Profile one call of a workload that is warm; ``progress`` is called with what is under way.
 
     Raises:
         UsageError: another profiler runs, or ours saw nothing.
         Exception: whatever the workload raises.
     """
-    if a_profiler_runs():
-        raise UsageError(
-            "a profiler runs in this process already, and a second one would end it",
-            "profile without it; PyTorch has one profiler a process",
-        )
+    refuse_another_profiler("profile")
     progress("profile: places")
     known, devices, notes = _known(workload, device)
     if devices > 1:
@@ -213,8 +202,8 @@ def _known(workload: Workload, device: torch.device) -> tuple[list[Known], int, 
     """Every operator of a call in order, with place, category, shapes and FLOPs; how many devices work; and notes."""
     places = Places(module_names(reachable(workload.roots)))
     plain = _recorded(workload, device, contextlib.nullcontext)
-    names, notes = [call.name for call in in_order(plain.roots)], list[str]()
-    if any(name.startswith("Torch-Compiled Region") for name in names):
+    names, notes = [call.name for call in operators(plain.roots)], list[str]()
+    if plain.is_compiled:
         notes.append("torch.compile: modules and lines of compiled code are not known")  # marks would compile it again
         recorded = _recorded(workload, device, contextlib.nullcontext)
     else:
@@ -232,7 +221,7 @@ def _as_without_marks(workload: Workload, device: torch.device, places: Places, 
             recorded = _recorded(workload, device, partial(places.marking, lines=lines))
         except Exception:  # code that refuses tensors with a torch function, say: it has just run without
             continue
-        if not lines or [call.name for call in in_order(recorded.roots)] == names:
+        if not lines or [call.name for call in operators(recorded.roots)] == names:
             return recorded
     return None
 

@@ -12,23 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perflab.errors import UsageError
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.live_tensors import held_storages
 from perflab.measure.profiler import profiler
-from perflab.profiles.held import held_by_address, held_parts
-from perflab.profiles.host import in_order
+from perflab.profiles.held import held_by_address
 from perflab.profiles.peak import Askers, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
-from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, run_marked
+from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
 from perflab.profiles.records import LET_GO, Peak, PeakPart
 from perflab.reachable import reachable
 from perflab.torch_internals.machine import (
     BlockEvent,
-    a_profiler_runs,
     block_events,
     device_events,
     host_events,
@@ -71,11 +68,11 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
         UsageError: another profiler runs, or ours saw nothing.
         Exception: whatever the workload raises.
     """
-    _refuse_another_profiler()
+    refuse_another_profiler("measure")
     places = Places(module_names(reachable(workload.roots)))
     plain = _recorded(workload, device, contextlib.nullcontext)
     parts = plain.parts(places)
-    if _is_compiled(plain):  # marks would compile it again
+    if plain.calls[1].is_compiled:  # marks would compile it again
         return Peak(parts=parts)
     total_bytes = sum(part.size_bytes for part in parts)
     for lines in (True, False):
@@ -101,7 +98,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
         UsageError: another profiler runs.
         Exception: whatever else the workload raises.
     """
-    _refuse_another_profiler()
+    refuse_another_profiler("measure")
     places = Places(module_names(reachable(workload.roots)))
     with collector_off(), profiler(device.type, profile_memory=True) as watching:
         found = list(reachable(workload.roots))
@@ -126,31 +123,8 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     anew = {event.address for event in events if event.size_bytes > 0 and event.time_ns >= began_ns}
     held = summed(part for address, part in before.items() if address in left and address not in anew)
     made = [part for part in made_by_call(events, began_ns, askers, failed_ns) if part.category != LET_GO]
-    by = askers.at(BlockEvent(failed_ns, thread, 0, 0))
-    return Failure(
-        Peak(parts=sorted([*held, *made], key=lambda part: -abs(part.size_bytes))),
-        PeakPart(
-            category="",
-            size_bytes=0,
-            blocks=0,
-            operator=by.operator,
-            module=by.module,
-            line=by.line,
-            stack=list(by.stack),
-        ),
-    )
-
-
-def _refuse_another_profiler() -> None:
-    if a_profiler_runs():
-        raise UsageError(
-            "a profiler runs in this process already, and a second one would end it",
-            "measure without it; PyTorch has one profiler a process",
-        )
-
-
-def _is_compiled(one: _Pass) -> bool:
-    return any(call.name.startswith("Torch-Compiled Region") for call in in_order(one.calls[1].roots))
+    alive = Peak(parts=sorted([*held, *made], key=lambda part: -abs(part.size_bytes)))
+    return Failure(alive, askers.at(BlockEvent(failed_ns, thread, 0, 0)).part("", 0, 0))
 
 
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
@@ -160,7 +134,7 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         _run_within_a_range(workload, marking)
         synchronize(device)
         found = list(reachable(workload.roots))
-        held = held_parts(found, module_names(found), device)
+        held = summed(held_by_address(found, module_names(found), device).values())
         pools_bytes = free_bytes_in(replayed, device)
         del found  # it keeps gradients alive that the next call lets go
         result = _run_within_a_range(workload, marking)

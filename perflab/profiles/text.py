@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from textwrap import wrap
 
 from perflab.measure.events import kind_of
 from perflab.profiles.records import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
-from perflab.report.lines import shorten
+from perflab.report.lines import cut, shorten
 from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
@@ -64,7 +64,7 @@ def by_device(profile: Profile) -> str:
     busy: dict[int, float] = defaultdict(float)
     for row in profile.rows:
         busy[row.device] += row.time_ns if row.category not in GAPS else 0.0
-    shares = (f"{profile.device}:{at} {_percent(time_ns / profile.timer_ns)}" for at, time_ns in sorted(busy.items()))
+    shares = (f"{profile.device}:{at} {percent(time_ns / profile.timer_ns)}" for at, time_ns in sorted(busy.items()))
     return f"busy: {' · '.join(shares)}"
 
 
@@ -90,17 +90,17 @@ def notes_of(profile: Profile) -> list[str]:
     told = []
     if profile.unknown_share > CANT_TELL:
         other = profile.share_of(OTHER)
-        why = [f"{_percent(other)} is {_OTHER[profile.device]}"] if other > _WORTH_A_WORD else []
+        why = [f"{percent(other)} is {_OTHER[profile.device]}"] if other > _WORTH_A_WORD else []
         if profile.unknown_share - other > _WORTH_A_WORD:
             why.append("the machine changed meanwhile, or work that is not recorded")
         told.append(
-            f"can't tell where all of the time goes: {_percent(profile.unknown_share)} of it has no explanation "
+            f"can't tell where all of the time goes: {percent(profile.unknown_share)} of it has no explanation "
             f"({'; '.join(why)})"
         )
     elsewhere = profile.share_of(OTHER_THREAD)
     if elsewhere > CANT_TELL:
         told.append(
-            f"can't tell what {_percent(elsewhere)} of the time is for: threads that PyTorch's profiler does not "
+            f"can't tell what {percent(elsewhere)} of the time is for: threads that PyTorch's profiler does not "
             "follow launched that work"
         )
     return [*told, *profile.notes]
@@ -122,7 +122,7 @@ def _categories(profile: Profile) -> list[str]:
         (
             name,
             format_ns(time_ns),
-            _percent(time_ns / profile.whole_ns),
+            percent(time_ns / profile.whole_ns),
             _often(instances) if name not in GAPS else "",
             format_flops(flops) if flops else "",
         )
@@ -130,7 +130,7 @@ def _categories(profile: Profile) -> list[str]:
     ]
     missing = profile.unexplained_ns
     sign = "-" if missing < 0 else ""
-    cells.append(("unexplained", f"{sign}{format_ns(abs(missing))}", _percent(missing / profile.whole_ns), "", ""))
+    cells.append(("unexplained", f"{sign}{format_ns(abs(missing))}", percent(missing / profile.whole_ns), "", ""))
     return _aligned([head, *cells])
 
 
@@ -156,7 +156,7 @@ def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]
             (
                 shorten(row.kernel if on_device else row.operator, _NAME),
                 format_ns(row.time_ns),
-                _percent(row.time_ns / profile.whole_ns),
+                percent(row.time_ns / profile.whole_ns),
                 _often(row.instances),
                 format_ns(row.time_ns / row.instances) if row.instances else "",
                 f"{profile.device}:{row.device}" if profile.devices > 1 else "",
@@ -171,15 +171,19 @@ def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]
 
 def _table(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Cut at the width: what stands last says least. Where that leaves no shapes, they are left out."""
-    return [line[: width - 1] + "…" if len(line) > width else line for line in _aligned(cells)]
+    return [cut(line, width) for line in _aligned(cells)]
 
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     """Names to the left, numbers to the right, in columns; the first line is the head. Empty columns are left out."""
     filled = [at for at in range(len(cells[0])) if any(row[at] for row in cells[1:])]
     numbers = [at for at, place in enumerate(filled) if 0 < place < 5]
-    cells = [tuple(row[at] for at in filled) for row in cells]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(filled))]
+    return columns([tuple(row[at] for at in filled) for row in cells], numbers)
+
+
+def columns(cells: Sequence[Sequence[str]], numbers: Collection[int]) -> list[str]:
+    """Lines of a table, in which the columns ``numbers`` are to the right, the others to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  "
         + "  ".join(
@@ -195,11 +199,7 @@ def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -
     for row in profile.rows:
         sums[name_of(row)] += row.time_ns
     ranked = sorted(sums.items(), key=lambda one: -one[1])
-    return [f"{name} {_percent(time_ns / profile.whole_ns)}" for name, time_ns in _named(ranked[:most])]
-
-
-def _named(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    return [(name, time_ns) for name, time_ns in found if name]
+    return [f"{name} {percent(time_ns / profile.whole_ns)}" for name, time_ns in ranked[:most] if name]
 
 
 def _often(instances: float) -> str:
@@ -207,5 +207,6 @@ def _often(instances: float) -> str:
     return f"{instances:.0f}" if instances >= 1 or not instances else f"{instances:.2g}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """``12.3%``."""
     return f"{100 * share:.1f}%"

@@ -19,18 +19,8 @@ def beside_each_other(runs: Sequence[RunContents]) -> list[Compared]:
     The first run that has numbers of a case is what the others are held against; where times cannot be, memory and
     counts may.
     """
-    places = [{_key(case): at for at, case in enumerate(run.cases)} for run in runs]
-    names = {_joined(key): key for place in places for key in place}
-    order = [names[name] for name in weave([[_joined(key) for key in place] for place in places])]
-    return [_compared(key, runs, [place.get(key) for place in places]) for key in order]
-
-
-def _key(case: Case) -> Key:
-    return case.case, case.variant
-
-
-def _joined(key: Key) -> str:
-    return "\0".join(key)
+    places = [{(case.case, case.variant): at for at, case in enumerate(run.cases)} for run in runs]
+    return [_compared(key, runs, [place.get(key) for place in places]) for key in weave(map(list, places))]
 
 
 def _compared(key: Key, runs: Sequence[RunContents], cases: list[int | None]) -> Compared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from perflab.records import Environment
 from perflab.report.contents import Case, Compared, Contents, Quantity, RunContents
@@ -74,10 +74,12 @@ def beside_lines(contents: Contents, width: int) -> Iterator[str]:
 def beside_markdown(contents: Contents, page: str | None = None) -> str:
     """The same as GitHub Markdown, with a link to ``page``; ends with a newline."""
     blocks = ["### perflab: runs side by side", *link(page)]
-    facts = [[f"**{number}**: {code(run.label)}", *map(escape, _facts(run))] for number, run in _numbered(contents)]
+    facts = [
+        [f"**{number}**: {code(run.label)}", *map(escape, _facts(run))] for number, run in enumerate(contents.runs, 1)
+    ]
     blocks.append("\n".join(f"- {' · '.join(ones)}" for ones in facts))
-    blocks += [escape(f"{number}: {note}") for number, run in _numbered(contents) for note in run.notes]
-    titles = [f"{name} {number}" for number, _ in _numbered(contents) for name in ("time", "peak")]
+    blocks += [escape(f"{number}: {note}") for number, run in enumerate(contents.runs, 1) for note in run.notes]
+    titles = [f"{name} {number}" for number, _ in enumerate(contents.runs, 1) for name in ("time", "peak")]
     lines = [f"| case | {' | '.join(titles)} | |", f"|---|{'--:|' * len(titles)}---|"]
     for compared in contents.compared:
         cells = [text for pair in _cells(contents, compared) for text in pair]
@@ -108,10 +110,6 @@ def cases_of(contents: Contents, compared: Compared) -> list[Case | None]:
     return [run.cases[at] if at is not None else None for run, at in pairs]
 
 
-def _numbered(contents: Contents) -> list[tuple[int, RunContents]]:
-    return list(enumerate(contents.runs, 1))
-
-
 def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
     """By run: time and peak, with the change against the first."""
     found = []
@@ -135,19 +133,17 @@ def _notes(contents: Contents, compared: Compared) -> list[str]:
     told += [
         f"{number}: {case.verdict}" for number, case in enumerate(cases, 1) if case is not None and not case.quantities
     ]
-    others = {
-        name: ratios
+    others = [
+        name
         for name, ratios in compared.ratios.items()
-        if name not in _SHOWN and any(one not in (None, 1.0) for one in ratios) and _is_exact(cases, name)
-    }
+        if name not in _SHOWN
+        and any(one not in (None, 1.0) for one in ratios)
+        and all(case is None or name not in case.quantities or case.quantities[name].exact for case in cases)
+    ]
     for name in others:
         values = [quantity_text(case.quantities.get(name)) if case is not None else NOTHING for case in cases]
         told.append(f"{name.replace('_', ' ')} {' / '.join(values)}")
     return told
-
-
-def _is_exact(cases: Sequence[Case | None], name: str) -> bool:
-    return all(case is None or name not in case.quantities or case.quantities[name].exact for case in cases)
 
 
 def _table_lines(contents: Contents, width: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from perflab.data import to_readable_json
 from perflab.documents import only_cases, read_document
@@ -59,6 +59,7 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
             _parsed("--columns", given.columns, parse_columns),
             _parsed("--sort", given.sort, parse_sort),
             every=given.verbose,
+            side_by_side=given.side_by_side,
         )
         _refuse_unused(given)
         sources = read_sources(given.files, given.case)
@@ -87,9 +88,7 @@ def compare_command(parser: argparse.ArgumentParser) -> Run:
 def read_sources(paths: Sequence[Path], case: str | None = None) -> list[Source]:
     """The runs of these files, each labelled by as much of its path as tells it from the others.
 
-    Args:
-        paths: results files, or journals.
-        case: keep only cases whose name contains this.
+    ``case``: keep only cases whose name contains this.
 
     Raises:
         DocumentError: one cannot be read.
@@ -169,7 +168,7 @@ def _shown(given: argparse.Namespace, texts: Texts) -> int:
 
 
 def _of_one(source: Source, given: argparse.Namespace, view: View) -> Texts:
-    document, parameter, page = source.document, given.side_by_side, given.page
+    document, parameter, page = source.document, view.side_by_side, given.page
     if parameter is not None and not any(one.sets_beside(document.results, parameter) for one in tiers()):
         known = ", ".join(parameter_names(document.results)) or "none"
         raise UsageError(
@@ -177,10 +176,9 @@ def _of_one(source: Source, given: argparse.Namespace, view: View) -> Texts:
             f"name a parameter of which a case has several levels; its cases have: {known}",
         )
     notes = [*source.notes, *unseen_failures(for_reading(document))]
-    shown: dict[str, Any] = {"parameter": parameter, "view": view}
     return {
-        "text": lambda: "".join(f"{line.text}\n" for line in summary(document, page_width(), notes, **shown)),
-        "markdown": lambda: markdown(document, parameter, view, notes=source.notes, page=page),
+        "text": lambda: "".join(f"{line.text}\n" for line in summary(document, page_width(), notes, view=view)),
+        "markdown": lambda: markdown(document, view, notes=source.notes, page=page),
         **_data([source]),
     }
 

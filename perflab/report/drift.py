@@ -16,7 +16,7 @@ def headline(judgement: Judgement, base: str) -> str:
 
     ``base`` is what the case was compared with: ``its baseline``, or ``in main (8009b65)``.
     """
-    deciding = {name: judgement.drift[name] for name in judgement.worse if _decides(judgement, name)}
+    deciding = _deciding(judgement)
     plain = [WORSE[name] for name in judgement.worse if name not in deciding]
     parts = [f"{' and '.join(plain)} than {base}"] if plain else []
     parts += [f"{WORSE[name]} than {_since(name, drift)}" for name, drift in deciding.items()]
@@ -26,15 +26,12 @@ def headline(judgement: Judgement, base: str) -> str:
 def drift_sentences(judgement: Judgement) -> list[str]:
     """Why a case is ``regressed`` that its last baseline would have let pass; empty for every other case."""
     words = {"latency": "slower", "memory": "more memory"}
-    return [
-        f"{words[name]} than {_since(name, judgement.drift[name])}"
-        for name in judgement.worse
-        if _decides(judgement, name)
-    ]
+    return [f"{words[name]} than {_since(name, drift)}" for name, drift in _deciding(judgement).items()]
 
 
-def _decides(judgement: Judgement, name: str) -> bool:
-    return name in judgement.drift and judgement.drift[name].decides
+def _deciding(judgement: Judgement) -> dict[str, Drift]:
+    drift = judgement.drift
+    return {name: drift[name] for name in judgement.worse if name in drift and drift[name].decides}
 
 
 def _since(name: str, drift: Drift) -> str:

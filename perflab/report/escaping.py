@@ -10,9 +10,12 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from perflab.data import changed, with_texts
 from perflab.results import Document, Result
+
+FENCE = "```"
 
 
 def one_line(text: str) -> str:
@@ -56,9 +59,11 @@ def code(text: str) -> str:
     return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda found: f'&#{ord(found[0])};', line)}</code>"
 
 
-def longest_run(text: str) -> int:
-    """Backticks in a row, at most: a fence around the text takes one more."""
-    return max((len(run) for run in re.findall("`+", text)), default=0)
+def fenced(lines: Sequence[str]) -> str:
+    """Lines of plain text as a block, in a fence that none of them ends."""
+    text = "\n".join(lines)
+    fence = max([FENCE, *(f"{run}`" for run in re.findall("`+", text))], key=len)
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def escape(text: str) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from perflab.data import changed
 from perflab.documents import ended_early
 from perflab.records import Environment, Verdict
 from perflab.report.beside import beside_each_other
-from perflab.report.contents import KIND, SCHEMA, Case, Contents, RunContents, counted
+from perflab.report.contents import CALIBRATION, KIND, SCHEMA, Case, Contents, MachineReading, RunContents, counted
 from perflab.report.lines import names_of
-from perflab.report.machine import machine_readings
 from perflab.report.summary import unseen_failures
 from perflab.report.tally import ACCEPTED, outcome, way_of
 from perflab.results import Document, Result, parameters_of
@@ -62,7 +62,7 @@ def _run(source: Source) -> RunContents:
         environments=environments,
         cases=cases,
         tables=tables,
-        machine=machine_readings(cases),
+        machine=_machine(cases),
         baselines=document.baselines,
         threshold=document.threshold,
         command=document.command,
@@ -99,3 +99,34 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
 
 def _variant(result: Result) -> str:
     return (result.outcome.variant if result.outcome is not None else "") or result.mode.suffix.strip()
+
+
+def _machine(cases: Sequence[Case]) -> list[MachineReading]:
+    """How calibration workloads, whose code never changes, and the machine's counters read beside the cases."""
+    read: dict[tuple[str, str], list[float]] = {}
+    for case in cases:
+        for of, unit, value in _readings(case):
+            read.setdefault((of, unit), []).append(value)
+    return [
+        MachineReading(of=of, unit=unit, least=min(values), median=median(values), most=max(values), cases=len(values))
+        for (of, unit), values in read.items()
+    ]
+
+
+def _readings(case: Case) -> Iterator[tuple[str, str, float]]:
+    """What each reading is of, its unit, and its value."""
+    for name, one in case.quantities.items():
+        if name.startswith(CALIBRATION):
+            yield name, one.unit, one.now
+    evidence = case.evidence
+    if evidence is None:
+        return
+    counters = (
+        ("cores that other processes used", "cores", evidence.neighbours_cores),
+        ("time stolen by the hypervisor", "share", evidence.steal_share),
+        ("time waiting for a core", "share", evidence.pressure_share),
+        ("load average", "load", evidence.load_average),
+    )
+    for of, unit, value in counters:
+        if value is not None:
+            yield of, unit, value

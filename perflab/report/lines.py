@@ -1,10 +1,10 @@
-"""Building blocks of tables: lines, rows of cells, short names, verdicts. Pure."""
+"""Building blocks of tables: lines, rows of cells, sections, short names, verdicts. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perflab.records import Verdict
 from perflab.report.tally import ACCEPTED, outcome
@@ -30,6 +30,25 @@ class Row:
     cells: dict[str, str]
     verdict: str
     details: list[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a tier for a page of Markdown. All text is plain, and is escaped where it is written."""
+
+    first: str
+    """Title of the column of names."""
+    rows: list[Row]
+    results: list[Result]
+    """By row."""
+    facts: list[list[str]] = field(default_factory=list)
+    """What cases have in common, a list a line; stands above the table."""
+    notes: list[str] = field(default_factory=list)
+    """Stand below it."""
+    blocks: list[str] = field(default_factory=list)
+    """More tables below it, written as Markdown already."""
+    unfolded: dict[str, list[str]] = field(default_factory=dict)
+    """Text that a title opens."""
 
 
 def short_name(case: str) -> str:
@@ -78,6 +97,11 @@ def shorten(name: str, width: int) -> str:
         return name
     tail = (width - 1) * 2 // 3
     return name[: width - 1 - tail] + "…" + name[-tail:]
+
+
+def cut(line: str, width: int) -> str:
+    """Cut at its end."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def with_mark(name: str, *, disturbed: bool) -> str:

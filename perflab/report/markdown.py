@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from urllib.parse import quote
 
-from perflab.records import Verdict
-from perflab.report.escaping import code, escape, for_reading, in_html, longest_run
+from perflab.report.escaping import FENCE, code, escape, fenced, for_reading, in_html
 from perflab.report.lines import Row, shown_verdict
 from perflab.report.not_run import not_run
 from perflab.report.summary import hint, unseen_failures
-from perflab.report.tally import tally
-from perflab.report.text_bars import FENCE
+from perflab.report.tally import LOOK_FIRST, tally
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Document, Result
 from perflab.tiers import by_table, tier
 
-_FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
 LONGEST_COMMENT = 65_000
@@ -29,21 +25,18 @@ _ONE_LINE = 10_000
 
 def markdown(
     document: Document,
-    parameter: str | None = None,
     view: View = DEFAULT_VIEW,
     *,
     notes: Sequence[str] = (),
     page: str | None = None,
 ) -> str:
-    """The whole run; ends with a newline. ``parameter`` is set side by side, in place of what each case asks for.
+    """The whole run; ends with a newline.
 
     ``view`` is that of the measured cases, among which those that need looking at stand first all the same. ``notes``
     stand first, and a link to ``page``.
     """
     first = [*link(page), *map(escape, notes)]
     document = for_reading(document)
-    if parameter is not None:
-        view = replace(view, side_by_side=parameter)
     results = document.results
     if not results:
         return "\n\n".join(["### perflab", *first, "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
@@ -54,7 +47,7 @@ def markdown(
     blocks += [escape(" · ".join(document.preface))] if document.preface else []
     failures: list[str] = []
     for section in sections:
-        shown = _sorted(section.rows, section.results)
+        shown = sorted(zip(section.rows, section.results, strict=True), key=lambda pair: _rank(pair[1]))
         blocks += [escape(" · ".join(facts)) for facts in section.facts]
         blocks.append("\n".join(_table(section.first, [row for row, _ in shown])))
         blocks += section.blocks
@@ -100,16 +93,12 @@ def link(page: str | None) -> list[str]:
     return [f"[All of it as a page: charts, samples, profiles](<{address}>)"]
 
 
-def _sorted(rows: list[Row], results: list[Result]) -> list[tuple[Row, Result]]:
-    return sorted(zip(rows, results, strict=True), key=lambda pair: _rank(pair[1]))
-
-
 def _rank(result: Result) -> int:
     """Regressions first, then what failed otherwise; a sort by it keeps the order of the rest."""
     verdict = shown_verdict(result)
-    if verdict in _FIRST:
-        return _FIRST.index(verdict)
-    return len(_FIRST) - (1 if result.failure else 0)
+    if verdict in LOOK_FIRST:
+        return LOOK_FIRST.index(verdict)
+    return len(LOOK_FIRST) - (1 if result.failure else 0)
 
 
 def _table(first: str, shown: list[Row]) -> list[str]:
@@ -132,6 +121,4 @@ def _failure(name: str, result: Result) -> str:
 
 def _unfolded(title: str, lines: Sequence[str]) -> str:
     """Lines of plain text below a title that opens them."""
-    text = "\n".join(lines)
-    fence = "`" * max(3, longest_run(text) + 1)
-    return f"<details><summary>{in_html(title)}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+    return f"<details><summary>{in_html(title)}</summary>\n\n{fenced(lines)}\n\n</details>"

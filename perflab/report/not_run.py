@@ -47,15 +47,9 @@ def _line(document: Document, results: Sequence[Result], *, named: bool) -> tupl
     limits = [one.of for one in results[0].judgement.short_of]
     if not limits:
         return f"{many} skipped: {'; '.join(results[0].judgement.reasons)}{names}", None
-    short_of = [_largest(results, limit) for limit in limits]
+    short_of = [max(_all_of(results, limit), key=lambda one: one.needed) for limit in limits]
     said = " and ".join(_said(one) for one in short_of)
     return f"{many} not run: {said}{names}", _command(document, results, short_of)
-
-
-def _largest(results: Sequence[Result], limit: str) -> Shortage:
-    return max(
-        (one for result in results for one in result.judgement.short_of if one.of == limit), key=lambda one: one.needed
-    )
 
 
 def _said(short_of: Shortage) -> str:

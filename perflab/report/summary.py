@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perflab.documents import ended_early
-from perflab.records import Judgement, Verdict
+from perflab.records import Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.escaping import for_reading, lines_of
 from perflab.report.lines import Line, short_name, wrap_facts
 from perflab.report.not_run import not_run
 from perflab.report.tally import counted
 from perflab.report.view import DEFAULT_VIEW, View
-from perflab.results import Document, Result
+from perflab.results import Document
 from perflab.tiers import by_table, tier
 from perflab.units import format_names
 
@@ -30,16 +30,13 @@ def summary(
     notes: Sequence[str] = (),
     *,
     accept: str | None = None,
-    parameter: str | None = None,
     view: View = DEFAULT_VIEW,
 ) -> list[Line]:
     """The lines that end a run; ``notes`` stand below the tables. ``accept`` is what to call, if it was not pytest.
 
-    ``parameter`` is set side by side, in place of what each case asks for; ``view`` is that of the measured cases.
+    ``view`` is that of the measured cases.
     """
     document = for_reading(document)
-    if parameter is not None:
-        view = replace(view, side_by_side=parameter)
     lines = _lines(document, width, notes, accept, view)
     runs = any(result.outcome is not None and result.outcome.runs for result in document.results)
     if view.every or not runs or len(lines) <= LONG:  # of a run that measured nothing, all is there to be read
@@ -51,13 +48,14 @@ def _lines(document: Document, width: int, notes: Sequence[str], accept: str | N
     found = by_table(document.results)
     # What is known first, and then what came to nothing.
     known = sorted(found, key=lambda name: all(result.outcome is None for result in found[name]))
+    *counts, last = counted(document.results) or [""]
     said = [text for name in known for text in tier(name).notes(document, found[name], width)]
     return [
         *(Line(text) for fact in document.preface for text in wrap_facts([fact], width)),
         *(line for name in known for line in tier(name).lines(document, found[name], width, view)),
         *(Line(text) for text in (*said, *(lines_of(note) for note in notes))),
         *(Line(text) for reason in not_run(document, listed=view.every) for text in _not_run(*reason, width)),
-        *map(Line, _last(document.results, hint(document, accept), width) if found else ["no perf case ran"]),
+        *map(Line, wrap_facts([*counts, last + hint(document, accept)], width) if found else ["no perf case ran"]),
     ]
 
 
@@ -65,11 +63,6 @@ def _not_run(said: str, command: str | None, width: int) -> list[str]:
     """A command stands on one line, however long, so that it can be copied."""
     lines = textwrap.wrap(said, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return [*lines, f"  all of them: {command}"] if command is not None else lines
-
-
-def _last(results: Sequence[Result], hint: str, width: int) -> list[str]:
-    *counts, last = counted(results)
-    return wrap_facts([*counts, last + hint], width)
 
 
 def hint(document: Document, accept: str | None = None) -> str:
@@ -87,15 +80,11 @@ def hint(document: Document, accept: str | None = None) -> str:
     if verdicts & {Verdict.REGRESSED, Verdict.IMPROVED}:
         others = "; outputs differ, see above" if any(one.outputs_differ for one in unsaved) else ""
         return f"   (accept: {accept or '--perf-update'}{others})"
-    if any(map(_may_be_worse, unsaved)):
+    open_ones = [one for one in unsaved if one.verdict is Verdict.INCONCLUSIVE]
+    # What looks faster, and may have its cause elsewhere, needs nothing.
+    if not all(one.latency is not None and one.latency.is_faster for one in open_ones):
         return "   (settle: --perf-against=COMMIT)"
     return ""
-
-
-def _may_be_worse(judgement: Judgement) -> bool:
-    """Whether there is a slowdown to settle: what looks faster, and may have its cause elsewhere, needs nothing."""
-    faster = judgement.latency is not None and judgement.latency.is_faster
-    return judgement.verdict is Verdict.INCONCLUSIVE and not faster
 
 
 def _by_turns(document: Document) -> bool:

@@ -9,24 +9,26 @@ from perflab.records import Verdict
 from perflab.results import Result
 from perflab.tiers import name_of, names
 
-_NO_WAY = ""
-"""Of a case that came to nothing: skipped, or failed by itself."""
-
-
 ACCEPTED = "accepted"
 """What is said of a change that was saved as the new baseline: it was not looked at again, and fails nobody."""
+LOOK_FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
+"""The verdicts that need a look, in this order."""
 _CHANGED = (Verdict.REGRESSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
 
 
 def outcome(result: Result) -> str:
     """What is said of a case: its verdict, or that the change was accepted."""
-    accepted = result.saved and result.judgement.verdict in _CHANGED
-    return ACCEPTED if accepted else result.judgement.verdict
+    return said_of(result.judgement.verdict, saved=result.saved)
+
+
+def said_of(verdict: str, *, saved: bool) -> str:
+    """The same by the verdict, and whether the case was saved."""
+    return ACCEPTED if saved and verdict in _CHANGED else verdict
 
 
 def way_of(result: Result) -> str:
     """The tier that a case's outcome is of: ``measured``, ``predicted``; ``""`` where there is none."""
-    return name_of(result.outcome) if result.outcome is not None else _NO_WAY
+    return name_of(result.outcome) if result.outcome is not None else ""
 
 
 def counted(results: Sequence[Result]) -> list[str]:
@@ -36,7 +38,7 @@ def counted(results: Sequence[Result]) -> list[str]:
     """
     ways = {way_of(result) for result in results}
     stand_in = any(result.outcome is not None and result.outcome.stands_in for result in results)
-    if len(ways - {_NO_WAY}) <= 1 and not stand_in:
+    if len(ways - {""}) <= 1 and not stand_in:
         return _said("", results)
     said = [part for way in names() for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
     none = [f"0 {names()[0]}"] if stand_in and names()[0] not in ways else []

@@ -7,20 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from perflab.report.summary import summary
-from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Document
 
 
-def show(
-    document: Document,
-    notes: Sequence[str],
-    *,
-    accept: str | None = None,
-    parameter: str | None = None,
-    view: View = DEFAULT_VIEW,
-) -> None:
+def show(document: Document, notes: Sequence[str], *, accept: str | None = None) -> None:
     """Print a run as text; see ``summary``."""
-    for line in summary(document, page_width(), notes, accept=accept, parameter=parameter, view=view):
+    for line in summary(document, page_width(), notes, accept=accept):
         print(line.text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.report.escaping import longest_run, one_line
+from perflab.report.escaping import fenced, one_line
 from perflab.report.lines import shorten
 
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -12,7 +12,6 @@ _PARTS = " ▏▎▍▌▋▊▉"
 _FULL = "█"
 _WIDTH = 40
 _LONGEST_NAME = 32
-FENCE = "```"
 
 
 def text_bars(given: Sequence[tuple[str, float, str]]) -> list[str]:
@@ -36,6 +35,4 @@ def bars_block(title: str, given: Sequence[tuple[str, float, str]]) -> list[str]
     """The bars as a block of Markdown below their title; none where there is nothing to compare."""
     if len(given) < 2:
         return []
-    lines = [one_line(title), *text_bars(given)]
-    fence = "`" * max(len(FENCE), longest_run("\n".join(lines)) + 1)
-    return ["\n".join([f"{fence}text", *lines, fence])]
+    return [fenced([one_line(title), *text_bars(given)])]

@@ -26,8 +26,7 @@ def main(series: int) -> None:
         for name, make in NOISE.items():
             rng = np.random.default_rng([points, *name.encode()])
             scores = [
-                evidence(NOISE_SD * make(rng, min(1_000, series - done), points)).score
-                for done in range(0, series, 1_000)
+                evidence(NOISE_SD * make(rng, min(1_000, series - done), points))[0] for done in range(0, series, 1_000)
             ]
             found[name] = np.quantile(np.concatenate(scores), (0.992, 0.9992))
         worst = [max(found[name][level] for name in NOISE) for level in (0, 1)]

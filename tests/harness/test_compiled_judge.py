@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perflab.compiled.judge import can_be_saved, judge_compiled
+from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
 from perflab.compiled.report import explain_kernel, kernel_table
 from perflab.records import Judgement, Verdict
@@ -101,7 +101,7 @@ def test_shared_memory_past_the_limit_fails_with_and_without_a_baseline() -> Non
     assert (alone.verdict, alone.reasons) == (Verdict.FAILED, [said])
     against = judge_compiled(kernel(too_much), baseline())
     assert (against.verdict, against.worse[0], against.reasons[0]) == (Verdict.REGRESSED, "shared memory", said)
-    assert not can_be_saved(kernel(too_much))
+    assert is_broken(kernel(too_much))
 
 
 def test_limits_hold_for_another_compilers_kernel_too() -> None:
@@ -123,7 +123,7 @@ def test_what_does_not_compile_fails_and_regressed_if_it_once_did() -> None:
         verdict=Verdict.FAILED, reasons=["does not compile for sm_90: NameError: x"]
     )
     assert judge_compiled(broken, baseline()).verdict is Verdict.REGRESSED
-    assert not can_be_saved(broken)
+    assert is_broken(broken)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from perflab.cli import main
 from perflab.compiled.judge import judge_compiled
-from perflab.compiled.records import CompiledCase
-from perflab.compiled.store import KernelStore, case_of
+from perflab.compiled.records import CompiledCase, case_of
+from perflab.compiled.store import KernelStore
 from perflab.data import changed
 from perflab.documents import read_document, write_document
 from perflab.errors import BaselineError, DocumentError

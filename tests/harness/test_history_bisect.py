@@ -17,8 +17,7 @@ from perflab.cli import main
 from perflab.data import changed
 from perflab.history.bisect import run
 from perflab.history.bisect.ask import ask, expected_step
-from perflab.history.bisect.search import standing
-from perflab.history.bisect.state import State
+from perflab.history.bisect.state import State, standing
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.command import read_history
 from perflab.history.contents import Member

@@ -15,7 +15,7 @@ from torch import nn
 from perflab.measure.live_tensors import held_bytes
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Workload
-from perflab.profiles.held import held_parts
+from perflab.profiles.held import held_by_address
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -326,7 +326,7 @@ def test_a_distributed_parameter_holds_its_local_part_as_a_parameter() -> None:
         module = nn.Linear(128, 2, bias=False)
         whole = distribute_tensor(module.weight, init_device_mesh("cpu", (1,)), [Replicate()])
         module.weight = nn.Parameter(whole)
-        (part,) = held_parts([module, module.weight], {}, CPU)
+        (part,) = held_by_address([module, module.weight], {}, CPU).values()
         assert (part.category, part.size_bytes) == ("parameters", KIB)
     finally:
         torch.distributed.destroy_process_group()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from perflab.cli import main
+from perflab.profiles.events import shown_shapes
 from perflab.profiles.nsys.export import opened
-from perflab.profiles.nsys.names import case_and_pass, named, shapes_of, shown_shapes
+from perflab.profiles.nsys.names import case_and_pass, named, shapes_of
 from perflab.profiles.nsys.ranges import NONE, Opened, Ranges
 from perflab.profiles.nsys.reading import Reading, chosen_process, read
 from perflab.profiles.nsys.text import lines
@@ -238,10 +239,10 @@ def test_a_range_of_a_thread_is_open_on_that_thread_alone() -> None:
             Opened("c", 8, 9, 1, False),
         ]
     )
-    at = [[ranges.path(ranges.innermost(thread, moment)) for moment in (1, 5, 8, 9)] for thread in (1, 2)]
+    at = [[ranges.path(ranges.stretch(thread, moment)[0]) for moment in (1, 5, 8, 9)] for thread in (1, 2)]
     assert at == [[("a",), ("a", "all"), ("a", "c"), ("a",)], [("b",), ("a", "all"), ("b",), ("b",)]]
-    assert ranges.innermost(1, 10) == NONE
-    assert ranges.innermost(3, 1) == NONE
+    assert ranges.stretch(1, 10)[0] == NONE
+    assert ranges.stretch(3, 1)[0] == NONE
 
 
 def test_a_real_export_without_cuda_shows_its_ranges_and_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:

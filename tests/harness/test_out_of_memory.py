@@ -12,7 +12,7 @@ from perflab.measure.limits import as_out_of_memory
 from perflab.measure.records import OutOfMemory
 from perflab.measure.workload import Step, Workload
 from perflab.measured.judge.out_of_memory import out_of_memory_texts
-from perflab.profiles.held import held_parts
+from perflab.profiles.held import held_by_address
 from perflab.profiles.records import PeakPart
 from perflab.profiles.take_peak import take_failure
 
@@ -91,7 +91,7 @@ def test_gradients_that_the_step_has_let_go_are_neither_alive_nor_a_remedy() -> 
 def test_gradients_of_tensors_that_no_module_has_are_gradients() -> None:
     leaf = torch.ones(1024, requires_grad=True)
     (leaf * 2).sum().backward()
-    sizes = {one.category: one.size_bytes for one in held_parts([leaf, leaf.grad], {}, CPU)}
+    sizes = {one.category: one.size_bytes for one in held_by_address([leaf, leaf.grad], {}, CPU).values()}
     assert sizes == {"inputs": 4096, "gradients": 4096}
 
 

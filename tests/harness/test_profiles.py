@@ -21,8 +21,8 @@ from perflab.profiles.events import CALL, NODE, PHASE, RANGE_SCOPE, Event, name_
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Known, Sum, faster_half, host_sums, in_order, matched
-from perflab.profiles.placed import Phase, placed, within
+from perflab.profiles.host import Known, Sum, faster_half, host_sums, matched
+from perflab.profiles.placed import Phase, operators, placed, within
 from perflab.profiles.places import MARK, Where
 from perflab.profiles.reading import Reading
 from perflab.profiles.recording import Recorded
@@ -47,7 +47,7 @@ def opened(name: str, start: int, end: int) -> Event:
 def known_by_id(calls: list[Event], category: str = "copies") -> tuple[object, dict[int, Known]]:
     """The outermost call of some events, and what is known of the operators in it."""
     root = nested(calls)[0]
-    return root, {id(one): Known(one.name, category, "", Where(f"of {one.name}")) for one in in_order([root])}
+    return root, {id(one): Known(one.name, category, "", Where(f"of {one.name}")) for one in operators([root])}
 
 
 # --- the host's time ---------------------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ def test_what_an_event_costs_is_seen_in_the_calls_where_they_tell_it() -> None:
 
 def test_calls_in_the_same_order_are_matched_one_by_one_and_others_by_name() -> None:
     known = [Known("a", "copies", "", Where("first")), Known("b", "other", "", Where()), Known("a", "x", "", Where())]
-    calls = in_order(nested([call("a", 0, 1), call("b", 2, 3), call("a", 4, 5)]))
+    calls = operators(nested([call("a", 0, 1), call("b", 2, 3), call("a", 4, 5)]))
     assert matched(calls, known) == (known, 0)
-    calls = in_order(nested([call("a", 0, 1), call("c", 2, 3), call("a", 4, 5)]))
+    calls = operators(nested([call("a", 0, 1), call("c", 2, 3), call("a", 4, 5)]))
     found, strangers = matched(calls, known)
     assert [one.category for one in found] == ["copies", "other", "x"]
     assert strangers == 1
@@ -138,7 +138,7 @@ def test_one_operator_more_leaves_all_others_where_they_are_however_many_there_a
             expected.append(None)
         longer.append(call(name, 2 * len(longer), 2 * len(longer) + 1))
         expected.append(at)
-    found, strangers = matched(in_order(nested(longer)), known)
+    found, strangers = matched(operators(nested(longer)), known)
     assert strangers == len(edits)
     moved = [one for one, at in zip(found, expected, strict=True) if at is not None and one is not known[at]]
     assert len(moved) <= 2 * len(edits)  # of equal ones side by side, nothing says which is new
@@ -146,12 +146,12 @@ def test_one_operator_more_leaves_all_others_where_they_are_however_many_there_a
 
 def test_calls_that_have_nothing_in_common_are_all_strangers() -> None:
     known = [Known(f"a{at}", "copies", "", Where()) for at in range(5000)]
-    other = in_order(nested([call(f"b{at}", 2 * at, 2 * at + 1) for at in range(5000)]))
+    other = operators(nested([call(f"b{at}", 2 * at, 2 * at + 1) for at in range(5000)]))
     assert matched(other, known)[1] == 5000
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
-def test_an_alignment_pairs_equal_names_in_order(names: list[str], others: list[str]) -> None:
+def test_an_alignment_pairs_equal_names_operators(names: list[str], others: list[str]) -> None:
     found = aligned(names, others)
     paired = [(name, others[at], at) for name, at in zip(names, found, strict=True) if at != STRANGER]
     assert all(name == other for name, other, _ in paired)
@@ -358,7 +358,7 @@ def test_flops_count_once_and_where_the_work_is_done() -> None:
         *(call("aten::slow_conv2d", at, at + 10) for at in (10, 30, 50)),
         call("aten::mm", 200, 300, flops=7),
     ]
-    calls = in_order(nested(events))
+    calls = operators(nested(events))
     flops = flops_where_done(calls)
     assert [(one.name, flops[id(one)]) for one in calls if id(one) in flops] == [
         *[("aten::slow_conv2d", 30)] * 3,
@@ -1110,7 +1110,7 @@ def test_kernels_that_overlap_stand_on_tracks_of_their_own() -> None:
 
 def test_python_s_time_stands_within_its_phase_in_folded_stacks() -> None:
     (root,) = nested([opened(CALL, 0, 100), opened(f"{PHASE}forward", 10, 60), call("aten::mm", 20, 50)])
-    known = {id(one): Known("aten::mm", "products forward", "forward", Where("head")) for one in in_order([root])}
+    known = {id(one): Known("aten::mm", "products forward", "forward", Where("head")) for one in operators([root])}
     assert folded_stacks([root], known).splitlines() == ["forward;head;aten::mm 30", "forward;python 20", "python 50"]
 
 
@@ -1124,7 +1124,7 @@ def test_a_user_s_ranges_are_frames_within_their_phase_and_around_modules() -> N
         call("aten::mm", 30, 40),
     ]
     (root,) = nested(events)
-    known = {id(one): Known(one.name, "products forward", "forward", Where("head")) for one in in_order([root])}
+    known = {id(one): Known(one.name, "products forward", "forward", Where("head")) for one in operators([root])}
     assert folded_stacks([root], known).splitlines() == [
         "forward;my: part;head;aten::linear 10",
         "forward;my: part;head;aten::linear;inner;aten::mm 10",

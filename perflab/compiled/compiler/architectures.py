@@ -1,4 +1,4 @@
-"""Data sheet: the registers, shared memory and warps of each GPU architecture. Pure data.
+"""Data sheet of each GPU architecture: registers, shared memory and warps; and how many blocks of a kernel fit. Pure.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the granularities are those of
 NVIDIA's occupancy calculator, ``cuda_occupancy.h``, which Triton ships and a test compares with.
@@ -14,6 +14,10 @@ RESERVED_SHARED_BYTES = 1024
 """What the system keeps of a block's shared memory."""
 TENSOR_COLUMNS = 512
 """Columns of tensor memory on a Blackwell data-center GPU, of 128 lanes of 32 bits."""
+_WARP = 32
+_REGISTER_UNIT = 256
+_PARTITIONS = 4
+_SHARED_UNIT = 128
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,36 @@ def parse_architectures(text: str) -> tuple[int, ...]:
     if not parts:
         raise ValueError(f"no architecture is named; known are {known}")
     return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def occupancy(
+    architecture: Architecture, *, num_warps: int, registers: int, shared_bytes: int, tensor_columns: int = 0
+) -> tuple[int, str]:
+    """Blocks of a kernel that are on a multiprocessor at once, and what runs out first.
+
+    That is ``registers``, ``shared memory``, ``tensor memory``, ``warps`` or ``blocks``. As NVIDIA's calculator counts,
+    registers are given to warps, in units of 256 and within a quarter of the multiprocessor, and shared memory to
+    blocks, in units of 128 bytes. An upper bound, not a measurement: a grid may be too small, and a launch may ask for
+    another split of cache and shared memory.
+
+    Registers are of a thread; warps, shared memory (static and dynamic) and columns of tensor memory are of a block.
+    NVIDIA's calculator leaves columns out: a block too many is there, but waits for them.
+    """
+    per_warp = _round_up(registers * _WARP, _REGISTER_UNIT)
+    warps_by_registers = _PARTITIONS * (REGISTERS_PER_SM // _PARTITIONS // per_warp) if per_warp else 10**9
+    if per_warp * _round_up(num_warps, _PARTITIONS) > REGISTERS_PER_SM:  # the hardware's check of a launch
+        warps_by_registers = 0
+    shared = _round_up(shared_bytes + RESERVED_SHARED_BYTES, _SHARED_UNIT)
+    limits = {
+        "warps": architecture.max_warps // num_warps,
+        "registers": warps_by_registers // num_warps,
+        "shared memory": architecture.shared_bytes // shared,
+        "blocks": architecture.max_blocks,
+        **({"tensor memory": TENSOR_COLUMNS // tensor_columns} if tensor_columns else {}),
+    }
+    limited_by = min(limits, key=lambda name: limits[name])
+    return limits[limited_by], limited_by
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

@@ -11,9 +11,8 @@ import subprocess
 from typing import Any
 
 from perflab import triton_internals
-from perflab.compiled.compiler.architectures import ARCHITECTURES
+from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
 from perflab.compiled.compiler.example import KernelExample
-from perflab.compiled.compiler.occupancy import occupancy
 from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
 from perflab.compiled.records import CompiledKernel, KernelResources
 from perflab.errors import KernelError
@@ -65,31 +64,26 @@ def _resources(example: KernelExample, arch: int) -> KernelResources:
     report = read_assembler(_assembler_log(compiled, specialised.options, arch))
     limits, metadata = ARCHITECTURES[arch], compiled.metadata
     columns = triton_internals.tensor_columns(metadata)
-    shared_bytes = report.static_shared_bytes + metadata.shared
-    fits = occupancy(
+    blocks, limited_by = occupancy(
         limits,
         num_warps=metadata.num_warps,
-        registers=report.registers,
-        shared_bytes=shared_bytes,
+        registers=report["registers"],
+        shared_bytes=report["static_shared_bytes"] + metadata.shared,
         tensor_columns=columns,
     )
     return KernelResources(
         ptxas=_ptxas_version(arch),
         num_warps=metadata.num_warps,
         num_stages=metadata.num_stages,
-        registers=report.registers,
-        stack_bytes=report.stack_bytes,
-        spill_store_bytes=report.spill_store_bytes,
-        spill_load_bytes=report.spill_load_bytes,
-        static_shared_bytes=report.static_shared_bytes,
+        **report,
         dynamic_shared_bytes=metadata.shared,
         shared_limit_bytes=limits.shared_limit_bytes,
         tensor_columns=columns,
         instructions=count_instructions(compiled.asm["ptx"]),
-        blocks_per_sm=fits.blocks,
-        warps_per_sm=fits.warps,
+        blocks_per_sm=blocks,
+        warps_per_sm=blocks * metadata.num_warps,
         max_warps_per_sm=limits.max_warps,
-        limited_by=fits.limited_by,
+        limited_by=limited_by,
     )
 
 

@@ -38,9 +38,8 @@ _LAST_S = 10.0
 class CompilerPool:
     """Compiles registered kernels. Close it; as a context manager it does so itself.
 
-    Args:
-        processes: how many; None: as many as there are cores.
-        patience_s: what a process may take for one answer; None: ``PATIENCE_S``.
+    As many processes as there are cores, or ``processes``. One may take ``patience_s`` for an answer; None:
+    ``PATIENCE_S``.
     """
 
     def __init__(self, processes: int | None = None, patience_s: float | None = None) -> None:

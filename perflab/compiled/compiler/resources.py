@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 _INSTRUCTIONS = {
     "mma": re.compile(r"^\s*(?:@!?%\w+\s+)?mma\.(?:sp(?:::\w+)?\.)?sync\b", re.MULTILINE),
@@ -14,19 +13,8 @@ _INSTRUCTIONS = {
 """By the names of the PTX ISA: products on tensor cores from Ampere, Hopper and Blackwell on, and TMA's copies."""
 
 
-@dataclass(frozen=True)
-class AssemblerReport:
-    """What ``ptxas -v`` says of one kernel."""
-
-    registers: int
-    stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    static_shared_bytes: int
-
-
-def read_assembler(log: str) -> AssemblerReport:
-    """Read the log of ``ptxas -v``.
+def read_assembler(log: str) -> dict[str, int]:
+    """What the log of ``ptxas -v`` says of a kernel, named as in ``KernelResources``.
 
     The stack is not what was spilled: arrays live there too. And what is spilled need not be on the stack.
 
@@ -40,7 +28,13 @@ def read_assembler(log: str) -> AssemblerReport:
         raise ValueError(f"ptxas -v reported neither registers nor spills: {log.strip()[:200]!r}")
     shared = re.search(r"(\d+)(?:\+\d+)? bytes smem", log)
     stacks, stores, loads = (list(map(int, column)) for column in zip(*properties, strict=True))
-    return AssemblerReport(int(registers[1]), max(stacks), sum(stores), sum(loads), int(shared[1]) if shared else 0)
+    return {
+        "registers": int(registers[1]),
+        "stack_bytes": max(stacks),
+        "spill_store_bytes": sum(stores),
+        "spill_load_bytes": sum(loads),
+        "static_shared_bytes": int(shared[1]) if shared else 0,
+    }
 
 
 def count_instructions(ptx: str) -> dict[str, int]:

@@ -16,8 +16,9 @@ import pytest
 
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
+from perflab.compiled.judge import is_broken
 from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
-from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, is_broken, outcome, result_of
+from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, result_of
 from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.data import to_plain
@@ -152,7 +153,9 @@ class CompiledCases:
                 if left_s is not None and left_s <= 0:
                     break
                 done, pending = wait(pending, timeout=0.5 if left_s is None else min(0.5, left_s))
-                self._found |= {futures[future]: outcome(future) for future in done}
+                for future in done:
+                    error = future.exception()  # a registration may not be what it was
+                    self._found[futures[future]] = error if isinstance(error, KernelError) else future.result()
             self._progress.clear()
         for choice in choices:
             self._waiting.pop(choice, None)

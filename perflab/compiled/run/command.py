@@ -7,27 +7,25 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 
 import perflab
 from perflab.compiled.compiler.pool import CompilerPool
-from perflab.compiled.records import CompiledCase, CompiledKernel
+from perflab.compiled.judge import is_broken
+from perflab.compiled.records import CompiledCase, CompiledKernel, case_of
 from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import (
     HOW_TO_REGISTER,
     Choice,
     choices_of,
-    is_broken,
     is_to_be_saved,
-    outcome,
     result_of,
     save_kernels,
 )
 from perflab.compiled.settings import Compiling
-from perflab.compiled.store import KernelStore, case_of
+from perflab.compiled.store import KernelStore
 from perflab.documents import FAILED, PASSED, SCHEMA
 from perflab.errors import KernelError
 from perflab.internals import TRITON, version_warnings
@@ -44,14 +42,6 @@ Stale = dict[tuple[str, str], list[str]]
 """Stored cases that are registered no more, by registration and Triton's version."""
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What a run came to."""
-
-    document: Document
-    notes: list[str]
-
-
 def compile_kernels(
     registrations: Sequence[str],
     archs: Sequence[int] | None,
@@ -60,8 +50,8 @@ def compile_kernels(
     reason: str | None,
     command: Sequence[str],
     say: Callable[[str], None],
-) -> Compiled:
-    """Compile and judge registered kernels; save them if asked to.
+) -> tuple[Document, list[str]]:
+    """Compile and judge registered kernels; save them if asked to. Returns what the run came to, and notes on it.
 
     Args:
         registrations: ``package.module:attribute``; none: those of the project's ini file.
@@ -112,22 +102,21 @@ def compile_kernels(
         results=results,
         collected=[result.case for result in results],
     )
-    return Compiled(document, [*version_warnings(TRITON), *notes])
+    return document, [*version_warnings(TRITON), *notes]
 
 
 def _compile(
     pool: CompilerPool, choices: Sequence[Choice], say: Callable[[str], None]
 ) -> list[tuple[Choice, CompiledKernel]]:
+    """Compile them all.
+
+    Raises:
+        KernelError: a registration is not what it was.
+    """
     futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
     for done, _ in enumerate(as_completed(futures), start=1):
         say(f"compiled {done} of {len(futures)}")
-    found = []
-    for future, choice in futures.items():
-        kernel = outcome(future)
-        if isinstance(kernel, KernelError):
-            raise kernel
-        found.append((choice, kernel))
-    return found
+    return [(choice, future.result()) for future, choice in futures.items()]
 
 
 def _with_failure(result: Result, settings: Settings, accept: str, *, update: bool) -> Result:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perflab.compiled.judge import can_be_saved, judge_compiled
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
-from perflab.compiled.store import KernelStore, case_of
+from perflab.compiled.judge import is_broken, judge_compiled
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline, case_of
+from perflab.compiled.store import KernelStore
 from perflab.errors import KernelError
 from perflab.plugin.session.saving import Saving
 from perflab.records import Verdict
@@ -68,11 +67,6 @@ def result_of(case: str, kernel: CompiledKernel, store: KernelStore) -> Result:
     return Result(case=case, judgement=judge_compiled(kernel, baseline), outcome=compiled)
 
 
-def is_broken(kernel: CompiledKernel) -> bool:
-    """Whether it cannot run at all, so that no option lets it pass."""
-    return not can_be_saved(kernel)
-
-
 def save_kernels(
     store: KernelStore,
     results: Iterable[Result],
@@ -109,14 +103,6 @@ def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
     ):
         return False
     return update or (update_new and result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE))
-
-
-def outcome(future: Future[CompiledKernel]) -> CompiledKernel | KernelError:
-    """What came of compiling, be it that the registration is not what it was."""
-    try:
-        return future.result()
-    except KernelError as error:
-        return error
 
 
 def save(saving: Saving) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.git import ask_git, commit_named, run_git
-from perflab.history.bisect.search import Side, Standing, standing, steps_left
-from perflab.history.bisect.state import SCHEMA, State, Trial, keep, resumed
+from perflab.history.bisect.state import SCHEMA, Side, Standing, State, Trial, keep, resumed, standing
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.wording import pair_text, value_text
 from perflab.records import Change, Judgement, Verdict
@@ -53,12 +52,7 @@ class _UnclearError(Exception):
 
 
 def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer:
-    """Find the commit.
-
-    Args:
-        bench: where the case runs.
-        searched: the range.
-        told: told of every commit that is tried.
+    """Find the commit; ``told`` is told of every one that is tried.
 
     Raises:
         UsageError: the range is none.
@@ -78,7 +72,7 @@ def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer
             state = _with_ends(bench, state, searched.ratio)
             keep(state, bench.root)
         while (where := _standing(commits, state)).next is not None:
-            told(f"trying {_named(bench.root, where.next)}, about {steps_left(len(where.suspects))} to go")
+            told(f"trying {_named(bench.root, where.next)}, about {(len(where.suspects) - 1).bit_length()} to go")
             trial = _tried(bench, state, where.next)
             told(f"  {trial.side}: {trial.said}")
             state = changed(state, trials=[*state.trials, trial])

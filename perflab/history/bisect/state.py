@@ -1,18 +1,20 @@
-"""What a bisection has found so far, in `.perflab/bisect.json`, so that an interrupted one resumes."""
+"""What a bisection has found so far, and tries next; in `.perflab/bisect.json`, so that an interrupted one resumes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-import msgspec
-
-from perflab.data import Data, to_json
+from perflab.data import Data, to_readable_json
 from perflab.errors import PerflabError
 from perflab.files import read_regular, write_whole
-from perflab.history.bisect.search import Side
 from perflab.plugin.session.folder import own_folder
 from perflab.reading import decoded
 
+Side = Literal["good", "bad", "skipped"]
+"""``good``: the old level; ``bad``: the new one; ``skipped``: the case does not run there."""
 SCHEMA = 1
 PLACE = Path(".perflab/bisect.json")
 
@@ -82,4 +84,27 @@ def keep(state: State, root: Path) -> None:
         OSError: it cannot be written.
     """
     own_folder(root)
-    write_whole(root / PLACE, msgspec.json.format(to_json(state), indent=1) + b"\n")
+    write_whole(root / PLACE, to_readable_json(state).encode())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a range."""
+
+    suspects: Sequence[str]
+    """Commits of which one brought the step, oldest first. The last is known to be bad."""
+    next: str | None
+    """What to try next; None: nothing is left that could tell more."""
+
+
+def standing(commits: Sequence[str], tried: Mapping[str, Side]) -> Standing:
+    """Where a bisection stands.
+
+    ``commits`` came after the good one, up to the bad one, oldest first. The last is bad without being in ``tried``.
+    """
+    last = next((at for at, one in enumerate(commits) if tried.get(one) == "bad"), len(commits) - 1)
+    first = next((at + 1 for at in reversed(range(last)) if tried.get(commits[at]) == "good"), 0)
+    suspects = commits[first : last + 1]
+    open_ones = [at for at in range(first, last) if commits[at] not in tried]
+    middle = (first + last - 1) / 2
+    return Standing(suspects, commits[min(open_ones, key=lambda at: abs(at - middle))] if open_ones else None)

@@ -109,7 +109,8 @@ class Bench:
         if built.hung_after_s is not None:
             raise UntestableError(f"building it took more than {_PATIENCE_S:g} s")
         if built.status:
-            raise UntestableError(f"it cannot be built: {_last_line(built.said)}")
+            *_, last = ["", *built.said.strip().split("\n")]
+            raise UntestableError(f"it cannot be built: {last}")
 
     def _session(self, tree: Path, options: Sequence[str]) -> bytes:
         """The results file of one session in a worktree."""
@@ -146,7 +147,3 @@ def _why(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR", "E  ", "ImportError", "error:"))]
     return (errors or lines or [""])[-1 if not errors else 0].removeprefix("E").strip()
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]

@@ -11,10 +11,9 @@ from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
 from perflab.profiles.records import Explanation
 from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.counts import changed, count_row
 from perflab.report.drift import headline
 from perflab.report.escaping import result_for_reading
-from perflab.report.failing_table import WIDTH, Quantity, failing_table, wrapped
+from perflab.report.failing_table import WIDTH, Quantity, changed, count_row, failing_table, wrapped
 from perflab.report.lines import name_of
 from perflab.results import Result
 from perflab.units import (

@@ -25,9 +25,8 @@ from perflab.mode import DEFAULT
 from perflab.profiles.records import Profile
 from perflab.profiles.text import lines as profile_lines
 from perflab.records import Environment, Verdict
-from perflab.report.lines import MARKED, Line, name_of, wrap_facts
+from perflab.report.lines import MARKED, Line, Section, name_of, wrap_facts
 from perflab.report.not_run import without_skipped
-from perflab.report.section import Section
 from perflab.report.view import View
 from perflab.results import Document, Result
 from perflab.units import format_names, format_ns

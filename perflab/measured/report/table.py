@@ -15,8 +15,8 @@ from perflab.measure.records import Record
 from perflab.measured.report.columns import WORK, Column, is_of_a_phase, named, ordered, rate
 from perflab.measured.report.judged import Reading, judged
 from perflab.records import Verdict
-from perflab.report.counts import changed, count_fact
 from perflab.report.drift import drift_sentences
+from perflab.report.failing_table import changed, count_fact
 from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Result

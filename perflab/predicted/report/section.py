@@ -8,9 +8,8 @@ from pathlib import PurePath
 from perflab.predicted.records import PredictedCase
 from perflab.predicted.report.detail import prediction_detail
 from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
-from perflab.report.lines import Line, wrap_facts
+from perflab.report.lines import Line, Section, wrap_facts
 from perflab.report.not_run import without_skipped
-from perflab.report.section import Section
 from perflab.report.view import View
 from perflab.results import Document, Result
 

@@ -22,7 +22,7 @@ from perflab.predicted.report.facts import (
     time_facts,
 )
 from perflab.records import Change, Verdict
-from perflab.report.counts import changed
+from perflab.report.failing_table import changed
 from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
 from perflab.results import Result
 from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si

@@ -15,12 +15,14 @@ from perflab.profiles.host import Key, Sum, faster_half
 from perflab.profiles.nsys.export import Export
 from perflab.profiles.nsys.launches import Kept, Names, Sums
 from perflab.profiles.nsys.names import case_and_pass
-from perflab.profiles.nsys.operators import PHASES, Asked, Ranged, asked_by, kernels
+from perflab.profiles.nsys.operators import Asked, Ranged, asked_by, kernels
 from perflab.profiles.nsys.ranges import Ranges
 from perflab.profiles.nsys.reading_ranges import operator_ranges
 from perflab.profiles.placed import Phase
+from perflab.profiles.reading import STRANGERS
 from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
+from perflab.report.view import PHASES
 
 TIMED_CALLS = 8
 """Calls of a case whose kernels are taken one by one, at most."""
@@ -28,7 +30,6 @@ MOST_EVENTS = 300_000
 """Ranges of operators that are read, at most: they take 30 µs and 1 KB each."""
 MOST_KERNELS = 300_000
 """Kernels of cases that are taken one by one, at most; but each case has two calls."""
-_STRANGERS = 0.05
 _LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
 _NO_OPERATORS = (
     "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
@@ -113,7 +114,7 @@ def asked_in_calls(
         while count > MOST_EVENTS:
             left_out -= 1
             count -= len(found.pop(calls[left_out]))
-    flops = cache(_flops_of if has_torch() else lambda _name, _shapes: 0)
+    flops = cache(flops_of if has_torch() else lambda _name, _shapes: 0)
     asked = {}
     for number in list(found):
         one = ranges.all[number]
@@ -135,10 +136,6 @@ def has_torch() -> bool:
     except (ImportError, OSError):
         return False
     return True
-
-
-def _flops_of(name: str, shapes: Sequence[Sequence[int]]) -> int:
-    return flops_of(name, [list(shape) for shape in shapes])
 
 
 def case_reading(
@@ -190,7 +187,7 @@ def case_reading(
         count += len(found)
     if not divided:
         return replace(reading, problem="the kernels of its calls were not recorded")
-    differ = strangers > _STRANGERS * count
+    differ = strangers > STRANGERS * count
     notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
     profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), reading.device_ns, notes=notes)
     return replace(reading, profile=profile)

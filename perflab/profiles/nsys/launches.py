@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from perflab.kernel_names import kernel_name
@@ -127,18 +127,12 @@ _NOWHERE = (0, 0, _Within(NONE, {}, None))
 _OUTSIDE = (NONE, -(2**63), 2**63 - 1)
 
 
-def launches_of(export: Export, process: int) -> Iterator[_Row]:
+def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
     """The work of one process as ``Launch`` has it, in the order of the export.
 
     Raises:
         ExportError: what belongs to which process cannot be known, or the file is damaged.
     """
-    for table in WORK:
-        if export.has(table):
-            yield from _launches(export, table, process)
-
-
-def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
     columns = export.tables[table]
     has_process = "globalPid" in columns
     if not has_process and len(export.processes) > 1:
@@ -184,14 +178,9 @@ def summed(
 ) -> Sums:
     """Go through all launches once.
 
-    Args:
-        export: what is read.
-        process: whose launches.
-        ranges: of that process.
-        keeping: by number of a range whose launches are kept one by one.
-        paths: the number of a range's path, by the range's number.
-        calls: when each call begins whose time on the device is asked for, in order.
-        progress: told how many launches have been read, now and then.
+    ``keeping`` is by number of a range whose launches are kept one by one. ``paths`` gives the number of a path by that
+    of a range. ``calls``: when each call begins whose time on the device is asked for, in order. ``progress`` is told
+    how many launches have been read, now and then.
     """
     sums = Sums(Totals(ranges), kept=keeping, before=Before(calls))
     totals, parents, before = sums.totals, ranges.parents, sums.before
@@ -201,7 +190,8 @@ def summed(
 
     # Most launches follow one of the same thread in the same range: what is known of that range is kept.
     stretches: dict[int, tuple[int, int, _Within]] = {}
-    for launch in launches_of(export, process):
+    tables = (_launches(export, table, process) for table in WORK if export.has(table))
+    for launch in chain.from_iterable(tables):
         start_ns, end_ns, name, thread, called_ns, _, _ = launch
         length_ns = end_ns - start_ns
         if not 0 <= length_ns <= LONGEST_NS or not end_ns:  # 0: CUPTI could not tell when a graph ran

@@ -66,23 +66,15 @@ def shapes_of(sizes: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def shown_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
-    """``512x256, 256x768``."""
-    tensors = ["x".join(map(str, shape)) for shape in shapes if shape]
-    return ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+@lru_cache(maxsize=65536)
+def place_or_node(name: str) -> tuple[Where | None, str | None]:
+    """The module and line that a range of ours stands for; and the backward node that a frame of the engine's is of.
 
-
-def place_of(name: str) -> Where | None:
-    """The module and line that a range of ours stands for; None: it is another range."""
-    if not name.startswith(AT):
-        return None
+    None: it is no such range.
+    """
     module, _, line = name.removeprefix(AT).partition(BETWEEN)
-    return Where(module, line)
-
-
-def node_of(name: str) -> str | None:
-    """The backward node that a frame of the engine's is around; None: it is no such frame."""
-    return name.removeprefix(NODE) if name.startswith(NODE) else None
+    place = Where(module, line) if name.startswith(AT) else None
+    return place, name.removeprefix(NODE) if name.startswith(NODE) else None
 
 
 def case_and_pass(name: str) -> tuple[str, str] | None:

@@ -10,23 +10,19 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from perflab.profiles.alignment import STRANGER, aligned
-from perflab.profiles.categories import categories
+from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.device import Kernel
-from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested
+from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known
 from perflab.profiles.nsys.launches import COPY, GRAPH, Launch
-from perflab.profiles.nsys.names import Named, named, node_of, place_of, shapes_of, shown_shapes
+from perflab.profiles.nsys.names import named, place_or_node, shapes_of
 from perflab.profiles.placed import NOWHERE, Phase, placed, within
 from perflab.profiles.places import MARK, Where
 
-PHASES = ("forward", "backward", "optimizer")
-_NODE_SCOPE = 1
-"""``RecordScope::BACKWARD_FUNCTION``"""
 Flops = Callable[[str, Sequence[Sequence[int]]], int]
 
 
@@ -59,12 +55,7 @@ def asked_by(
 ) -> Asked:
     """Say of each launch of a call what asked for it.
 
-    Args:
-        span: the call.
-        found: ranges within it, in any order.
-        phases: of the call, in order.
-        launches: of the call.
-        flops: FLOPs of an operator with these shapes.
+    ``found`` are ranges within the call, in any order; ``flops`` gives FLOPs of an operator with these shapes.
     """
     by_thread: dict[int, list[Ranged]] = defaultdict(list)
     for one in found:
@@ -130,48 +121,34 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
 def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int, flops: Flops) -> list[Event]:
     """Ranges of one thread as a profiler's events, in order of time."""
     parts = [named(one.text) for one in found]
-    return [_event(at, found, parts, caller, places, before, flops) for at in range(len(found))]
-
-
-def _event(
-    at: int,
-    found: Sequence[Ranged],
-    parts: Sequence[Named],
-    caller: int,
-    places: list[Where],
-    before: int,
-    flops: Flops,
-) -> Event:
-    one, said = found[at], parts[at]
-    name, sequence, scope = said.name, said.sequence, 0
-    place, node = _special(name)
-    if place is not None:
-        places.append(place)
-        name, scope = f"{MARK}{len(places) - 1}", RANGE_SCOPE
-    elif node is not None:  # autograd's number stands in the range that begins next
-        inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
-        sequence = inner.sequence if inner is not None and inner.name == node else -1
-    elif at > 0 and _special(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
-        scope = _NODE_SCOPE
-    elif not said.is_operator:
-        name, scope = name_and_scope(name, RANGE_SCOPE)
-    return Event(
-        name=name,
-        start_ns=one.start_ns,
-        end_ns=one.end_ns,
-        thread=one.thread,
-        scope=scope,
-        correlation=before + at + 1,
-        sequence=sequence,
-        forward_thread=caller if node is not None else 0,
-        shapes=said.sizes,
-        flops=flops(name, shapes_of(said.sizes)) if name.startswith("aten::") else 0,
-    )
-
-
-@lru_cache(maxsize=65536)
-def _special(name: str) -> tuple[Where | None, str | None]:
-    return place_of(name), node_of(name)
+    events = []
+    for at, (one, said) in enumerate(zip(found, parts, strict=True)):
+        name, sequence, scope = said.name, said.sequence, 0
+        place, node = place_or_node(name)
+        if place is not None:
+            places.append(place)
+            name, scope = f"{MARK}{len(places) - 1}", RANGE_SCOPE
+        elif node is not None:  # autograd's number stands in the range that begins next
+            inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
+            sequence = inner.sequence if inner is not None and inner.name == node else -1
+        elif at > 0 and place_or_node(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
+            scope = BACKWARD_SCOPE
+        elif not said.is_operator:
+            name, scope = name_and_scope(name, RANGE_SCOPE)
+        event = Event(
+            name=name,
+            start_ns=one.start_ns,
+            end_ns=one.end_ns,
+            thread=one.thread,
+            scope=scope,
+            correlation=before + at + 1,
+            sequence=sequence,
+            forward_thread=caller if node is not None else 0,
+            shapes=said.sizes,
+            flops=flops(name, shapes_of(said.sizes)) if name.startswith("aten::") else 0,
+        )
+        events.append(event)
+    return events
 
 
 class _Innermost:

@@ -74,12 +74,8 @@ class Ranges:
         for thread in {one.thread for one in self.all}:
             self._timelines[thread] = self._timeline(thread)
 
-    def innermost(self, thread: int, moment_ns: int) -> int:
-        """The number of the innermost range that is open; ``NONE``: none is."""
-        return self.stretch(thread, moment_ns)[0]
-
     def stretch(self, thread: int, moment_ns: int) -> tuple[int, int, int]:
-        """The innermost range, and from when until when it is."""
+        """The number of the innermost range that is open, ``NONE`` if none is; and from when until when it is."""
         if thread not in self._lenders and thread not in self.borrowed:
             if len(self._lenders) == 1:  # the backward's thread: what the caller has open is what it works for
                 (self.borrowed[thread],) = self._lenders

@@ -81,12 +81,8 @@ def read(
 ) -> Reading:
     """Read one process.
 
-    Args:
-        export: what is read.
-        process: its number.
-        only: name of ranges that count as the calls of a case; None: what perflab's own ranges say.
-        progress: told what is under way.
-        case_part: what the names of the cases contain that are read.
+    ``only`` is the name of ranges that count as the calls of a case; None: what perflab's own ranges say. ``case_part``
+    is in the names of the cases that are read. ``progress`` is told what is under way.
     """
     progress("reading ranges")
     ranges, notes = named_ranges(export, process)

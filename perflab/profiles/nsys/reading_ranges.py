@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
 
 from perflab.profiles.nsys.export import API, LONGEST_NS, RANGES, STRINGS, WORK, Export
 from perflab.profiles.nsys.names import NOT_OPERATOR
@@ -16,14 +15,8 @@ MOST_RANGES = 1_000_000
 """Named ranges that are read, at most: the longest. A million take 300 MB."""
 
 
-class Text(NamedTuple):
-    """How a query gets a range's name."""
-
-    value: str
-    join: str
-
-
-def _text(export: Export) -> Text:
+def _text(export: Export) -> tuple[str, str]:
+    """How a query gets a range's name: as which value, by which join."""
     columns = export.tables[RANGES]
     own = ["e.text"] if "text" in columns else []
     if "textId" in columns and export.has(STRINGS):
@@ -32,26 +25,26 @@ def _text(export: Export) -> Text:
     else:
         join = ""
     nothing = "''"
-    return Text(f"COALESCE({', '.join([*own, nothing, nothing])})", join)
+    return f"COALESCE({', '.join([*own, nothing, nothing])})", join
 
 
 def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     """Ranges that somebody opened by name in one process, and what there is to say about them."""
     if not export.has(RANGES):
         return Ranges([]), []
-    text = _text(export)
+    text, join = _text(export)
     kinds = ", ".join(map(str, (*_PUSHED, *_STARTED)))
     condition = (
-        f"e.eventType IN ({kinds}) AND (e.globalTid >> 24 & 16777215) = {process} AND {NOT_OPERATOR.format(text.value)}"
+        f"e.eventType IN ({kinds}) AND (e.globalTid >> 24 & 16777215) = {process} AND {NOT_OPERATOR.format(text)}"
     )
-    source = f"FROM {RANGES} e {text.join} WHERE {condition}"
+    source = f"FROM {RANGES} e {join} WHERE {condition}"
 
     @cache
     def last_ns() -> int:  # going through all rows for it takes seconds, and few exports need it
         return max(_last_ns(export, table) for table in (RANGES, API, *WORK) if export.has(table))
 
     domain = "COALESCE(e.domainId, 0)" if "domainId" in export.tables[RANGES] else "0"
-    columns = f"{text.value}, e.start, e.end, e.globalTid, e.eventType, {domain}"
+    columns = f"{text}, e.start, e.end, e.globalTid, e.eventType, {domain}"
     rows = export.rows(f"SELECT {columns} {source} LIMIT {MOST_RANGES + 1}")
     found, unclosed, endless = _opened(rows, last_ns)
     notes = []
@@ -97,11 +90,11 @@ def operator_ranges(
     """Name, start, end and thread of ranges that PyTorch opened within some spans of time."""
     if not spans or not export.has(RANGES):
         return
-    text = _text(export)
+    text, join = _text(export)
     condition = f"e.eventType IN ({', '.join(map(str, _PUSHED))}) AND (e.globalTid >> 24 & 16777215) = {process}"
     yield from export.rows(
-        f"SELECT {text.value}, e.start, COALESCE(e.end, e.start), e.globalTid FROM {RANGES} e {text.join}"
-        f" WHERE {_within(sorted(spans))} AND {condition} AND NOT ({NOT_OPERATOR.format(text.value)})"
+        f"SELECT {text}, e.start, COALESCE(e.end, e.start), e.globalTid FROM {RANGES} e {join}"
+        f" WHERE {_within(sorted(spans))} AND {condition} AND NOT ({NOT_OPERATOR.format(text)})"
     )
 
 

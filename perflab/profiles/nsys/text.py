@@ -8,11 +8,14 @@ from textwrap import wrap
 
 from perflab.profiles.nsys.cases import CaseReading
 from perflab.profiles.nsys.reading import KernelSum, RangeSum, Reading
+from perflab.profiles.text import columns, percent
 from perflab.profiles.text import lines as profile_lines
 from perflab.report.escaping import one_line
+from perflab.report.lines import cut
 from perflab.units import format_change, format_names, format_ns
 
 _RANGES, _KERNELS = 40, 15
+_WIDEST_NAME = 60
 _NUMBERS = frozenset(
     ("instances", "host", "device", "busy", "kernels", "total", "mean", "share", "FLOPs", "calls", "timer", "vs timer")
 )
@@ -35,7 +38,7 @@ def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) 
         for note in reading.notes
         for line in wrap(one_line(f"note: {note}"), width, subsequent_indent="  ", break_on_hyphens=False)
     ]
-    return [*(_cut(one_line(line), width) for line in found), *said]
+    return [*(cut(one_line(line), width) for line in found), *said]
 
 
 def _ranges(ranges: Sequence[RangeSum], most: int) -> list[str]:
@@ -67,7 +70,7 @@ def _kernels(kernels: Sequence[KernelSum], most: int) -> list[str]:
             (
                 one.kernel,
                 format_ns(one.time_ns),
-                _percent(one.time_ns / total_ns),
+                percent(one.time_ns / total_ns),
                 f"{one.instances:,}",
                 format_ns(one.time_ns / one.instances),
                 _end(" > ".join(name or "(no name)" for name in one.path) or "outside of ranges", _WIDEST_NAME),
@@ -101,32 +104,12 @@ def _profile(case: CaseReading, width: int) -> list[str]:
     return profile_lines(case.name, case.profile, width)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
-
-
-_WIDEST_NAME = 60
-
-
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     """Names to the left, numbers to the right; the first line is the head."""
-    head = cells[0]
-    shown = [(*(_cut(one_line(text), _WIDEST_NAME) for text in row[:-1]), one_line(row[-1])) for row in cells]
-    widths = [max(len(row[at]) for row in shown) for at in range(len(head))]
-    return [
-        "  "
-        + "  ".join(
-            text.rjust(size) if name in _NUMBERS else text.ljust(size)
-            for text, size, name in zip(row, widths, head, strict=True)
-        ).rstrip()
-        for row in shown
-    ]
+    shown = [(*(cut(one_line(text), _WIDEST_NAME) for text in row[:-1]), one_line(row[-1])) for row in cells]
+    return columns(shown, [at for at, name in enumerate(cells[0]) if name in _NUMBERS])
 
 
 def _end(text: str, width: int) -> str:
     """The end of a path says more than its beginning."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"

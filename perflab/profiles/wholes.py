@@ -1,20 +1,24 @@
-"""Finds modules that are computed again as a whole, as activation checkpointing does: every operator once more. Pure.
+"""Finds modules that changed as a whole: layers that run more or less often, and what is computed again. Pure.
 
-No operator is known by its name. A module is computed again if all that it does in one phase is done so many times
-more, on the same shapes, in the same phase or another one, and nothing else about it changed; and if the same is true
-of all of its parts. A checkpoint stops before what comes last in it, since nothing asks for that: on a GPU a layer.
+Layers run more often if all that they do is done so much more often. A module is computed again, as activation
+checkpointing does, if all that it does in one phase is done so many times more, on the same shapes, in the same phase
+or another one, and nothing else about it changed; and if the same is true of all of its parts. No operator is known by
+its name. A checkpoint stops before what comes last in it, since nothing asks for that: on a GPU a layer.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
+from math import gcd
 
-from perflab.profiles.facts import HALF, Change, Key, Total
+from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
 from perflab.profiles.records import DISPATCH, UNNAMED
 
+_LEAST_IN_LAYERS = 3
+"""Operators that layers must have: of fewer, each is told by its name."""
 _LEAST = 2
 """Operators that modules must have that are computed again in the same way: one alone is told by its name.
 
@@ -23,8 +27,23 @@ On a GPU, many a layer is one operator.
 _TO_ONE_LEFT_OUT = 3
 """Parts of a module that are computed again, at least, where it is named although one of them is not."""
 
+_Often = tuple[int, int]
+"""Calls of an operator in one phase before and now."""
 _Way = tuple[str, str, int]
 """The phase in which something is done, that in which it is done again, and how many times more."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers, and whatever else runs as often as they do."""
+
+    outermost: tuple[str, ...]
+    """The layers first: ``blocks.*``."""
+    modules: tuple[str, ...]
+    """Those that changed, each one of the outermost or within one."""
+    before: int
+    """How many ran in a call: the greatest number that all of their operators allow."""
+    now: int
 
 
 @dataclass(frozen=True)
@@ -41,13 +60,68 @@ class Again:
     """How many times more than before."""
 
 
-def computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Iterable[Change]) -> list[Again]:
-    """Modules that are.
+def wholes(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Sequence[Change]) -> list[Layers | Again]:
+    """Modules that changed as a whole: more or fewer layers, and else what is computed again.
 
-    Args:
-        before, now: both profiles by operator, module and phase.
-        facts: what differs between them.
+    ``facts`` are what differs between the two profiles.
     """
+    layers = _other_layers(before, now, facts)
+    told = {module for one in layers for module in one.modules}
+    return [*layers, *_computed_again(before, now, [one for one in facts if one.key[1] not in told])]
+
+
+def _other_layers(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Iterable[Change]) -> list[Layers]:
+    """Layers, the outermost ones, of which all operators became more, or fewer, as the layers did."""
+    works: dict[str, list[_Often]] = defaultdict(list)
+    for key in {**before, **now}:
+        old, new = before.get(key, Total()), now.get(key, Total())
+        if key[0] not in UNNAMED and DISPATCH not in (old.category, new.category):
+            works[key[1]].append(_often(old, new))
+    left = dict.fromkeys(one.key[1] for one in facts)
+    found: list[Layers] = []
+    for path in _paths(left):
+        if path.rpartition(".")[2] != "*":
+            continue
+        inside = [name for name in left if _is_in(name, path)]
+        ran = _runs([one for name, some in works.items() if _is_in(name, path) for one in some])
+        if not inside or ran is None:
+            continue
+        beside = [name for name in left if name and name not in inside and works[name] and _fit(works[name], *ran)]
+        found.append(Layers((path, *beside), (*inside, *beside), *ran))
+        left = {name: None for name in left if name not in found[-1].modules}
+    return found
+
+
+def _often(old: Total, new: Total) -> _Often:
+    """As often as never where that varies from call to call, or no shapes are as before: that is other work."""
+    is_same = all(is_whole(one.instances) for one in (old, new)) and bool(old.shapes.keys() & new.shapes.keys())
+    return (round(old.instances), round(new.instances)) if is_same else (0, 0)
+
+
+def _runs(work: list[_Often]) -> _Often | None:
+    """How many layers did this work before and now; None: it is not the same work, done more or less often."""
+    if len(work) < _LEAST_IN_LAYERS:
+        return None
+    more = gcd(*(now - before for before, now in work))
+    ratios = Counter(before * more / abs(now - before) for before, now in work if now != before)
+    if not ratios or not (common := ratios.most_common(1)[0][0]) or not common.is_integer():
+        return None
+    before = int(common)
+    now = before + (more if work[0][1] > work[0][0] else -more)
+    return (before, now) if now > 0 and _fit(work, before, now) else None
+
+
+def _fit(work: Iterable[_Often], before: int, now: int) -> bool:
+    """Whether all of it is done by so many layers, but for what the first or the last of them does otherwise."""
+    for was, is_now in work:
+        each, rest = divmod(is_now - was, now - before)
+        if each < 1 or rest or abs(was - each * before) > each:
+            return False
+    return True
+
+
+def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Iterable[Change]) -> list[Again]:
+    """Modules that are computed again in the same way."""
     more: dict[str, dict[Key, float]] = defaultdict(lambda: defaultdict(float))
     for fact in facts:
         if fact.category != DISPATCH:
@@ -118,8 +192,7 @@ def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] 
     """
     found: dict[str, set[str]] = {}
     left = set(modules)
-    paths = {".".join(name.split(".")[:depth]) for name in left for depth in range(1, name.count(".") + 2)}
-    for path in sorted(paths, key=lambda one: (one.count("."), one)):
+    for path in _paths(left):
         below = {name for name in working if _is_in(name, path)}
         lacking = below - left
         is_but_one = len(lacking) == 1 and lacking <= unchanged and len(below & left) >= _TO_ONE_LEFT_OUT
@@ -127,6 +200,12 @@ def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] 
             found[_common_path(below)] = below - lacking
             left -= below
     return found
+
+
+def _paths(names: Iterable[str]) -> list[str]:
+    """Modules around these, and these themselves, the outermost first."""
+    paths = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
+    return sorted(paths, key=lambda one: (one.count("."), one))
 
 
 def _common_path(names: Iterable[str]) -> str:
