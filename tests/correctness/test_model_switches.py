@@ -23,6 +23,7 @@ pytestmark = pytest.mark.correctness
 
 TINY = replace(MODEL_SIZES["tiny"], vocab_size=53, context_length=32, num_layers=2, attention="naive")
 SWITCHES: dict[str, dict[str, Any]] = {
+    "defaults": {},
     "gqa": {"num_kv_heads": 2},
     "mqa": {"num_kv_heads": 1},
     "window": {"window": 5},
@@ -188,12 +189,13 @@ def test_a_fresh_tied_model_knows_as_little_as_an_untied_one(
 
 
 @pytest.mark.parametrize("name", [*SWITCHES, *DROPPING])
-def test_one_seed_gives_one_model_and_the_defaults_weights_where_no_tensor_differs(
+def test_one_seed_gives_one_model_another_seed_another_and_the_defaults_weights_where_no_tensor_differs(
     name: str, device: torch.device
 ) -> None:
     config = replace(TINY, **(SWITCHES | DROPPING)[name])
-    first, again = make(config, device).state_dict(), make(config, device).state_dict()
+    first, again, other = (make(config, device, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
     if name in DROPPING or name == "window":  # no tensor of these: the very weights of the default
         default = make(TINY, device).state_dict()
         assert list(first) == list(default)

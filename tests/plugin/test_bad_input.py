@@ -134,6 +134,7 @@ def test_baselines_that_could_not_be_written_are_refused_before_measuring(projec
     result = project.run("--perf-update", f"--perf-baselines={directory}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*cannot write baselines to *", "*name a writable directory with --perf-base*"])
+    assert "stands in" not in result.stderr.str() + result.stdout.str(), "no results are there"
 
 
 def test_an_overridden_device_fixture_must_give_a_device(pytester: pytest.Pytester) -> None:
