@@ -168,17 +168,6 @@ def test_the_package_has_no_other_lazy_names() -> None:
         _ = perflab.lab.attention.FlashAttentionCUDA
 
 
-@pytest.mark.parametrize("impl", IN_PYTORCH)
-def test_under_autocast_a_variant_computes_in_the_dtype_that_pytorchs_own_would(
-    impl: str, device: torch.device
-) -> None:
-    q, k, v = (torch.randn(1, 2, 20, 16, device=device) for _ in "qkv")
-    with torch.autocast(device.type, torch.bfloat16):
-        mixed = attention(q, k.bfloat16(), v, is_causal=True, impl=impl)
-    assert mixed.dtype == torch.bfloat16
-    assert torch.equal(mixed, attention(*(x.bfloat16() for x in (q, k, v)), is_causal=True, impl=impl))
-
-
 def test_autocast_does_not_reach_into_the_tiles(device: torch.device) -> None:
     """Their float32 products would be rounded to bfloat16, in a backward inside the context too."""
     leaves = [torch.randn(1, 20, 16, device=device, requires_grad=True) for _ in "qkv"]

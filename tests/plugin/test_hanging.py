@@ -246,7 +246,7 @@ def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(projec
     )
 
 
-def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started(project: Project) -> None:
+def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started_and_what_there_is_is_saved(project: Project) -> None:
     hang = """    if "--perf-replicate=" in " ".join(sys.argv):
         import subprocess
         sleeper = subprocess.Popen(["sleep", "600"])
@@ -256,7 +256,11 @@ def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started(project: Project) 
 """
     source = project.test_file.read_text().replace("    cost_ms, kib", hang + "    cost_ms, kib")
     project.test_file.write_text("import os, sys, time\n" + source)
-    interrupted(project.pytester.path, "-m", "perf", "--perf-update")
+    output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
+    assert "interrupted: these baselines have one replicate each" in output
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert len(case["replicates"]) == 1
+    assert (project.pytester.path / "results.json").exists()
     assert not [pid for pid in map(int, (project.pytester.path / "pids.txt").read_text().split()) if alive(pid)]
 
 
