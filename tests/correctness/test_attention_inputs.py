@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 import perflab.lab.attention
-from perflab.lab.attention import (
-    IMPLEMENTATIONS,
-    FlashAttentionPyTorch,
-    attention,
-    attention_with_logsumexp,
-)
+from perflab.lab.attention import IMPLEMENTATIONS, FlashAttentionPyTorch, attention, attention_with_logsumexp
 
 pytestmark = pytest.mark.correctness
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from perflab.data import changed
 from perflab.measure.records import Evidence, Measurement, summarize
 from perflab.measured.records import MeasuredCase

@@ -68,11 +68,7 @@ def test_a_kernel_that_got_worse_is_regressed_and_says_by_what(changes: dict[str
 
 @pytest.mark.parametrize(
     "before",
-    [
-        {"spill_store_bytes": 8},
-        {"instructions": {"mma": 64, "tma": 4}},
-        {"blocks_per_sm": 1, "warps_per_sm": 8},
-    ],
+    [{"spill_store_bytes": 8}, {"instructions": {"mma": 64, "tma": 4}}, {"blocks_per_sm": 1, "warps_per_sm": 8}],
 )
 def test_a_kernel_that_got_better_is_improved(before: dict[str, Any]) -> None:
     assert judge_compiled(kernel(), baseline(resources(**before))).verdict is Verdict.IMPROVED

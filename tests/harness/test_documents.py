@@ -77,10 +77,7 @@ def test_a_damaged_newer_or_foreign_file_is_refused_by_name_and_place(tmp_path: 
     [
         ({"exitstatus": "0"}, "`$.exitstatus`"),
         ({"created": "2025-11-20T12:00:00"}, "`$.created`"),
-        (
-            {"results": [{"case": "a", "judgement": {"verdict": "fine"}}]},
-            "`$.results[0].judgement.verdict`",
-        ),
+        ({"results": [{"case": "a", "judgement": {"verdict": "fine"}}]}, "`$.results[0].judgement.verdict`"),
         ({"results": [{"case": "a", "judgement": {"verdict": "ok"}, "x": 1}]}, "`$.results[0]`"),
     ],
 )

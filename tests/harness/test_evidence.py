@@ -39,10 +39,7 @@ btime 1700000000
 
 def test_busy_stolen_and_all_time_of_the_cores_are_read_without_counting_guests_twice() -> None:
     assert parse_cpu_time(STAT, {0, 1}, TICK_NS) == CpuTime(
-        cores=2,
-        total_ns=(2696 + 2845) * TICK_NS,
-        busy_ns=(161 + 290) * TICK_NS,
-        stolen_ns=40 * TICK_NS,
+        cores=2, total_ns=(2696 + 2845) * TICK_NS, busy_ns=(161 + 290) * TICK_NS, stolen_ns=40 * TICK_NS
     )
 
 

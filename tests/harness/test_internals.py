@@ -284,9 +284,7 @@ def test_a_patch_that_finds_nothing_raises_and_puts_back_what_it_had_replaced() 
         pass
 
 
-def test_an_operator_with_another_name_is_an_error_before_a_prediction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_operator_with_another_name_is_an_error_before_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels._LAUNCHES, "_safe_softmax_v2", 6)
     with pytest.raises(InternalsError, match=r"has no torch\.ops\.aten\._safe_softmax_v2, which"), as_cuda():
         pass

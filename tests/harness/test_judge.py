@@ -534,10 +534,7 @@ def test_an_accepted_out_of_memory_does_not_switch_off_memory_and_counts() -> No
     worse = judge(record(replicate(peak_bytes=2**30, counts={"operators": 500})), baseline, POLICY)
     assert (worse.verdict, worse.worse) == (Verdict.REGRESSED, ["memory", "counts"])
     again = judge(record(replicate(peak_bytes=2**20, counts={"operators": 5})), baseline, POLICY)
-    assert (again.verdict, again.reasons) == (
-        Verdict.IMPROVED,
-        ["ran out of memory in the baseline, and fits now"],
-    )
+    assert (again.verdict, again.reasons) == (Verdict.IMPROVED, ["ran out of memory in the baseline, and fits now"])
     assert again.no_times == "this machine's times say: it ran out of memory"
     elsewhere = judge(record(replicate(), environment=environment(torch="2.12.0")), baseline, POLICY)
     assert elsewhere.verdict is Verdict.INCOMPARABLE

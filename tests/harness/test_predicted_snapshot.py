@@ -112,11 +112,7 @@ def test_a_snapshot_holds_what_the_replay_says(snapshot: dict[str, Any]) -> None
         "gradients",
     ]
     assert events[0]["frames"] == [
-        {
-            "filename": "perflab/lab/attention/naive.py",
-            "line": 45,
-            "name": "aten::mm in blocks.17.attention (forward)",
-        }
+        {"filename": "perflab/lab/attention/naive.py", "line": 45, "name": "aten::mm in blocks.17.attention (forward)"}
     ]
     assert events[4]["frames"] == [{"filename": "", "line": 0, "name": "inputs in head"}]
     in_use = {
@@ -191,9 +187,7 @@ def test_a_predicted_timeline_lies_beside_a_measured_one(tmp_path: Path) -> None
         del first
         third = torch.empty(3000, dtype=torch.uint8)
     call = Trace(
-        (),
-        (Alloc(0, 5000, SCORES, "a"), Alloc(1, 7000, SCORES, "b"), Free(0), Alloc(2, 3000, SCORES, "c")),
-        {},
+        (), (Alloc(0, 5000, SCORES, "a"), Alloc(1, 7000, SCORES, "b"), Free(0), Alloc(2, 3000, SCORES, "c")), {}
     )
     predicted = json.loads(write_timeline(call, tmp_path / "predicted").read_bytes())
     measured = json.loads(recorded.path.read_bytes())

@@ -52,12 +52,7 @@ def test_the_second_round_finds_the_cache_and_may_need_more_than_the_first() -> 
     # block 1 fits best into the 12, so block 2 cuts into the 20, and block 3 needs a third segment: 52 MiB.
     seen = replay(call)
     assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (32 * MIB, 52 * MIB)
-    assert seen.addresses == {
-        WORKSPACE: 0,
-        1: FIRST_ADDRESS + 20 * MIB,
-        2: FIRST_ADDRESS,
-        3: FIRST_ADDRESS + 32 * MIB,
-    }
+    assert seen.addresses == {WORKSPACE: 0, 1: FIRST_ADDRESS + 20 * MIB, 2: FIRST_ADDRESS, 3: FIRST_ADDRESS + 32 * MIB}
     full = replay(call, capacity_bytes=38 * MIB)
     assert (full.out_of_memory, full.round) == (call.events[3], 2)
     tight = replay(call, capacity_bytes=40 * MIB)  # the 12 are given back for it
@@ -105,12 +100,7 @@ def test_a_gradient_that_later_calls_add_to_is_the_block_that_the_first_one_made
     call = trace(block(2, 60 * MIB), made, add, Free(1), Free(2), held=(held,), gradients=[0], temporaries=[1, 2])
     seen = replay(call)
     # At first: segments of 60 and 40; the second call holds the 40, and takes 40 more for what it adds.
-    assert seen.addresses == {
-        0: FIRST_ADDRESS + 60 * MIB,
-        1: FIRST_ADDRESS + 100 * MIB,
-        2: FIRST_ADDRESS,
-        WORKSPACE: 0,
-    }
+    assert seen.addresses == {0: FIRST_ADDRESS + 60 * MIB, 1: FIRST_ADDRESS + 100 * MIB, 2: FIRST_ADDRESS, WORKSPACE: 0}
     assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (140 * MIB, 140 * MIB)
 
 

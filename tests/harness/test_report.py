@@ -144,10 +144,7 @@ def a_whole_run() -> list[Result]:
             case=LONG,
             judgement=Judgement(verdict=Verdict.SKIPPED, reasons=["needs 57.3 GiB of memory (19.8 GiB free)"]),
         ),
-        Result(
-            case=f"{prefix}broken",
-            judgement=Judgement(verdict=Verdict.FAILED, reasons=["the test failed"]),
-        ),
+        Result(case=f"{prefix}broken", judgement=Judgement(verdict=Verdict.FAILED, reasons=["the test failed"])),
     ]
 
 

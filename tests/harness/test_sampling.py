@@ -89,9 +89,7 @@ def test_warm_up_ends_once_two_successive_readings_agree(virtual_clock: VirtualC
     assert warmup.readings_ns == tuple(cost * MS for cost in costs[:6])
 
 
-def test_readings_that_never_agree_end_with_a_quarter_of_the_budget_and_are_marked(
-    virtual_clock: VirtualClock,
-) -> None:
+def test_readings_that_never_agree_end_with_a_quarter_of_the_budget_and_are_marked(virtual_clock: VirtualClock) -> None:
     work = Work(virtual_clock, lambda call: (100 if call % 2 else 200) * MS)
     warmup = warm(work, budget_ns=10 * S)
     assert not warmup.settled

@@ -44,10 +44,7 @@ def silent(_: str) -> None:
             allowed(2.5, by_marker=True),
             "took longer than @pytest.mark.perf(budget=2.5); 250 operators so far (more: budget=15)",
         ),
-        (
-            allowed(left_s=4),
-            "took longer than the run had left (--perf-total-budget); 400 operators so far",
-        ),
+        (allowed(left_s=4), "took longer than the run had left (--perf-total-budget); 400 operators so far"),
         (allowed(left_s=40), "took longer than --perf-budget=10 s; 1,000 operators so far (more: --perf-budget=60)"),
     ],
 )

@@ -134,12 +134,7 @@ WRITTEN: dict[Callable[[Any], str], list[tuple[float, str]]] = {
         (12.0, "1200%"),
         (1e9, "1.00e+11%"),
     ],
-    format_flops: [
-        (0, "0 FLOP"),
-        (12, "12 FLOP"),
-        (631_000, "631 kFLOP"),
-        (79_338_829_934_592, "79.3 TFLOP"),
-    ],
+    format_flops: [(0, "0 FLOP"), (12, "12 FLOP"), (631_000, "631 kFLOP"), (79_338_829_934_592, "79.3 TFLOP")],
 }
 """Three digits, with the unit or prefix that fits; a ratio as the change that it means; percent without zeros."""
 

@@ -95,7 +95,7 @@ def test_no_slowdown_in_turns_clears_the_case_and_says_that_the_stored_number_co
     judgement = settled(in_turns(1.001, screen=2, confirm=0))
     assert judgement.verdict is Verdict.OK
     assert judgement.reasons == [
-        f"A/B with {THERE}: +0.1%; against the stored times: +30.0%; if it stays slower, check the installed packages",
+        f"A/B with {THERE}: +0.1%; against the stored times: +30.0%; if it stays slower, check the installed packages"
     ]
     assert not judgement.unsettled
     assert judgement.disturbed is None, "what disturbed the fresh processes is of no interest any more"

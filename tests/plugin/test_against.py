@@ -40,7 +40,6 @@ def test_work(perf):
 """
 
 
-
 @pytest.fixture
 def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """The small project with two cases, in a git repository with one commit, tagged ``before``."""

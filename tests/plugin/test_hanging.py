@@ -99,11 +99,10 @@ def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on
             "*in stuck",
             "*test_dead: hung: no progress for 2.00 s, in its call",
             "    lock.acquire()",
-        ],
+        ]
     )
     result.stdout.re_match_lines(
-        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 2.00 s", r"after .* new"],
-        consecutive=False,
+        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 2.00 s", r"after .* new"], consecutive=False
     )
 
 
@@ -215,10 +214,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
     assert time.monotonic() - started_s < 60
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        [
-            "*baselines with fewer replicates: a fresh process made no progress and was stopped after *",
-            "about to hang",
-        ]
+        ["*baselines with fewer replicates: a fresh process made no progress and was stopped after *", "about to hang"]
     )
     result.stdout.fnmatch_lines(["*times not saved, from a single process: work: no slowdown would count against them"])
     assert project.needs()["test_work"]["peak_bytes"], "what is exact is saved all the same"

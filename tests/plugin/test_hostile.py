@@ -42,9 +42,7 @@ def test_text_that_utf8_cannot_hold_is_written_escaped_and_the_test_fails(
     assert json.loads(journal.read_bytes())["study"] == r"title \udcff"
 
 
-def test_a_test_file_whose_name_is_not_utf8_is_refused_by_name_before_anything_runs(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_test_file_whose_name_is_not_utf8_is_refused_by_name_before_anything_runs(pytester: pytest.Pytester) -> None:
     try:
         (pytester.path / "test_\udc80.py").write_text("def test_x(perf):\n    assert False\n")
     except (OSError, UnicodeError):
@@ -69,10 +67,7 @@ def test_a_folder_for_temporary_files_whose_name_is_not_utf8_is_refused_before_a
     result = project.pytester.runpytest_subprocess("--perf-update")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        [
-            r"*tmp_\udcff: the name of the folder for temporary files is not UTF-8",
-            "  -> set TMPDIR to another folder",
-        ]
+        [r"*tmp_\udcff: the name of the folder for temporary files is not UTF-8", "  -> set TMPDIR to another folder"]
     )
     project.pytester.runpytest_subprocess("-m", "not perf").assert_outcomes(deselected=1)
 

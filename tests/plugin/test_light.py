@@ -52,9 +52,7 @@ def test_a_run_that_has_nothing_of_ours_loads_next_to_nothing(pytester: pytest.P
     assert loaded_in(pytester.path) == LIGHT
 
 
-def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(
-    pytester: pytest.Pytester,
-) -> None:
+def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_wrong="def test_wrong():\n    assert False\n", test_broken="import nowhere\n")
     result = pytester.runpytest_subprocess("--continue-on-collection-errors")
     result.assert_outcomes(failed=1, errors=1)

@@ -398,5 +398,3 @@ def test_hangs(perf):
     assert row["case"] == "test_story.py::test_work"
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
     assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"
-
-
