@@ -134,27 +134,6 @@ def test_tokens_of_another_shape_are_refused(device: torch.device) -> None:
         make_model(TINY, device)(tokens_for(TINY, device)[0])
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"num_layers": 0}, ValueError, "num_layers=0: wanted a positive integer; give num_layers=1 or more"),
-        ({"d_model": 64.0}, TypeError, "d_model=64.0: wanted an integer, got float"),
-        ({"num_heads": True}, TypeError, "num_heads=True: wanted an integer, got bool"),
-        ({"num_heads": 5}, ValueError, "d_model=64 does not divide into num_heads=5; give a multiple such as d_mo"),
-        ({"d_model": 60}, ValueError, "odd head dimension 15, and RoPE turns pairs; give d_model=64"),
-        ({"rope_theta": -1.0}, ValueError, "rope_theta=-1.0: wanted a positive, finite number"),
-        ({"norm_eps": math.nan}, ValueError, "norm_eps=nan: wanted a positive, finite number"),
-        ({"attention": "flesh"}, ValueError, "attention='flesh': wanted one of reference, naive, tiled"),
-    ],
-)  # fmt: skip
-def test_a_configuration_that_cannot_be_built_is_refused_with_a_remedy(
-    change: dict[str, object], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error) as caught:
-        replace(TINY, **change)  # type: ignore[arg-type]
-    assert text in str(caught.value)
-
-
 def test_cross_entropy_is_its_formula_in_float64(device: torch.device) -> None:
     tokens = tokens_for(TINY, device)
     logits = torch.randn(*tokens.shape, TINY.vocab_size, device=device, dtype=torch.float64)

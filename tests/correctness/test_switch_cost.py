@@ -1,4 +1,4 @@
-"""What a model and its switches cost, in closed form, beside what PyTorch counts: operations exactly, memory as claimed."""
+"""What models and switches cost, in closed form, beside what PyTorch counts: operations exactly, memory as claimed."""
 
 from __future__ import annotations
 
