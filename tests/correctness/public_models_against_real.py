@@ -98,12 +98,7 @@ MODELS: dict[str, Model] = {
     "GPT-NeoX": Model(
         "GPTNeoXConfig",
         "GPTNeoXForCausalLM",
-        {
-            "num_hidden_layers": LAYERS,
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_attention_heads": 16,
-        },
+        {"num_hidden_layers": LAYERS, "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16},
     ),
     "Mixtral": Model(
         "MixtralConfig",

@@ -59,11 +59,7 @@ def normal_inputs(
             size = (batch, heads, length, head_dim)
             return (torch.randn(size, generator=generator, device=device) * factor).to(dtype)
 
-        return {
-            "q": draw(num_queries, q_factor),
-            "k": draw(num_keys, kv_factor),
-            "v": draw(num_keys, kv_factor),
-        }
+        return {"q": draw(num_queries, q_factor), "k": draw(num_keys, kv_factor), "v": draw(num_keys, kv_factor)}
 
     return make
 

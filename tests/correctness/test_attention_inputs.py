@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 import perflab.lab.attention
-from perflab.lab.attention import (
-    IMPLEMENTATIONS,
-    FlashAttentionPyTorch,
-    attention,
-    attention_with_logsumexp,
-)
+from perflab.lab.attention import IMPLEMENTATIONS, FlashAttentionPyTorch, attention, attention_with_logsumexp
 
 pytestmark = pytest.mark.correctness
 
@@ -166,17 +161,6 @@ except ImportError as error:
 def test_the_package_has_no_other_lazy_names() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'FlashAttentionCUDA'"):
         _ = perflab.lab.attention.FlashAttentionCUDA
-
-
-@pytest.mark.parametrize("impl", IN_PYTORCH)
-def test_under_autocast_a_variant_computes_in_the_dtype_that_pytorchs_own_would(
-    impl: str, device: torch.device
-) -> None:
-    q, k, v = (torch.randn(1, 2, 20, 16, device=device) for _ in "qkv")
-    with torch.autocast(device.type, torch.bfloat16):
-        mixed = attention(q, k.bfloat16(), v, is_causal=True, impl=impl)
-    assert mixed.dtype == torch.bfloat16
-    assert torch.equal(mixed, attention(*(x.bfloat16() for x in (q, k, v)), is_causal=True, impl=impl))
 
 
 def test_autocast_does_not_reach_into_the_tiles(device: torch.device) -> None:

@@ -11,14 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.lab.models import (
-    MODEL_SIZES,
-    ModelConfig,
-    TransformerLM,
-    architecture,
-    load_checkpoint,
-    save_checkpoint,
-)
+from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, architecture, load_checkpoint, save_checkpoint
 from perflab.lab.models.config import WITHOUT_A_TENSOR
 from perflab.lab.train import random_tokens
 

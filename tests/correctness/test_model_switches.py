@@ -23,6 +23,7 @@ pytestmark = pytest.mark.correctness
 
 TINY = replace(MODEL_SIZES["tiny"], vocab_size=53, context_length=32, num_layers=2, attention="naive")
 SWITCHES: dict[str, dict[str, Any]] = {
+    "defaults": {},
     "gqa": {"num_kv_heads": 2},
     "mqa": {"num_kv_heads": 1},
     "window": {"window": 5},
@@ -188,12 +189,13 @@ def test_a_fresh_tied_model_knows_as_little_as_an_untied_one(
 
 
 @pytest.mark.parametrize("name", [*SWITCHES, *DROPPING])
-def test_one_seed_gives_one_model_and_the_defaults_weights_where_no_tensor_differs(
+def test_one_seed_gives_one_model_another_seed_another_and_the_defaults_weights_where_no_tensor_differs(
     name: str, device: torch.device
 ) -> None:
     config = replace(TINY, **(SWITCHES | DROPPING)[name])
-    first, again = make(config, device).state_dict(), make(config, device).state_dict()
+    first, again, other = (make(config, device, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
     if name in DROPPING or name == "window":  # no tensor of these: the very weights of the default
         default = make(TINY, device).state_dict()
         assert list(first) == list(default)
@@ -315,6 +317,14 @@ def test_a_missing_triton_is_told_when_the_model_is_built(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
+        ({"num_layers": 0}, ValueError, "num_layers=0: wanted a positive integer; give num_layers=1 or more"),
+        ({"d_model": 64.0}, TypeError, "d_model=64.0: wanted an integer, got float"),
+        ({"num_heads": True}, TypeError, "num_heads=True: wanted an integer, got bool"),
+        ({"num_heads": 5}, ValueError, "d_model=64 does not divide into num_heads=5; give a multiple such as d_mo"),
+        ({"d_model": 60}, ValueError, "odd head dimension 15, and RoPE turns pairs; give d_model=64"),
+        ({"rope_theta": -1.0}, ValueError, "rope_theta=-1.0: wanted a positive, finite number"),
+        ({"norm_eps": math.nan}, ValueError, "norm_eps=nan: wanted a positive, finite number"),
+        ({"attention": "flesh"}, ValueError, "attention='flesh': wanted one of reference, naive, tiled"),
         ({"num_kv_heads": 3}, ValueError, "num_heads=4 do not divide among num_kv_heads=3; give one of 1, 2, 4"),
         ({"num_kv_heads": 8}, ValueError, "num_heads=4 do not divide among num_kv_heads=8; give one of 1, 2, 4"),
         ({"num_kv_heads": 0}, ValueError, "num_kv_heads=0: wanted a positive integer; give num_kv_heads=1 or more, or"),
@@ -361,7 +371,7 @@ def test_a_missing_triton_is_told_when_the_model_is_built(monkeypatch: pytest.Mo
         ),
     ],
 )  # fmt: skip
-def test_switches_that_do_not_fit_are_refused_with_a_remedy(
+def test_a_configuration_that_cannot_be_built_is_refused_with_a_remedy(
     change: dict[str, object], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as caught:

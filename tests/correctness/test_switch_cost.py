@@ -1,4 +1,4 @@
-"""What the switches cost, in closed form, beside what PyTorch counts: operations exactly, memory as claimed."""
+"""What models and switches cost, in closed form, beside what PyTorch counts: operations exactly, memory as claimed."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def counted_flops(config: ModelConfig, *, checkpointing: str = "none") -> tuple[
 @pytest.mark.parametrize(
     "switches",
     [
+        {},
         {"num_kv_heads": 2},
         {"num_kv_heads": 1},
         {"norm": "layer"},
@@ -110,6 +111,11 @@ def test_what_is_computed_outside_of_the_window_or_again_is_not_counted() -> Non
 @pytest.mark.parametrize(
     ("switches", "how"),
     [
+        ({}, {}),
+        ({}, {"autocast_dtype": torch.bfloat16}),
+        ({"attention": "naive"}, {}),
+        ({"attention": "tiled"}, {}),
+        ({"attention": "tiled"}, {"autocast_dtype": torch.bfloat16}),
         ({"norm": "layer"}, {}),
         ({"feed_forward": "gelu"}, {}),
         ({"num_kv_heads": 1}, {}),

@@ -69,3 +69,12 @@ def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iter
         yield seen
     finally:
         context.close()
+
+
+def numbers_in(plain: Any) -> Iterator[float]:
+    """Every number of plain data, such as the JSON beside a page."""
+    if isinstance(plain, dict | list):
+        for one in plain.values() if isinstance(plain, dict) else plain:
+            yield from numbers_in(one)
+    elif isinstance(plain, int | float) and not isinstance(plain, bool):
+        yield plain

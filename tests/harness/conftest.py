@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -41,3 +42,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A running browser."""
+    from tests.harness.browser import chromium
+
+    with chromium() as found:
+        yield found

@@ -14,8 +14,18 @@ from perflab.cli import main
 from perflab.history.command import read_history
 from perflab.history.contents import Contents
 from perflab.history.telling import contents_of
-from tests.harness.large_history import ENVIRONMENT
 
+ENVIRONMENT = {
+    "device": "cpu",
+    "device_name": "AMD EPYC (family 25, model 17)",
+    "cores": 8,
+    "threads": 8,
+    "isa": "AVX512",
+    "system": "Linux x86_64",
+    "python": "3.12",
+    "torch": "2.13.0",
+    "machine": "nightly",
+}
 NS, BYTES, COUNT = "ns", "bytes", "count"
 UNITS = {"latency": NS, "peak": BYTES, "operators": COUNT}
 Values = Callable[[int], Mapping[str, float]]

@@ -1,26 +1,13 @@
-"""A run of many cases as one page: how large it is, and how soon a browser is done with it.
-
-``python -m tests.harness.large_page [CASES]`` prints what docs/log.md keeps.
-"""
+"""A run of many cases, as a large project has it, for pages and comments."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import time
-from pathlib import Path
-from statistics import median
-
 from perflab.data import changed
-from perflab.documents import merge
 from perflab.measure.records import Evidence, Measurement, summarize
 from perflab.measured.records import MeasuredCase
-from perflab.page.report import report_page
 from perflab.profiles.records import Profile, ProfileRow
 from perflab.records import Policy, Verdict
-from perflab.report.gather import Source, gather
 from perflab.results import Document, Result
-from tests.harness.browser import BROWSER, chromium, opened
 from tests.harness.make import MS, document, entry, environment, judge, memory, quiet
 
 COUNTS = {"operators": 412, "allocations": 88, "kernel_launches": 390, "host_syncs": 2, "graph_breaks": 0}
@@ -89,36 +76,3 @@ def _profile(whole_ns: float) -> Profile:
         for at in range(20)
     ]
     return Profile(device="cpu", calls=8, timer_ns=whole_ns, profiled_ns=1.1 * whole_ns, rows=rows)
-
-
-def main(cases: int) -> None:
-    """Make the page, open it several times, print size and times."""
-    run = merge([large_run(cases)])
-    began = time.perf_counter()
-    contents = gather([Source("large.json", run)])
-    gathered = time.perf_counter()
-    page = report_page(contents)
-    rendered = time.perf_counter()
-    print(f"{cases:,} cases: gathered in {gathered - began:.2f} s, rendered in {rendered - gathered:.2f} s")
-    print(f"page: {len(page.encode()) / 1e6:.2f} MB")
-    if BROWSER is None:
-        print("no browser is installed: apt-get install chromium")
-        return
-    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        path = Path(folder) / "large.html"
-        path.write_text(page, encoding="utf-8")
-        ready, painted = [], []
-        for _ in range(5):
-            with opened(browser, path) as seen:
-                timing = seen.page.evaluate(
-                    "() => new Promise(done => requestAnimationFrame(() => { const t = performance.timing;"
-                    " done([t.domContentLoadedEventEnd - t.navigationStart, performance.now()]) }))"
-                )
-                ready.append(timing[0])
-                painted.append(timing[1])
-        print(f"DOMContentLoaded, median of 5: {median(ready):.0f} ms ({min(ready):.0f} to {max(ready):.0f})")
-        print(f"first frame after it: {median(painted):.0f} ms")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

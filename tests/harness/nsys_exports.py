@@ -1,12 +1,8 @@
-"""Makes SQLite exports as Nsight Systems writes them, with CUDA work, by its documented schema: of several versions.
-
-``python -m tests.harness.nsys_exports FILE GIB`` makes one of that size, to read it with ``perflab nsys FILE``.
-"""
+"""Makes SQLite exports as Nsight Systems writes them, with CUDA work, by its documented schema: of several versions."""
 
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -253,59 +249,3 @@ def write_run(path: Path, layout: Layout = LAYOUTS[1], calls: int = 8, with_oper
         maker.range(f"{CASE}: {name}", began - US, at + US, started=True)
         at += 5000 * US
     return maker.close()
-
-
-def write_large(path: Path, gib: float) -> None:
-    """Calls with operators and more calls without, until the file is as large as asked."""
-    maker = Maker(path)
-    maker.connection.commit()
-    maker.connection.execute("PRAGMA journal_mode = OFF")
-    maker.connection.execute("PRAGMA synchronous = OFF")
-    pid, main, autograd = global_tid(0), global_tid(MAIN), global_tid(AUTOGRAD)
-    names = [maker.string(f"void at::native::kernel_{n}<float>(int, float*)") for n in range(400)]
-    api = maker.string("cudaLaunchKernel_v7000")
-    modules = [f"blocks.*.part_{n}" for n in range(12)]
-    at, correlation, case = 1_000_000, 1, 0
-    while path.stat().st_size < gib * 2**30:
-        for which, calls in (("samples", 20), ("operators", 6)):
-            began = at
-            ranges: list[tuple[object, ...]] = []
-            launches: list[tuple[object, ...]] = []
-            kernels: list[tuple[object, ...]] = []
-            for _ in range(calls):
-                begin = at
-                for phase, thread in (("forward", main), ("backward", autograd), ("optimizer", main)):
-                    phase_begin = at
-                    for n in range(1700):
-                        # every call has ranges of operators, as under emit_nvtx, so that there is as much to skip
-                        for deep in range(3):
-                            text = (
-                                f"aten::op_{n % 97}_{deep}, seq = {correlation % 60000}, op_id = {correlation}, "
-                                f"sizes = [[{n}, 2560], [2560, 9]], input_op_ids = [({correlation},0), (0,-1), (0,-1)]"
-                            )
-                            ranges.append((at + deep, at + 5000 - deep, 59, text, thread))
-                        if n % 4 == 0:
-                            text = f"perflab: at {modules[n % 12]} | model.py:{n % 50}, op_id = {correlation}"
-                            ranges.append((at - 1, at + 5500, 59, text, thread))
-                        launches.append((at + 1000, at + 3000, thread, correlation, api, 0))
-                        kernels.append((at + 4000, at + 8500, 0, correlation, pid, names[n % 400], names[n % 400]))
-                        correlation += 2
-                        at += 6000
-                    ranges.append((phase_begin - 10, at - 20, 60, phase, main))
-                at += 10_000
-                ranges.append((begin - 50, at - 50, 60, "call", main))
-            ranges.append((began - 100, at, 60, f"{CASE[:-1]}-{case}]: {which}", main))
-            ranges.sort(key=lambda row: row[0])  # type: ignore[arg-type, return-value]
-            maker.insert("NVTX_EVENTS", ranges, "start, end, eventType, text, globalTid")
-            columns = "start, end, globalTid, correlationId, nameId, returnValue"
-            maker.insert("CUPTI_ACTIVITY_KIND_RUNTIME", launches, columns)
-            columns = "start, end, deviceId, correlationId, globalPid, demangledName, shortName"
-            maker.insert("CUPTI_ACTIVITY_KIND_KERNEL", kernels, columns)
-            maker.connection.commit()
-            at += 5_000_000
-        case += 1
-    maker.close()
-
-
-if __name__ == "__main__":
-    write_large(Path(sys.argv[1]), float(sys.argv[2]))

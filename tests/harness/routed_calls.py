@@ -93,10 +93,7 @@ CALLS = (
     ),
     Call(
         ATEN.convolution.default,  # each channel by itself, of an input with the channels last
-        lambda make: [
-            *(make(2, 64, 16).transpose(1, 2), make(16, 1, 4), make(16)),
-            *([1], [3], [1], False, [0], 16),
-        ],
+        lambda make: [*(make(2, 64, 16).transpose(1, 2), make(16, 1, 4), make(16)), *([1], [3], [1], False, [0], 16)],
         2,
         2 * 64 * 16 * 4,
     ),

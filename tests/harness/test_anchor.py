@@ -267,9 +267,6 @@ def test_an_entry_of_an_older_file_is_its_own_anchor() -> None:
 def test_what_is_saved_past_its_anchor_is_known_at_once() -> None:
     assert not is_past_anchor(saved(100, 103), POLICY)
     assert is_past_anchor(saved(100, 103, 106), POLICY)
-
-
-def test_memory_that_is_saved_past_its_anchor_is_known_at_once() -> None:
     gpu = cuda_environment()
     steps = [quiet(100 * MS, peak_bytes=size) for size in (100_000, 100_400, 100_800)]
     assert not is_past_memory_anchor(exact(saved_replicates(*steps[:2], environment=gpu)), POLICY)

@@ -226,12 +226,9 @@ def test_what_cannot_be_compared_is_refused(given: dict[str, Any], said: str) ->
         perflab.compare(**{"base": int, "candidate": int, **given})
 
 
-def test_a_device_that_is_none_is_refused() -> None:
+def test_a_device_that_is_none_is_refused_and_an_error_of_a_callable_is_the_callers() -> None:
     with pytest.raises(DeviceError, match="'tpu' is not a device"):
         perflab.compare(int, int, device="tpu")
-
-
-def test_an_error_of_a_callable_is_the_callers() -> None:
     with pytest.raises(ZeroDivisionError):
         perflab.compare(int, lambda: 1 / 0, device="cpu")
 

@@ -29,11 +29,7 @@ def test_phases_of_a_step_add_up_to_the_whole(virtual_clock: VirtualClock, repet
     advance = virtual_clock.advance
     step = Step(taking(advance, 10), taking(advance, 25), taking(advance, 4))
     sample = HostStopwatch().time(step, repetitions)
-    assert sample.phases_ns == {
-        "forward": 10 * repetitions,
-        "backward": 25 * repetitions,
-        "optimizer": 4 * repetitions,
-    }
+    assert sample.phases_ns == {"forward": 10 * repetitions, "backward": 25 * repetitions, "optimizer": 4 * repetitions}
     assert sample.total_ns == sum(sample.phases_ns.values())
 
 

@@ -20,10 +20,6 @@ def judged(**changes: Any) -> Judgement:
     return judge_compiled(kernel(resources(**changes)), baseline())
 
 
-def test_the_same_kernel_is_ok() -> None:
-    assert (judged().verdict, judged().reasons) == (Verdict.OK, [])
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -68,27 +64,21 @@ def test_a_kernel_that_got_worse_is_regressed_and_says_by_what(changes: dict[str
 
 @pytest.mark.parametrize(
     "before",
-    [
-        {"spill_store_bytes": 8},
-        {"instructions": {"mma": 64, "tma": 4}},
-        {"blocks_per_sm": 1, "warps_per_sm": 8},
-    ],
+    [{"spill_store_bytes": 8}, {"instructions": {"mma": 64, "tma": 4}}, {"blocks_per_sm": 1, "warps_per_sm": 8}],
 )
 def test_a_kernel_that_got_better_is_improved(before: dict[str, Any]) -> None:
     assert judge_compiled(kernel(), baseline(resources(**before))).verdict is Verdict.IMPROVED
 
 
+def test_the_same_is_ok_and_without_a_baseline_new() -> None:
+    assert (judged().verdict, judged().reasons) == (Verdict.OK, [])
+    assert judged(num_warps=16, blocks_per_sm=1).verdict is Verdict.OK, "fewer blocks of more warps are no less"
+    assert judge_compiled(kernel(), None).verdict is Verdict.NEW
+
+
 def test_better_in_one_way_does_not_make_up_for_worse_in_another() -> None:
     now = resources(spill_store_bytes=4, warps_per_sm=32, blocks_per_sm=4)
     assert judge_compiled(kernel(now), baseline()).worse == ["spills"]
-
-
-def test_fewer_blocks_of_more_warps_are_no_lower_occupancy() -> None:
-    assert judged(num_warps=16, blocks_per_sm=1).verdict is Verdict.OK
-
-
-def test_without_a_baseline_it_is_new() -> None:
-    assert judge_compiled(kernel(), None).verdict is Verdict.NEW
 
 
 TOO_MUCH: dict[str, Any] = {"dynamic_shared_bytes": 233_000, "blocks_per_sm": 0, "warps_per_sm": 0}

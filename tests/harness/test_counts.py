@@ -159,21 +159,15 @@ def cuda_counts(*names: str, correlations: tuple[int, ...] = ()) -> dict[str, in
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["cudaLaunchKernel", "cudaLaunchKernel_v7000", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx",
-     "cudaLaunchKernel_ptsz", "cudaGraphLaunch_v10000"],
-)  # fmt: skip
-def test_whatever_starts_a_kernel_or_a_graph_is_one_launch(name: str) -> None:
-    assert cuda_counts(name) == {"kernel_launches": 1, "host_syncs": 0}
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernel_v7000", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+LAUNCHES += ("cudaLaunchKernel_ptsz", "cudaGraphLaunch_v10000")
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cuStreamSynchronize")
+OTHERS = ("cudaMalloc", "cudaEventRecord", "cudaMemsetAsync", "cudaStreamIsCapturing", "cudaEventQuery")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cuStreamSynchronize"],
-)
-def test_whatever_waits_for_the_device_is_a_host_sync(name: str) -> None:
-    assert cuda_counts(name) == {"kernel_launches": 0, "host_syncs": 1}
+@pytest.mark.parametrize("name", [*LAUNCHES, *WAITS, *OTHERS])
+def test_whatever_starts_a_kernel_or_a_graph_is_one_launch_and_whatever_waits_a_host_sync(name: str) -> None:
+    assert cuda_counts(name) == {"kernel_launches": int(name in LAUNCHES), "host_syncs": int(name in WAITS)}
 
 
 @pytest.mark.parametrize("name", ["cudaLaunchKernel_v7000", "cudaDeviceSynchronize", "cudaMalloc"])
@@ -186,18 +180,17 @@ def test_reading_a_number_back_is_one_sync_and_its_copy_is_none() -> None:
     assert cuda_counts(*call) == {"kernel_launches": 0, "host_syncs": 1}
 
 
-def test_other_calls_of_the_cuda_api_are_neither() -> None:
-    others = ("cudaMalloc", "cudaEventRecord", "cudaMemsetAsync", "cudaStreamIsCapturing", "cudaEventQuery")
-    assert cuda_counts(*others) == {"kernel_launches": 0, "host_syncs": 0}
-
-
-def test_a_driver_call_that_the_runtime_makes_for_a_launch_is_no_second_one() -> None:
-    names = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernel")
-    assert cuda_counts(*names, correlations=(7, 7, 8))["kernel_launches"] == 2
-
-
-def test_launches_without_a_correlation_are_all_counted() -> None:
-    assert cuda_counts("cudaLaunchKernel", "cudaLaunchKernel", correlations=(0, 0))["kernel_launches"] == 2
+@pytest.mark.parametrize(
+    ("names", "correlations"),
+    [
+        pytest.param(("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernel"), (7, 7, 8), id="of the runtime's own"),
+        pytest.param(("cudaLaunchKernel", "cudaLaunchKernel"), (0, 0), id="without a correlation"),
+    ],
+)
+def test_a_launch_counts_once_though_the_runtime_calls_the_driver_for_it(
+    names: tuple[str, ...], correlations: tuple[int, ...]
+) -> None:
+    assert cuda_counts(*names, correlations=correlations)["kernel_launches"] == 2
 
 
 def test_cuda_calls_outside_of_the_counted_call_are_the_harness_own() -> None:
@@ -217,27 +210,25 @@ BEFORE = CompilerState(graph_breaks=4, frames_seen=9, compilations={0: 2, 1: 1})
 AFTER = CompilerState(graph_breaks=6, frames_seen=12, compilations={0: 2, 1: 2, 2: 1})
 
 
-def test_a_call_that_enters_nothing_compiled_has_no_counts_of_the_compiler() -> None:
-    assert counts_of_compiler([], 0, BEFORE, AFTER) == {}
+RESET = CompilerState(graph_breaks=5, frames_seen=10, compilations={0: 1})
+UNNUMBERED = CompilerState(compilations=None)
+OF_COMPILER: dict[str, tuple[list[str], int, CompilerState, CompilerState, dict[str, int]]] = {
+    "nothing compiled is entered": ([], 0, BEFORE, AFTER, {}),
+    "breaks since the case was set up": (["2/0", "1/1"], 0, BEFORE, AFTER, {"recompiles": 0, "graph_breaks": 2}),
+    "everything is the case's own after a reset": (["0/0"], 0, BEFORE, RESET, {"recompiles": 0, "graph_breaks": 1}),
+    "compilations without a number": (["0/0"], 1, UNNUMBERED, UNNUMBERED, {"recompiles": 1}),
+    **{
+        f"{region} may be an earlier test's": (["2/0", region], 0, BEFORE, AFTER, {"recompiles": 0})
+        for region in ("0/1", "1/0", "!0/0/0", "something new")
+    },
+}
 
 
-def test_breaks_are_those_since_the_case_was_set_up() -> None:
-    assert counts_of_compiler(["2/0", "1/1"], 0, BEFORE, AFTER) == {"recompiles": 0, "graph_breaks": 2}
-
-
-@pytest.mark.parametrize("region", ["0/1", "1/0", "!0/0/0", "something new"])
-def test_where_an_earlier_test_compiled_what_is_entered_breaks_are_not_known(region: str) -> None:
-    assert counts_of_compiler(["2/0", region], 0, BEFORE, AFTER) == {"recompiles": 0}
-
-
-def test_after_a_reset_everything_is_the_cases_own() -> None:
-    after = CompilerState(graph_breaks=5, frames_seen=10, compilations={0: 1})
-    assert counts_of_compiler(["0/0"], 0, BEFORE, after) == {"recompiles": 0, "graph_breaks": 1}
-
-
-def test_a_version_that_does_not_number_its_compilations_has_no_breaks() -> None:
-    state = CompilerState(compilations=None)
-    assert counts_of_compiler(["0/0"], 1, state, state) == {"recompiles": 1}
+@pytest.mark.parametrize(("regions", "recompiles", "before", "after", "counts"), OF_COMPILER.values(), ids=OF_COMPILER)
+def test_the_compiler_s_counts_are_those_of_the_case(
+    regions: list[str], recompiles: int, before: CompilerState, after: CompilerState, counts: dict[str, int]
+) -> None:
+    assert counts_of_compiler(regions, recompiles, before, after) == counts
 
 
 # --- instructions -------------------------------------------------------------------------------------------------

@@ -169,26 +169,23 @@ def cgroup(folder: Path, limit: str, used: str, stat: str | None = None) -> int 
     return devices._cgroup_available_bytes(str(folder))
 
 
-def test_a_container_has_the_room_below_its_limit(tmp_path: Path) -> None:
-    assert cgroup(tmp_path, "8000", "3000") == 5000
+CACHED = "anon 1000\nfile 2000\ninactive_file 1500\nactive_file 500\n"
+CONTAINERS: dict[str, tuple[str, str, str | None, int | None]] = {
+    "below its limit": ("8000", "3000", None, 5000),
+    "beyond its limit": ("8000", "9000", None, 0),
+    "without a limit": ("max", "3000", None, None),
+    "with files that the kernel merely caches": ("8000", "3000", CACHED, 6500),
+    "whose use cannot be read": ("8000", "", None, None),
+    "whose limit cannot be read": ("", "3000", None, None),
+    "of which nothing can be read": ("", "", None, None),
+}
 
 
-def test_a_container_beyond_its_limit_has_no_room_and_not_less(tmp_path: Path) -> None:
-    assert cgroup(tmp_path, "8000", "9000") == 0
-
-
-def test_a_container_without_a_limit_says_nothing(tmp_path: Path) -> None:
-    assert cgroup(tmp_path, "max", "3000") is None
-
-
-def test_files_that_the_kernel_merely_caches_take_no_room(tmp_path: Path) -> None:
-    stat = "anon 1000\nfile 2000\ninactive_file 1500\nactive_file 500\n"
-    assert cgroup(tmp_path, "8000", "3000", stat) == 6500
-
-
-@pytest.mark.parametrize(("limit", "used"), [("8000", ""), ("", ""), ("", "3000")])
-def test_a_container_whose_files_cannot_be_read_says_nothing(tmp_path: Path, limit: str, used: str) -> None:
-    assert cgroup(tmp_path, limit, used) is None
+@pytest.mark.parametrize(("limit", "used", "stat", "room"), CONTAINERS.values(), ids=CONTAINERS)
+def test_a_container_has_the_room_below_its_limit_as_far_as_it_is_known(
+    tmp_path: Path, limit: str, used: str, stat: str | None, room: int | None
+) -> None:
+    assert cgroup(tmp_path, limit, used, stat) == room
 
 
 def test_without_a_container_there_is_no_limit_of_one(tmp_path: Path) -> None:

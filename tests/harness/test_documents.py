@@ -77,10 +77,7 @@ def test_a_damaged_newer_or_foreign_file_is_refused_by_name_and_place(tmp_path: 
     [
         ({"exitstatus": "0"}, "`$.exitstatus`"),
         ({"created": "2025-11-20T12:00:00"}, "`$.created`"),
-        (
-            {"results": [{"case": "a", "judgement": {"verdict": "fine"}}]},
-            "`$.results[0].judgement.verdict`",
-        ),
+        ({"results": [{"case": "a", "judgement": {"verdict": "fine"}}]}, "`$.results[0].judgement.verdict`"),
         ({"results": [{"case": "a", "judgement": {"verdict": "ok"}, "x": 1}]}, "`$.results[0]`"),
     ],
 )
@@ -112,11 +109,8 @@ def test_of_a_case_in_several_parts_the_one_written_last_counts_in_whichever_ord
         assert merged.created == late.created
 
 
-def test_of_a_case_that_stands_twice_in_one_part_the_last_counts() -> None:
+def test_of_a_case_twice_in_one_part_or_in_parts_of_one_moment_the_last_counts() -> None:
     assert merge([part(failed("a"), result("a"))]).results == [result("a")]
-
-
-def test_of_parts_written_at_the_same_time_the_one_given_last_counts() -> None:
     assert merge([part(failed("a")), part(result("a"))]).results == [result("a")]
 
 
@@ -161,15 +155,12 @@ def test_a_regression_outlives_reruns_that_fail_by_themselves_or_do_not_run() ->
     assert merge([*parts, part(result("a"), minute=9)]).exitstatus == 0
 
 
-def test_shards_stand_in_the_order_in_which_all_cases_were_collected() -> None:
+def test_shards_stand_in_the_order_in_which_all_cases_were_collected_or_else_are_given() -> None:
     everything = ["a", "b", "c", "d"]
     one = part(result("b"), result("d"), collected=everything)
     two = part(result("a"), result("c"), collected=everything)
     for parts in ([one, two], [two, one]):
         assert [row.case for row in merge(parts).results] == everything
-
-
-def test_shards_of_different_files_stand_in_the_order_in_which_they_are_given() -> None:
     one, two = part(result("a1"), result("a2")), part(result("b1"), result("b2"))
     assert [row.case for row in merge([two, one]).results] == ["b1", "b2", "a1", "a2"]
 

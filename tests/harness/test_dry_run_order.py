@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,117 +31,59 @@ class Seen:
         self.order.free(tensor, lambda: ("there",))
 
 
-def test_one_stream_is_in_order() -> None:
-    seen = Seen()
-    seen.writes(MAIN)
-    seen.reads(MAIN)
-    seen.writes(MAIN)
-    assert seen.races == []
+Step = tuple[str, *tuple[int, ...]]
+RACE = [("access", MAIN, SIDE)]
+HELD = [("allocate", 100, MAIN), ("reads", SIDE), ("free",)]
+"""Memory of one stream that another still reads when it is given back."""
 
-
-def test_reads_do_not_race_with_reads() -> None:
-    seen = Seen()
-    seen.reads(MAIN)
-    seen.reads(SIDE)
-    assert seen.races == []
-
-
-@pytest.mark.parametrize("first", ["reads", "writes"])
-def test_a_write_races_with_what_it_does_not_wait_for(first: str) -> None:
-    seen = Seen()
-    getattr(seen, first)(MAIN)
-    seen.writes(SIDE)
-    assert seen.races == [("access", MAIN, SIDE)]
-
-
-def test_a_read_races_with_a_write_before_it() -> None:
-    seen = Seen()
-    seen.writes(MAIN)
-    seen.reads(SIDE)
-    assert seen.races == [("access", MAIN, SIDE)]
-
-
-WAITS: dict[str, Callable[[Order], None]] = {
-    "an event": lambda order: (order.record(1, MAIN), order.wait(1, SIDE))[0],
-    "an event by another stream": lambda order: (
-        order.record(1, MAIN),
-        order.wait(1, THIRD),
-        order.record(2, THIRD),
-        order.wait(2, SIDE),
-    )[0],
-    "the host for the event": lambda order: (order.record(1, MAIN), order.host_waits_for_event(1))[0],
-    "the host for the stream": lambda order: order.host_waits_for_stream(MAIN),
-    "the host for the device": lambda order: order.host_waits(),
+ORDERS: dict[str, tuple[list[Step], list[tuple[str, int, int | None]]]] = {
+    "one stream": ([("writes", MAIN), ("reads", MAIN), ("writes", MAIN)], []),
+    "two reads": ([("reads", MAIN), ("reads", SIDE)], []),
+    "a write beside a read": ([("reads", MAIN), ("writes", SIDE)], RACE),
+    "a write beside a write": ([("writes", MAIN), ("writes", SIDE)], RACE),
+    "a read beside a write": ([("writes", MAIN), ("reads", SIDE)], RACE),
+    "an event": ([("writes", MAIN), ("record", 1, MAIN), ("wait", 1, SIDE), ("writes", SIDE)], []),
+    "an event by another stream": (
+        [
+            *[("writes", MAIN), ("record", 1, MAIN), ("wait", 1, THIRD)],
+            *[("record", 2, THIRD), ("wait", 2, SIDE), ("writes", SIDE)],
+        ],
+        [],
+    ),
+    "the host for the event": (
+        [("writes", MAIN), ("record", 1, MAIN), ("host_waits_for_event", 1), ("writes", SIDE)],
+        [],
+    ),
+    "the host for the stream": ([("writes", MAIN), ("host_waits_for_stream", MAIN), ("writes", SIDE)], []),
+    "the host for the device": ([("writes", MAIN), ("host_waits",), ("writes", SIDE)], []),
+    "an event before the write": ([("record", 1, MAIN), ("writes", MAIN), ("wait", 1, SIDE), ("reads", SIDE)], RACE),
+    "an event that was never recorded": ([("writes", MAIN), ("wait", 1, SIDE), ("reads", SIDE)], RACE),
+    "freed memory": (HELD, []),
+    "freed memory, and new of another stream": ([*HELD, ("allocate", 200, SIDE)], []),
+    "freed memory, and new of its stream": ([*HELD, ("allocate", 200, MAIN)], [("freed", SIDE, None)]),
+    "freed memory whose stream has waited": (
+        [*HELD, ("record", 1, SIDE), ("wait", 1, MAIN), ("allocate", 200, MAIN)],
+        [],
+    ),
+    "freed memory that the allocator keeps": (
+        [*HELD[:2], ("keep_for", 100, SIDE), ("free",), ("allocate", 200, MAIN)],
+        [],
+    ),
+    "new memory at an old address": (
+        [("allocate", 100, MAIN), ("writes", MAIN), ("free",), ("allocate", 100, SIDE), ("writes", SIDE)],
+        [],
+    ),
 }
 
 
-@pytest.mark.parametrize("how", WAITS)
-def test_who_waits_does_not_race(how: str) -> None:
+@pytest.mark.parametrize(("steps", "races"), ORDERS.values(), ids=ORDERS)
+def test_what_does_not_wait_for_a_write_or_its_stream_races(
+    steps: list[Step], races: list[tuple[str, int, int | None]]
+) -> None:
     seen = Seen()
-    seen.writes(MAIN)
-    WAITS[how](seen.order)
-    seen.writes(SIDE)
-    assert seen.races == []
-
-
-def test_an_event_is_as_old_as_its_record() -> None:
-    seen = Seen()
-    seen.order.record(1, MAIN)
-    seen.writes(MAIN)
-    seen.order.wait(1, SIDE)
-    seen.reads(SIDE)
-    assert seen.races == [("access", MAIN, SIDE)]
-
-
-def test_an_event_that_was_never_recorded_orders_nothing() -> None:
-    seen = Seen()
-    seen.writes(MAIN)
-    seen.order.wait(1, SIDE)
-    seen.reads(SIDE)
-    assert seen.races == [("access", MAIN, SIDE)]
-
-
-def test_freed_memory_is_a_race_when_its_stream_may_take_it() -> None:
-    seen = Seen()
-    seen.order.allocate(100, MAIN)
-    seen.reads(SIDE)
-    seen.free()
-    assert seen.races == []
-    seen.order.allocate(200, SIDE)  # of another stream: memory is kept by stream
-    assert seen.races == []
-    seen.order.allocate(200, MAIN)
-    assert seen.races == [("freed", SIDE, None)]
-
-
-def test_freed_memory_is_none_when_its_stream_has_waited() -> None:
-    seen = Seen()
-    seen.order.allocate(100, MAIN)
-    seen.reads(SIDE)
-    seen.free()
-    seen.order.record(1, SIDE)
-    seen.order.wait(1, MAIN)
-    seen.order.allocate(200, MAIN)
-    assert seen.races == []
-
-
-def test_memory_that_the_allocator_keeps_is_none() -> None:
-    seen = Seen()
-    seen.order.allocate(100, MAIN)
-    seen.reads(SIDE)
-    seen.order.keep_for(100, SIDE)
-    seen.free()
-    seen.order.allocate(200, MAIN)
-    assert seen.races == []
-
-
-def test_new_memory_at_an_old_address_has_no_past() -> None:
-    seen = Seen()
-    seen.order.allocate(100, MAIN)
-    seen.writes(MAIN)
-    seen.free()
-    seen.order.allocate(100, SIDE)
-    seen.writes(SIDE)
-    assert seen.races == []
+    for what, *arguments in steps:
+        getattr(seen if hasattr(seen, what) else seen.order, what)(*arguments)
+    assert seen.races == races
 
 
 @given(st.lists(st.tuples(st.sampled_from([MAIN, SIDE, THIRD]), st.booleans(), st.integers(0, 2)), max_size=30))

@@ -39,20 +39,14 @@ btime 1700000000
 
 def test_busy_stolen_and_all_time_of_the_cores_are_read_without_counting_guests_twice() -> None:
     assert parse_cpu_time(STAT, {0, 1}, TICK_NS) == CpuTime(
-        cores=2,
-        total_ns=(2696 + 2845) * TICK_NS,
-        busy_ns=(161 + 290) * TICK_NS,
-        stolen_ns=40 * TICK_NS,
+        cores=2, total_ns=(2696 + 2845) * TICK_NS, busy_ns=(161 + 290) * TICK_NS, stolen_ns=40 * TICK_NS
     )
 
 
-def test_only_the_cores_that_this_process_may_use_are_counted() -> None:
+def test_only_the_cores_that_this_process_may_use_are_counted_and_an_old_kernel_knows_no_stolen_time() -> None:
     one = parse_cpu_time(STAT, {1}, TICK_NS)
     assert one is not None
     assert (one.cores, one.busy_ns, one.stolen_ns) == (1, 290 * TICK_NS, 25 * TICK_NS)
-
-
-def test_an_old_kernel_that_knows_no_stolen_time_has_none() -> None:
     assert parse_cpu_time("cpu0 1 2 3 4", {0}, 10) == CpuTime(cores=1, total_ns=100, busy_ns=60, stolen_ns=0)
 
 
@@ -85,10 +79,8 @@ def test_neighbours_are_what_the_cores_did_less_what_this_process_did() -> None:
     assert found.span_ns == 2 * S
     assert found.neighbours_cores == 0.5
     assert found.steal_share == 0.0
-
-
-def test_own_time_that_is_counted_finer_than_the_machines_makes_no_negative_neighbours() -> None:
-    assert between(host(0, 0), host(S, 990 * MS, 995 * MS)).neighbours_cores == 0.0
+    finer = between(host(0, 0), host(S, 990 * MS, 995 * MS))  # its own time is counted in less than the machine's ticks
+    assert finer.neighbours_cores == 0.0
 
 
 def test_stolen_time_is_a_share_of_the_time_in_which_there_was_work() -> None:

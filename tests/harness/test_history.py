@@ -21,16 +21,7 @@ from perflab.history.events import Event, gather
 from perflab.history.judging import FALSE_DISCOVERIES, FEWEST, Found, judge, largest_false_discovery
 from perflab.history.series import Series
 from perflab.history.text import as_text
-from tests.harness.histories import (
-    case_name,
-    contents_in,
-    git,
-    latency,
-    noisy,
-    page_of,
-    step,
-    write_runs,
-)
+from tests.harness.histories import case_name, contents_in, git, latency, noisy, page_of, step, write_runs
 
 
 def test_a_step_that_several_cases_share_is_one_event_with_size_place_and_cases(tmp_path: Path) -> None:

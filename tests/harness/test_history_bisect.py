@@ -23,16 +23,7 @@ from perflab.history.command import read_history
 from perflab.history.contents import Member
 from perflab.history.series import History
 from perflab.records import Change, Judgement, Verdict
-from tests.harness.histories import (
-    beside_fixed_work,
-    case_name,
-    everywhere,
-    git,
-    latency,
-    noisy,
-    step,
-    write_runs,
-)
+from tests.harness.histories import beside_fixed_work, case_name, everywhere, git, latency, noisy, step, write_runs
 
 
 def test_a_phase_is_no_quantity_to_bisect_by_single_readings(

@@ -14,13 +14,7 @@ from perflab.history.judging import Found
 from perflab.history.machine import without_the_machine
 from perflab.history.series import Series
 from perflab.history.text import as_text
-from tests.harness.histories import (
-    beside_fixed_work,
-    case_name,
-    contents_in,
-    everywhere,
-    write_runs,
-)
+from tests.harness.histories import beside_fixed_work, case_name, contents_in, everywhere, write_runs
 
 
 def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tmp_path: Path) -> None:
@@ -105,7 +99,4 @@ def test_what_needs_more_memory_on_a_slower_machine_is_an_alarm_beside_the_machi
     contents = contents_in(tmp_path)
     assert {
         event.kind: [contents.series[one.series].quantity for one in event.members] for event in contents.events
-    } == {
-        "machine": ["latency"],
-        "alarm": ["peak"],
-    }
+    } == {"machine": ["latency"], "alarm": ["peak"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from perflab.history.chart import thinned
 from perflab.history.text import as_text, since_start
 from perflab.history.wording import value_text
 from perflab.units import format_change
-from tests.harness.browser import chromium, needs_browser, opened
+from tests.harness.browser import needs_browser, numbers_in, opened
 from tests.harness.histories import (
     beside_fixed_work,
     case_name,
@@ -34,20 +33,6 @@ from tests.harness.histories import (
 )
 
 HOSTILE = "<script>alert(1)</script>\"'&amp;{{ 7 * 7 }}\n\u202e\x1b[2J<img src=x onerror=alert(2)>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-def numbers_in(plain: Any) -> Iterator[float]:
-    if isinstance(plain, dict | list):
-        for one in plain.values() if isinstance(plain, dict) else plain:
-            yield from numbers_in(one)
-    elif isinstance(plain, int | float) and not isinstance(plain, bool):
-        yield plain
 
 
 class Shown(HTMLParser):

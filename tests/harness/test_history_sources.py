@@ -29,12 +29,7 @@ from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.times import BaselineStore
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.results import Document
-from tests.harness.histories import (
-    case_name,
-    contents_in,
-    git,
-    write_runs,
-)
+from tests.harness.histories import case_name, contents_in, git, write_runs
 from tests.harness.make import (
     CASE,
     MS,

@@ -15,16 +15,7 @@ from perflab.history.choice import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
 from perflab.history.wording import break_text, pair_text
-from tests.harness.histories import (
-    Values,
-    case_name,
-    contents_in,
-    latency,
-    noisy,
-    some_nights,
-    step,
-    write_runs,
-)
+from tests.harness.histories import Values, case_name, contents_in, latency, noisy, some_nights, step, write_runs
 
 
 def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(

@@ -99,8 +99,7 @@ ROOMS = {
     "mode": Room(below="data"),
     "records": Room(below="data"),
     "tiers": Room(
-        below=f"{_RECORDS} records report results store plugin.config plugin.case plugin.session",
-        packages="pytest",
+        below=f"{_RECORDS} records report results store plugin.config plugin.case plugin.session", packages="pytest"
     ),
     "results": Room(below="data mode records measure.records tiers", packages="msgspec"),
     "reachable": Room(torch=When.CALLED),
@@ -167,8 +166,7 @@ ROOMS = {
     "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
     # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
-        below=f"errors attention tiers {_PLUGIN} plugin.fixtures plugin.hooks predicted.dry_run",
-        packages=_PYTEST,
+        below=f"errors attention tiers {_PLUGIN} plugin.fixtures plugin.hooks predicted.dry_run", packages=_PYTEST
     ),
     "plugin.options": Room(packages="pytest"),
     "plugin.hooks": Room(below="results", packages="pytest"),
@@ -178,19 +176,13 @@ ROOMS = {
         below="measure plugin.case compiled.records compiled.run", packages="pytest", torch=When.CALLED
     ),
     "plugin.config": Room(
-        below=f"{_GROUND} measure report {_PLUGIN} plugin.fixtures",
-        packages=_PYTEST,
-        torch=When.CALLED,
+        below=f"{_GROUND} measure report {_PLUGIN} plugin.fixtures", packages=_PYTEST, torch=When.CALLED
     ),
     "plugin.case": Room(
-        below=f"{_GROUND} {_PRIVATE} measure report {_PLUGIN} compared.callables",
-        packages=_PYTEST,
-        torch=When.CALLED,
+        below=f"{_GROUND} {_PRIVATE} measure report {_PLUGIN} compared.callables", packages=_PYTEST, torch=When.CALLED
     ),
     "plugin.session": Room(
-        below=f"perflab {_GROUND} {_PRIVATE} measure store report {_PLUGIN}",
-        packages=_PYTEST,
-        torch=When.CALLED,
+        below=f"perflab {_GROUND} {_PRIVATE} measure store report {_PLUGIN}", packages=_PYTEST, torch=When.CALLED
     ),
     "history": Room(
         below=f"perflab {_GROUND} measure.records store report page plugin.session compared.sides {_STATISTICS}",
@@ -199,10 +191,7 @@ ROOMS = {
     **{f"history.{file}": Room(below=f"history {_STATISTICS}", packages="numpy") for file in _STATISTICS_FILES},
     # The top.
     "doctor": Room(below=f"{_GROUND} measure {_PLUGIN} {_MEASURED} {_COMPARED}", packages="msgspec"),
-    "cli": Room(
-        below=f"{_GROUND} attention doctor history snapshots store report profiles.nsys",
-        packages="msgspec",
-    ),
+    "cli": Room(below=f"{_GROUND} attention doctor history snapshots store report profiles.nsys", packages="msgspec"),
     "__main__": Room(below="cli"),
     # The package itself, its public face, and what it shows of how things are measured.
     "perflab": Room(

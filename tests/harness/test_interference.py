@@ -95,37 +95,34 @@ def test_silence_means_calm_only_where_the_figures_are_known() -> None:
 # --- the judge ---------------------------------------------------------------------------------------------------
 
 
-def test_a_slowdown_on_a_calm_machine_has_regressed_and_is_known_to_be_undisturbed() -> None:
-    judgement = judged(quiet(SLOW, **CALM), quiet(100 * MS, **CALM))
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.disturbed == []
+BESIDE = ["other processes used 0.5 cores meanwhile"]
+SLOWER: dict[str, tuple[list[Replicate], list[Replicate] | None, Verdict, list[str] | None]] = {
+    "calm": (quiet(SLOW, **CALM), quiet(100 * MS, **CALM), Verdict.REGRESSED, []),
+    "beside neighbours": (
+        quiet(SLOW, neighbours_cores=0.5, steal_share=0.0),
+        quiet(100 * MS, **CALM),
+        Verdict.INCONCLUSIVE,
+        BESIDE,
+    ),
+    "calm, where the baseline has no evidence": (quiet(SLOW, **CALM), None, Verdict.REGRESSED, []),
+    "beside neighbours, where it has none": (quiet(SLOW, neighbours_cores=0.5), None, Verdict.INCONCLUSIVE, BESIDE),
+    "without evidence": (quiet(SLOW), None, Verdict.REGRESSED, None),
+}
 
 
-def test_a_slowdown_beside_neighbours_is_inconclusive_and_names_them() -> None:
-    judgement = judged(quiet(SLOW, neighbours_cores=0.5, steal_share=0.0), quiet(100 * MS, **CALM))
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == ["other processes used 0.5 cores meanwhile"]
-    assert judgement.disturbed == judgement.reasons
+@pytest.mark.parametrize(("fresh", "before", "verdict", "disturbed"), SLOWER.values(), ids=SLOWER)
+def test_a_slowdown_beside_neighbours_is_inconclusive_and_calm_is_said_where_it_is_known(
+    fresh: list[Replicate], before: list[Replicate] | None, verdict: Verdict, disturbed: list[str] | None
+) -> None:
+    judgement = judged(fresh, before)
+    assert (judgement.verdict, judgement.disturbed) == (verdict, disturbed)
+    assert judgement.reasons == (disturbed or [])
 
 
-def test_a_baseline_without_evidence_counts_as_undisturbed() -> None:
-    assert judged(quiet(SLOW, neighbours_cores=0.5)).verdict is Verdict.INCONCLUSIVE
-    assert judged(quiet(SLOW, **CALM)).verdict is Verdict.REGRESSED
-
-
-def test_replicates_without_evidence_are_judged_as_ever_and_nobody_says_that_they_were_calm() -> None:
-    judgement = judged(quiet(SLOW))
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.disturbed is None
-
-
-def test_a_case_that_is_no_slower_beside_neighbours_is_ok() -> None:
+def test_neighbours_say_nothing_of_a_case_that_is_no_slower_or_needs_more_memory() -> None:
     assert judged(quiet(100 * MS, neighbours_cores=1.0)).verdict is Verdict.OK
-
-
-def test_memory_does_not_depend_on_neighbours() -> None:
-    fresh = quiet(100 * MS, peak_bytes=2**21, neighbours_cores=1.0)
-    assert judged(fresh, quiet(100 * MS, peak_bytes=2**20)).verdict is Verdict.REGRESSED
+    hungrier = quiet(100 * MS, peak_bytes=2**21, neighbours_cores=1.0)
+    assert judged(hungrier, quiet(100 * MS, peak_bytes=2**20)).verdict is Verdict.REGRESSED
 
 
 @pytest.mark.parametrize(

@@ -289,9 +289,7 @@ def test_rules_of_shapes_are_put_back_and_new_ones_are_taken_out_again() -> None
     assert table == {"there": 1, "other": 2}
 
 
-def test_an_operator_with_another_name_is_an_error_before_a_prediction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_operator_with_another_name_is_an_error_before_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kernels._LAUNCHES, "_safe_softmax_v2", 6)
     with pytest.raises(InternalsError, match=r"has no torch\.ops\.aten\._safe_softmax_v2, which"), as_cuda():
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from perflab.data import changed
 from perflab.measure.records import OutOfMemory, Record, Replicate
 from perflab.measured.judge.exact import CUDA_ROUNDING_BYTES
-from perflab.measured.records import Anchor, Baseline, MeasuredCase
+from perflab.measured.records import Anchor, Baseline, Entry, MeasuredCase
 from perflab.measured.report.failure import explain
 from perflab.measured.store.exact import split
 from perflab.profiles.records import PeakPart
@@ -114,12 +115,13 @@ def test_a_baseline_saved_beside_busy_cores_makes_no_improvement_of_code_that_is
         assert any("but the fastest ones +35.8%" in reason for reason in judgement.reasons)
 
 
-def test_a_baseline_of_one_process_shows_no_improvement() -> None:
-    judgement = judge(record(replicate(80 * MS)), entry([replicate()]), POLICY)
-    assert (judgement.verdict, judgement.suspect) == (Verdict.INCONCLUSIVE, False)
-    assert judgement.reasons == [
-        "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
-    ]
+def test_a_baseline_of_one_process_does_not_know_its_noise_and_shows_no_change_either_way() -> None:
+    single = [replicate(100 * MS)]
+    for judgement in (judge(record(replicate(80 * MS)), entry(single), POLICY), judge_again(quiet(SLOW), single)):
+        assert (judgement.verdict, judgement.suspect) == (Verdict.INCONCLUSIVE, False)
+        assert judgement.reasons == [
+            "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
+        ]
 
 
 def test_a_baseline_from_a_machine_that_did_its_fixed_work_as_much_slower_shows_no_improvement() -> None:
@@ -207,11 +209,6 @@ def test_what_is_too_small_to_count_is_not_doubted() -> None:
     assert judge(record(replicate(1_000.0)), entry(before), POLICY).verdict is Verdict.OK
 
 
-def test_a_slow_first_reading_is_suspect_and_not_yet_believed() -> None:
-    judgement = judge(record(replicate(SLOW)), entry(), POLICY)
-    assert judgement.suspect
-
-
 def test_a_suspect_that_fresh_processes_confirm_has_regressed() -> None:
     judgement = judge_again(quiet(SLOW))
     assert judgement.verdict is Verdict.REGRESSED
@@ -243,11 +240,7 @@ def test_a_difference_below_the_floor_is_ok_however_large_its_share() -> None:
     assert judgement.verdict is Verdict.OK
     judgement = judge(record(replicate(3_100.0), fresh=quiet(3_100.0)), entry(before), Policy(floor_ns=2_000.0))
     assert judgement.verdict is Verdict.REGRESSED
-
-
-def test_an_improvement_below_the_floor_is_ok_too() -> None:
-    judgement = judge(record(replicate(500.0)), entry(quiet(1_000.0)), POLICY)
-    assert judgement.verdict is Verdict.OK
+    assert judge(record(replicate(500.0)), entry(before), POLICY).verdict is Verdict.OK, "faster by less than the floor"
 
 
 def test_a_slowdown_within_the_noise_of_the_baselines_replicates_is_inconclusive_and_names_the_noise() -> None:
@@ -364,14 +357,6 @@ def test_threads_that_wait_for_each_other_excuse_only_work_that_has_threads(
     assert judge_again(fresh, before).verdict is verdict
 
 
-def test_a_baseline_of_one_process_does_not_know_its_noise_and_fails_nothing() -> None:
-    judgement = judge_again(quiet(SLOW), [replicate(100 * MS)])
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert judgement.reasons == [
-        "the baseline is a single process, so its noise is unknown; save it again (--perf-update)"
-    ]
-
-
 def test_a_slowdown_far_beyond_the_machines_own_is_the_codes() -> None:
     before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0})
     assert judge_again(quiet(SLOW, calibration_ns={"interpreter": 1100.0}), before).verdict is Verdict.REGRESSED
@@ -422,43 +407,34 @@ def judge_memory(before_bytes: int, now_bytes: int, *, policy: Policy = POLICY, 
     return judge(record(again[0], fresh=again, environment=machine), baseline, policy)
 
 
-def test_the_same_bytes_are_ok() -> None:
-    judgement = judge_memory(2**20, 2**20)
-    assert judgement.verdict is Verdict.OK
+BYTES: dict[str, tuple[int, int, dict[str, Any], Verdict]] = {
+    "the same": (2**20, 2**20, {}, Verdict.OK),
+    "one more on a CPU": (2**20, 2**20 + 1, {}, Verdict.REGRESSED),
+    "one less on a CPU": (2**20, 2**20 - 1, {}, Verdict.IMPROVED),
+    "some where there were none": (0, 1, {}, Verdict.REGRESSED),
+    "none before and now": (0, 0, {}, Verdict.OK),
+    "more on CUDA by the allocator's rounding": (2**20, 2**20 + 512, {"on_cuda": True}, Verdict.OK),
+    "more on CUDA than its rounding": (2**20, 2**20 + 513, {"on_cuda": True}, Verdict.REGRESSED),
+    "less on CUDA by the allocator's rounding": (2**20, 2**20 - 512, {"on_cuda": True}, Verdict.OK),
+    "less on CUDA than its rounding": (2**20, 2**20 - 513, {"on_cuda": True}, Verdict.IMPROVED),
+    "a threshold used up": (1000, 1100, {"policy": Policy(memory_threshold=0.10)}, Verdict.OK),
+    "past the threshold": (1000, 1101, {"policy": Policy(memory_threshold=0.10)}, Verdict.REGRESSED),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "how", "verdict"), BYTES.values(), ids=BYTES)
+def test_bytes_are_exact_but_for_slack_that_is_known(
+    before: int, now: int, how: dict[str, Any], verdict: Verdict
+) -> None:
+    judgement = judge_memory(before, now, **how)
+    assert (judgement.verdict, judgement.reasons) == (verdict, [])
+    assert judgement.worse == ["memory"] * (verdict is Verdict.REGRESSED)
     assert judgement.memory is not None
-    assert judgement.memory.ratio == 1.0
+    assert (judgement.memory.ratio > 1.0) == (now > before)
 
 
-def test_one_byte_more_on_a_cpu_is_a_regression() -> None:
-    judgement = judge_memory(2**20, 2**20 + 1)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.worse == ["memory"]
-
-
-def test_one_byte_less_on_a_cpu_is_an_improvement() -> None:
-    judgement = judge_memory(2**20, 2**20 - 1)
-    assert judgement.verdict is Verdict.IMPROVED
-    assert judgement.worse == []
-
-
-def test_only_memory_is_spoken_of_where_only_memory_grew() -> None:
-    judgement = judge_memory(2**20, 2**21)
-    assert judgement.worse == ["memory"]
-    assert judgement.reasons == []
-
-
-def test_cuda_has_its_allocators_rounding_as_slack_and_no_more() -> None:
-    assert CUDA_ROUNDING_BYTES == 512  # what CUDACachingAllocator rounds sizes to (kMinBlockSize)
-    assert judge_memory(2**20, 2**20 + 512, on_cuda=True).verdict is Verdict.OK
-    assert judge_memory(2**20, 2**20 + 513, on_cuda=True).verdict is Verdict.REGRESSED
-    assert judge_memory(2**20, 2**20 - 512, on_cuda=True).verdict is Verdict.OK
-    assert judge_memory(2**20, 2**20 - 513, on_cuda=True).verdict is Verdict.IMPROVED
-
-
-def test_a_memory_threshold_is_a_share_that_may_be_used_up() -> None:
-    tenth = Policy(memory_threshold=0.10)
-    assert judge_memory(1000, 1100, policy=tenth).verdict is Verdict.OK
-    assert judge_memory(1000, 1101, policy=tenth).verdict is Verdict.REGRESSED
+def test_the_slack_on_cuda_is_what_its_allocator_rounds_sizes_to() -> None:
+    assert CUDA_ROUNDING_BYTES == 512  # kMinBlockSize of CUDACachingAllocator
 
 
 def test_more_memory_in_the_first_reading_is_suspect() -> None:
@@ -478,17 +454,6 @@ def test_a_baseline_without_memory_says_nothing_of_memory() -> None:
     judgement = judge(record(replicate(peak_bytes=2**30)), entry(), POLICY)
     assert judgement.verdict is Verdict.OK
     assert judgement.memory is None
-
-
-def test_memory_where_there_was_none_before_is_a_regression_and_no_ratio_of_one() -> None:
-    judgement = judge_memory(0, 1)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.memory is not None
-    assert judgement.memory.ratio > 1.0
-
-
-def test_no_memory_before_and_now_is_ok() -> None:
-    assert judge_memory(0, 0).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(
@@ -522,36 +487,41 @@ def ran_out(asked_bytes: int | None = 20 * 2**30) -> Record:
     return MeasuredCase(case="t.py::t", environment=environment(), out_of_memory=OutOfMemory(asked_bytes=asked_bytes))
 
 
-def test_out_of_memory_without_a_baseline_is_a_verdict_of_its_own_with_the_size_asked_for() -> None:
-    judgement = judge(ran_out(), None, POLICY)
-    assert judgement.verdict is Verdict.OOM
-    assert judgement.reasons == ["out of memory: 20.0 GiB asked for"]
+RAN_OUT = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
+ASKED = "out of memory: 20.0 GiB asked for"
 
 
-def test_out_of_memory_without_a_size_says_only_that() -> None:
-    assert judge(ran_out(None), None, POLICY).reasons == ["out of memory"]
-
-
-def test_out_of_memory_where_the_baseline_fitted_is_a_regression_and_says_what_was_needed() -> None:
-    judgement = judge(ran_out(), entry(quiet(100 * MS, peak_bytes=3 * 2**30)), POLICY)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.reasons == ["out of memory: 20.0 GiB asked for", "the baseline needed 3.00 GiB"]
-
-
-def test_out_of_memory_as_in_the_baseline_is_no_regression() -> None:
-    baseline = entry([], out_of_memory=OutOfMemory(asked_bytes=2**30))
-    assert judge(ran_out(), baseline, POLICY).verdict is Verdict.OOM
-
-
-def test_out_of_memory_is_not_held_against_a_baseline_from_elsewhere() -> None:
-    elsewhere = entry(environment=environment(cores=64))
-    assert judge(ran_out(), elsewhere, POLICY).verdict is Verdict.OOM
-
-
-def test_a_case_that_ran_out_of_memory_in_the_baseline_and_fits_now_has_improved() -> None:
-    judgement = judge(record(), entry([], out_of_memory=OutOfMemory(asked_bytes=None)), POLICY)
-    assert judgement.verdict is Verdict.IMPROVED
-    assert judgement.reasons == ["ran out of memory in the baseline, and fits now"]
+@pytest.mark.parametrize(
+    ("now", "baseline", "verdict", "reasons"),
+    [
+        pytest.param(ran_out(), None, Verdict.OOM, [ASKED], id="without a baseline"),
+        pytest.param(ran_out(None), None, Verdict.OOM, ["out of memory"], id="without a size"),
+        pytest.param(
+            ran_out(),
+            entry(quiet(100 * MS, peak_bytes=3 * 2**30)),
+            Verdict.REGRESSED,
+            [ASKED, "the baseline needed 3.00 GiB"],
+            id="where the baseline fitted",
+        ),
+        pytest.param(ran_out(), RAN_OUT, Verdict.OOM, [ASKED], id="as in the baseline"),
+        pytest.param(
+            ran_out(),
+            entry(environment=environment(cores=64)),
+            Verdict.OOM,
+            [ASKED],
+            id="beside a baseline of elsewhere",
+        ),
+        pytest.param(
+            record(), RAN_OUT, Verdict.IMPROVED, ["ran out of memory in the baseline, and fits now"], id="fits again"
+        ),
+        pytest.param(record(), entry([]), Verdict.NEW, ["no baseline yet"], id="beside a baseline without numbers"),
+    ],
+)
+def test_out_of_memory_is_a_verdict_of_its_own_and_a_regression_where_the_baseline_fitted(
+    now: Record, baseline: Entry | None, verdict: Verdict, reasons: list[str]
+) -> None:
+    judgement = judge(now, baseline, POLICY)
+    assert (judgement.verdict, judgement.reasons) == (verdict, reasons)
 
 
 def small() -> Baseline:
@@ -560,15 +530,11 @@ def small() -> Baseline:
 
 
 def test_an_accepted_out_of_memory_does_not_switch_off_memory_and_counts() -> None:
-    ran_out_then = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
-    baseline = Baseline(exact=small().exact, times=ran_out_then)
+    baseline = Baseline(exact=small().exact, times=RAN_OUT)
     worse = judge(record(replicate(peak_bytes=2**30, counts={"operators": 500})), baseline, POLICY)
     assert (worse.verdict, worse.worse) == (Verdict.REGRESSED, ["memory", "counts"])
     again = judge(record(replicate(peak_bytes=2**20, counts={"operators": 5})), baseline, POLICY)
-    assert (again.verdict, again.reasons) == (
-        Verdict.IMPROVED,
-        ["ran out of memory in the baseline, and fits now"],
-    )
+    assert (again.verdict, again.reasons) == (Verdict.IMPROVED, ["ran out of memory in the baseline, and fits now"])
     assert again.no_times == "this machine's times say: it ran out of memory"
     elsewhere = judge(record(replicate(), environment=environment(torch="2.12.0")), baseline, POLICY)
     assert elsewhere.verdict is Verdict.INCOMPARABLE
@@ -578,8 +544,7 @@ def test_a_case_that_fits_again_is_told_so_where_memory_is_another_environments(
     exact = small().exact
     assert exact is not None
     elsewhere = changed(exact, environment=changed(exact.environment, torch="1.0.0"))
-    ran_out_then = entry([], out_of_memory=OutOfMemory(asked_bytes=None))
-    judgement = judge(record(), Baseline(exact=elsewhere, times=ran_out_then), POLICY)
+    judgement = judge(record(), Baseline(exact=elsewhere, times=RAN_OUT), POLICY)
     assert judgement.verdict is Verdict.IMPROVED
     assert judgement.reasons[0] == "ran out of memory in the baseline, and fits now"
     assert "memory and counts were not compared: baseline" in judgement.reasons[1]
@@ -596,11 +561,6 @@ def test_out_of_memory_by_more_than_the_baselines_peak_is_a_regression_also_with
 def test_out_of_memory_is_not_held_against_memory_that_may_differ_here_for_reasons_of_its_own() -> None:
     other = changed(ran_out(2**40), environment=environment(threads=8))
     assert judge(other, small(), POLICY).verdict is Verdict.OOM
-
-
-def test_a_baseline_that_holds_neither_numbers_nor_out_of_memory_is_not_said_to_have_run_out() -> None:
-    judgement = judge(record(), entry([]), POLICY)
-    assert judgement.verdict is Verdict.NEW
 
 
 # --- phases ------------------------------------------------------------------------------------------------------

@@ -40,25 +40,35 @@ def test_one_operator_more_has_regressed_at_once_and_nothing_is_said_of_time() -
     assert "slower" not in text
 
 
-def test_the_same_counts_are_ok() -> None:
-    assert judge(record(now(operators=112)), before(operators=112), POLICY).verdict is Verdict.OK
+COUNTED: dict[str, tuple[Replicate, Entry, Verdict]] = {
+    "the same": (now(operators=112), before(operators=112), Verdict.OK),
+    "fewer": (now(operators=100), before(operators=112), Verdict.IMPROVED),
+    "more of one and fewer of another": (
+        now(operators=100, allocations=2),
+        before(operators=112, allocations=1),
+        Verdict.REGRESSED,
+    ),
+    "the first of a kind": (now(graph_breaks=1), before(graph_breaks=0), Verdict.REGRESSED),
+    "more than replicates that disagree": (
+        now(operators=200),
+        differing("operators", 112, 112, 113),
+        Verdict.OK,
+    ),
+    "more than replicates of which one has none": (
+        now(operators=200),
+        entry([now(operators=112), now(operators=112), now()]),
+        Verdict.OK,
+    ),
+}
 
 
-def test_fewer_have_improved() -> None:
-    judgement = judge(record(now(operators=100)), before(operators=112), POLICY)
-    assert judgement.verdict is Verdict.IMPROVED
-    assert judgement.worse == []
-
-
-def test_more_of_one_and_fewer_of_another_has_regressed() -> None:
-    judgement = judge(record(now(operators=100, allocations=2)), before(operators=112, allocations=1), POLICY)
-    assert judgement.verdict is Verdict.REGRESSED
-
-
-def test_the_first_of_a_kind_has_regressed_too() -> None:
-    judgement = judge(record(now(graph_breaks=1)), before(graph_breaks=0), POLICY)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.counts["graph_breaks"].ratio == 2.0
+@pytest.mark.parametrize(("counted", "baseline", "verdict"), COUNTED.values(), ids=COUNTED)
+def test_more_of_what_all_replicates_agree_on_has_regressed(
+    counted: Replicate, baseline: Entry, verdict: Verdict
+) -> None:
+    judgement = judge(record(counted), baseline, POLICY)
+    assert (judgement.verdict, judgement.worse) == (verdict, ["counts"] * (verdict is Verdict.REGRESSED))
+    assert all(change.ratio <= 2.0 for change in judgement.counts.values()), "also where there were none"
 
 
 @pytest.mark.parametrize("baseline", [before(), before(allocations=3), entry([])])
@@ -70,16 +80,6 @@ def test_a_count_that_is_not_there_any_more_is_no_verdict_and_was_not_compared()
     judgement = judge(record(now()), before(operators=112), POLICY)
     assert (judgement.verdict, judgement.counts) == (Verdict.OK, {})
     assert judgement.not_compared == [Uncompared("operators", "not counted here")]
-
-
-def test_a_count_that_the_baselines_replicates_disagree_on_is_not_gated() -> None:
-    judgement = judge(record(now(operators=200)), differing("operators", 112, 112, 113), POLICY)
-    assert (judgement.verdict, judgement.counts) == (Verdict.OK, {})
-
-
-def test_a_count_that_one_of_the_baselines_replicates_does_not_have_is_not_gated() -> None:
-    baseline = entry([now(operators=112), now(operators=112), now()])
-    assert judge(record(now(operators=200)), baseline, POLICY).verdict is Verdict.OK
 
 
 def test_fresh_processes_speak_where_there_are_some() -> None:

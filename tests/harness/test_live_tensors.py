@@ -186,16 +186,10 @@ def test_a_tensor_that_is_met_twice_counts_once() -> None:
     assert held(x, [x, x], functools.partial(torch.add, x)) == 1
 
 
-def test_views_count_as_their_one_storage() -> None:
+def test_views_count_as_their_one_storage_and_hold_all_of_it() -> None:
     x = kib(4)
     assert held(x[:10], x[5:], x.view(2, -1), x.t()) == 4
-
-
-def test_a_view_holds_its_whole_storage() -> None:
     assert held(kib(4)[:1]) == 4
-
-
-def test_an_expanded_tensor_holds_what_lies_behind_it() -> None:
     assert held(torch.zeros(KIB, 1, dtype=torch.uint8).expand(-1, 1000)) == 1
 
 
@@ -205,13 +199,10 @@ def test_tied_weights_count_once() -> None:
     assert held(first, second) == 1
 
 
-def test_things_that_hold_each_other_come_to_an_end() -> None:
+def test_things_that_hold_each_other_or_lie_very_deep_come_to_an_end() -> None:
     ring: list[object] = [kib()]
     ring.append(ring)
     assert held(ring) == 1
-
-
-def test_a_very_deep_structure_comes_to_an_end() -> None:
     nested: list[object] = [kib()]
     for _ in range(20_000):
         nested = [nested]
@@ -232,14 +223,14 @@ class ReachesThePluginManager:
         self.config = config
 
 
-def test_a_tensor_that_merely_lives_is_not_held() -> None:
+def test_what_merely_lives_or_hangs_on_classes_and_modules_or_is_elsewhere_is_not_held() -> None:
     bystander = kib(100)
     assert held(lambda: None) == 0
     assert bystander.numel() == 100 * KIB
-
-
-def test_what_hangs_on_classes_and_modules_is_not_held() -> None:
     assert held(ClassHolder, ClassHolder(), torch, [nn]) == 0
+    assert held(torch.zeros(1000, device="meta")) == 0
+    assert held() == 0
+    assert held(None, 1, "text", b"bytes", (), {}) == 0
 
 
 def test_a_global_of_the_name_of_an_attribute_is_not_held() -> None:
@@ -258,10 +249,6 @@ def test_pytests_own_objects_are_not_followed(request: pytest.FixtureRequest, py
         assert held(lambda: request.node) == 0
     finally:
         del request.node.stowaway, pytestconfig.stowaway  # type: ignore[attr-defined]
-
-
-def test_tensors_of_other_devices_are_not_held() -> None:
-    assert held(torch.zeros(1000, device="meta")) == 0
 
 
 # --- tensors that are made of others ---------------------------------------------------------------------------------
@@ -330,11 +317,6 @@ def test_a_distributed_parameter_holds_its_local_part_as_a_parameter() -> None:
         assert (part.category, part.size_bytes) == ("parameters", KIB)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_nothing_holds_nothing() -> None:
-    assert held() == 0
-    assert held(None, 1, "text", b"bytes", (), {}) == 0
 
 
 def test_on_cuda_a_tensor_takes_whole_blocks_as_what_a_call_allocates_does(monkeypatch: pytest.MonkeyPatch) -> None:

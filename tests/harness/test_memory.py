@@ -33,36 +33,30 @@ def block(size_bytes: int) -> torch.Tensor:
     return torch.empty(size_bytes, dtype=torch.uint8)
 
 
-def test_the_peak_of_one_allocation_is_its_size() -> None:
-    memory = measured(lambda: block(3 * MIB))
-    assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (3 * MIB, 3 * MIB, 0)
+def one_after_the_other() -> None:
+    for mib in (1, 5, 2):
+        kept = block(mib * MIB)
+        del kept
+
+
+PEAKS: dict[str, tuple[Callable[[], object], int]] = {
+    "one allocation": (lambda: block(3 * MIB), 3 * MIB),
+    "work without tensors": (lambda: sum(range(1000)), 0),
+    "an empty tensor": (lambda: torch.empty(0), 0),
+    "allocations that live together": (lambda: (block(MIB), block(2 * MIB)), 3 * MIB),
+    "allocations that follow each other": (one_after_the_other, 5 * MIB),
+}
+
+
+@pytest.mark.parametrize(("work", "peak_bytes"), PEAKS.values(), ids=PEAKS)
+def test_the_peak_is_of_what_a_call_has_at_once(work: Callable[[], object], peak_bytes: int) -> None:
+    memory = measured(work)
+    assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (peak_bytes, peak_bytes, 0)
 
 
 @pytest.mark.parametrize("size_bytes", [1, 63, 64, 65, 4097, MIB + 1])
 def test_sizes_that_fit_no_page_are_exact_as_well(size_bytes: int) -> None:
     assert measured(lambda: block(size_bytes)).peak_bytes == size_bytes
-
-
-def test_work_without_tensors_needs_nothing() -> None:
-    memory = measured(lambda: sum(range(1000)))
-    assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (0, 0, 0)
-
-
-def test_an_empty_tensor_needs_nothing() -> None:
-    assert measured(lambda: torch.empty(0)).peak_bytes == 0
-
-
-def test_allocations_that_live_together_add_up() -> None:
-    assert measured(lambda: (block(MIB), block(2 * MIB))).peak_bytes == 3 * MIB
-
-
-def test_of_allocations_that_follow_each_other_the_largest_counts() -> None:
-    def work() -> None:
-        for mib in (1, 5, 2):
-            kept = block(mib * MIB)
-            del kept
-
-    assert measured(work).peak_bytes == 5 * MIB
 
 
 def test_the_peak_within_a_call_counts_and_not_what_is_left_at_its_end() -> None:

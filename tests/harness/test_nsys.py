@@ -32,11 +32,27 @@ def reading_of(path: Path, only: str | None = None) -> Reading:
         return read(export, chosen_process(export, None), only, lambda text: None)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Status of ``perflab nsys`` and what it prints, errors last."""
     status = main(["nsys", *arguments])
     captured = capsys.readouterr()
     return status, captured.out + captured.err
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """What it prints, whose status is as expected."""
+    found, text = answered(capsys, *arguments)
+    assert found == status, text
+    return text
+
+
+def altered(path: Path, *statements: str) -> None:
+    """Change the tables of an export."""
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
 
 
 def one_lined(text: str) -> str:
@@ -115,8 +131,7 @@ def test_a_launch_of_a_cuda_graph_is_one_row_of_the_device_s_work(
     rows = {row.category: row.time_ns for row in case.profile.rows if row.time_ns}
     assert rows["other"] == 800 * US
     assert sum(time_ns for category, time_ns in rows.items() if category in GAPS) <= 40 * US
-    status, text = said(capsys, str(maker.path), "--verbose")
-    assert status == 0
+    text = said(capsys, str(maker.path), "--verbose")
     assert "CUDA graph 7" in text
     assert "6 launches of CUDA graphs count as one kernel each: nsys profile --cuda-graph-trace=node" in one_lined(text)
     assert "1 kernels end before they begin" in text
@@ -246,8 +261,7 @@ def test_a_range_of_a_thread_is_open_on_that_thread_alone() -> None:
 
 
 def test_a_real_export_without_cuda_shows_its_ranges_and_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = said(capsys, str(REAL))
-    assert status == 0
+    text = said(capsys, str(REAL))
     assert "Nsight Systems 2022.4.2.1, schema 3.0.0 · process" in text
     assert "attention: scores" in text
     assert "note: could not look at kernels, because the export has no table of CUDA work: trace cuda too" in one_lined(
@@ -260,8 +274,7 @@ def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, capsys:
     maker.range("evil\x1b[31m\nname '\"; DROP TABLE x", 0, 100 * US)
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.process(4321, "pro\ncess")
-    status, text = said(capsys, str(maker.close()))
-    assert status == 0
+    text = said(capsys, str(maker.close()))
     assert "evil\\x1b[31m name '\"; DROP TABLE x" in text
 
 
@@ -271,15 +284,13 @@ def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, capsys: p
     maker.process(77, "wor\x1b[31mk\ner")
     maker.launch("theirs", 10 * US, 20 * US, 90 * US, thread=77, process=77)
     path = str(maker.close())
-    status, text = said(capsys, path)
-    assert status == 2
+    text = said(capsys, path, status=2)
     assert "has 2 processes with ranges or CUDA work: 77 (wor\\x1b[31mk er), 4321 (python)" in text
     assert f"\n  -> name one: perflab nsys --process=PID {path}" in text
-    status, text = said(capsys, path, "--process=77")
-    assert status == 0
+    text = said(capsys, path, "--process=77")
     assert "theirs<float>" in text
     assert "ours<float>" not in text
-    assert "has no process 5 " in said(capsys, path, "--process=5")[1]
+    assert "has no process 5 " in said(capsys, path, "--process=5", status=2)
 
 
 def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(
@@ -289,9 +300,7 @@ def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(
     cut = tmp_path / "cut.sqlite"
     cut.write_bytes(whole.read_bytes()[:-5000])
     foreign = tmp_path / "foreign.sqlite"
-    connection = sqlite3.connect(foreign)
-    connection.execute("CREATE TABLE customers (name TEXT)")
-    connection.close()
+    altered(foreign, "CREATE TABLE customers (name TEXT)")
     text_file = tmp_path / "text.sqlite"
     text_file.write_text("start,end,name\n" * 100)
     (tmp_path / "folder.sqlite").mkdir()
@@ -302,8 +311,7 @@ def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(
         (tmp_path / "none.sqlite", "does not exist"),
         (tmp_path / "folder.sqlite", "is a directory"),
     ):
-        status, text = said(capsys, str(path))
-        assert status == 2
+        text = said(capsys, str(path), status=2)
         assert problem in text
         assert "\n  -> " in text
 
@@ -313,8 +321,7 @@ def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, capsys: pytest
     whole[4096:-4096] = b"\xff" * (len(whole) - 8192)
     path = tmp_path / "damaged.sqlite"
     path.write_bytes(whole)
-    status, text = said(capsys, str(path))
-    assert status == 2
+    text = said(capsys, str(path), status=2)
     assert "damaged.sqlite is damaged: database disk image is malformed" in text
 
 
@@ -331,7 +338,7 @@ def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
             most = chance.choice((8192, len(whole)))  # the schema stands at the beginning
             changed[chance.randrange(most)] = chance.randrange(256)
         path.write_bytes(changed)
-        status, text = said(capsys, str(path))
+        status, text = answered(capsys, str(path))
         assert status == 0 or (status == 2 and text.startswith("perflab nsys: ") and text.count("\n  -> ") == 1), seed
         assert all(line.isprintable() for line in text.split("\n")), seed
 
@@ -343,18 +350,10 @@ def test_values_of_another_kind_are_named_by_table_and_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, shown: str
 ) -> None:
     path = write_run(tmp_path / "run.sqlite")
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA writable_schema = ON")
-    connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
-    connection.commit()
-    connection.close()
-    connection = sqlite3.connect(path)
-    connection.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = {value} WHERE rowid = 3")
-    connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE rowid = 3")
-    connection.commit()
-    connection.close()
-    status, text = said(capsys, str(path))
-    assert status == 2
+    altered(path, "PRAGMA writable_schema = ON", "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
+    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"):
+        altered(path, f"UPDATE {table} SET end = {value} WHERE rowid = 3")
+    text = said(capsys, str(path), status=2)
     odd = f"CUPTI_ACTIVITY_KIND_KERNEL, row 3: end is {shown}, which is no whole number"
     assert f"run.sqlite has a value that no nsys writes: {odd}\n  -> export it again with nsys" in text
 
@@ -393,22 +392,16 @@ def test_arguments_that_do_not_fit_say_what_to_write(
 
 def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_run(tmp_path / "run.sqlite")
-    connection = sqlite3.connect(path)
-    connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
-    connection.commit()
-    status, text = said(capsys, str(path))
-    assert status == 0
+    altered(path, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
+    text = said(capsys, str(path))
     assert (
         "could not look at the ranges of kernels, because the export has no table CUPTI_ACTIVITY_KIND_RUNTIME: trace"
         in one_lined(text)
     )
     problem = "for 140 of 140 kernels the export does not say what launched them"
     assert f"could not look at the operators of {CASE}, because {problem}" in one_lined(text)
-    connection.execute("DROP TABLE NVTX_EVENTS")
-    connection.execute("CREATE TABLE NVTX_EVENTS (begin INTEGER)")
-    connection.close()
-    status, text = said(capsys, str(path))
-    assert status == 2
+    altered(path, "DROP TABLE NVTX_EVENTS", "CREATE TABLE NVTX_EVENTS (begin INTEGER)")
+    text = said(capsys, str(path), status=2)
     assert "NVTX_EVENTS has no column start, end, eventType, globalTid" in text
 
 
@@ -417,17 +410,16 @@ def test_without_the_table_of_names_kernels_stay_apart_and_a_note_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
 ) -> None:
     path = write_run(tmp_path / "run.sqlite", layout)
-    connection = sqlite3.connect(path)
-    connection.execute("DROP TABLE StringIds")
-    connection.close()
-    status, text = said(capsys, str(path))
-    assert status == 0
+    altered(path, "DROP TABLE StringIds")
+    text = said(capsys, str(path))
     problem = "could not look at names of kernels, and of ranges that have them there, because the export has no table"
     assert f"note: {problem} StringIds: export all tables" in one_lined(text)
     assert len(set(re.findall(r"^  kernel (\d+) ", text, re.MULTILINE))) == 6
     if layout.registered:
         assert "(no name)" in text
-        assert f"run.sqlite has no range 'step'; {problem} StringIds" in said(capsys, str(path), "--range=step")[1]
+        assert f"run.sqlite has no range 'step'; {problem} StringIds" in said(
+            capsys, str(path), "--range=step", status=2
+        )
     else:
         assert f"profile of {CASE}" in text
 
@@ -440,8 +432,7 @@ def test_without_nsys_a_run_and_a_report_say_how_to_get_it(
     (tmp_path / "report.nsys-rep").write_bytes(b"x")
     assert sh is not None
     for arguments in ((str(tmp_path / "report.nsys-rep"),), ("--", sh, "-c", "true")):
-        status, text = said(capsys, *arguments)
-        assert status == 2
+        text = said(capsys, *arguments, status=2)
         assert (
             "nsys is not installed\n  -> install NVIDIA Nsight Systems and add it to PATH; or export it where" in text
         )
@@ -460,8 +451,7 @@ def test_an_nsys_of_an_unknown_version_is_refused(
 ) -> None:
     program(tmp_path, f'echo "{version}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    status, text = said(capsys, "--", "sh", "-c", "true")
-    assert status == 2
+    text = said(capsys, "--", "sh", "-c", "true", status=2)
     assert problem in text
 
 
@@ -502,8 +492,7 @@ def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, monkeypatch)
-    status, text = said(capsys, "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3')
-    assert status == 3
+    text = said(capsys, "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3', status=3)
     assert f"profile of {CASE}: one call, 581 µs on cuda" in text
     given = (tmp_path / "arguments").read_text().splitlines()
     assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
@@ -514,24 +503,22 @@ def test_an_export_of_an_earlier_run_is_never_shown_as_this_one_s(
 ) -> None:
     stand_in(tmp_path, monkeypatch)
     run = ("--output=report", "--", "sh", "-c", "true")
-    assert said(capsys, *run)[0] == 0
+    said(capsys, *run)
     later = (tmp_path / "report.sqlite").stat().st_mtime + 1000
     os.utime(tmp_path / "report.sqlite", (later, later))
     program(tmp_path, NSYS.replace("cp run.sqlite", "true"))
     for arguments in (run, ("report.nsys-rep",)):
-        status, text = said(capsys, *arguments)
-        assert status == 2
+        text = said(capsys, *arguments, status=2)
         assert "nsys cannot export report.nsys-rep: it ended with status 0 and wrote nothing\n  -> " in text
     program(tmp_path, NSYS.replace("cp run.sqlite", "head -c 5000 run.sqlite >").replace("done ;;", "done; exit 1 ;;"))
-    assert said(capsys, "report.nsys-rep")[0] == 2
+    said(capsys, "report.nsys-rep", status=2)
     assert not (tmp_path / "report.sqlite").exists()
 
 
 def test_one_case_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write_run(tmp_path / "run.sqlite"))
-    assert f"profile of {CASE}" in said(capsys, path, "--case=small")[1]
-    status, text = said(capsys, path, "--case=large")
-    assert status == 2
+    assert f"profile of {CASE}" in said(capsys, path, "--case=small")
+    text = said(capsys, path, "--case=large", status=2)
     assert f"has that in its name\n  -> name a part of one that it has: {CASE}" in text
 
 
@@ -552,9 +539,8 @@ def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_execu
     monkeypatch.chdir(tmp_path)
     for path in (bench, write_run(tmp_path / "export")):
         path.chmod(0o755)
-    assert said(capsys, "--output=report", "--", "./bench")[0] == 7
-    status, text = said(capsys, "./export")
-    assert status == 0
+    said(capsys, "--output=report", "--", "./bench", status=7)
+    text = said(capsys, "./export")
     assert f"profile of {CASE}" in text
 
 
@@ -568,7 +554,7 @@ def test_results_are_written_beside_a_report_of_any_name(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.chdir(tmp_path)
-    said(capsys, "--output=it's/report", "--", "pytest", "-m", "perf")
+    answered(capsys, "--output=it's/report", "--", "pytest", "-m", "perf")
     assert shlex.split((tmp_path / "given").read_text()) == [f"--perf-json={tmp_path}/it's/report.json"]
 
 
@@ -670,20 +656,14 @@ def test_odd_values_beside_a_range_that_was_never_closed_are_refused_or_left_out
     maker.range("other", 0, 10 * US, 77 << 24)
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE text = 'other'")
-    status, text = said(capsys, str(maker.close()), "--process=4321")
-    assert status == 0
+    text = said(capsys, str(maker.close()), "--process=4321")
     assert "step" in text
 
 
 def test_an_export_of_kernels_alone_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_run(tmp_path / "run.sqlite")
-    connection = sqlite3.connect(path)
-    for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"):
-        connection.execute(f"DROP TABLE {table}")
-    connection.commit()
-    connection.close()
-    status, text = said(capsys, str(path), "--verbose")
-    assert status == 0
+    altered(path, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "DROP TABLE NVTX_EVENTS")
+    text = said(capsys, str(path), "--verbose")
     assert "softmax" in text
 
 
@@ -691,16 +671,14 @@ def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, capsys: pytest.
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.range("load", 0, 10 * US, global_tid(77, 77))
-    status, text = said(capsys, str(maker.close()), "--process=77")
-    assert status == 0
+    text = said(capsys, str(maker.close()), "--process=77")
     assert "load" in text
 
 
 def test_a_case_is_asked_for_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maker = Maker(tmp_path / "plain.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
-    status, text = said(capsys, str(maker.close()), "--case=x")
-    assert status == 2
+    text = said(capsys, str(maker.close()), "--case=x", status=2)
     assert "has no cases of perflab's\n  -> leave --case out, or name ranges: --range=NAME" in text
 
 

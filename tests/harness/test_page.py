@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from perflab.records import Judgement, Verdict
 from perflab.report.contents import Case, Quantity, Times
 from perflab.results import Document, Result
 from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
-from tests.harness.browser import chromium, needs_browser, opened
+from tests.harness.browser import needs_browser, numbers_in, opened
 from tests.harness.large_page import large_run
 from tests.harness.make import document, environment, in_turns, record, replicate, result
 from tests.harness.test_damage import run_of_everything
@@ -37,12 +37,6 @@ CALM = Judgement(verdict=Verdict.OK)
 WIDTHS = (400, 1000, 2000)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
 def page_of(folder: Path, *documents: Document, name: str = "run") -> Path:
     """The page of these runs; ``name-1.json`` and so on stand beside it."""
     files = [folder / f"{name}-{number}.json" for number, _ in enumerate(documents, 1)]
@@ -51,18 +45,6 @@ def page_of(folder: Path, *documents: Document, name: str = "run") -> Path:
     page = folder / f"{name}.html"
     assert main(["report", *map(str, files), "--format=html", f"--output={page}"]) == 0
     return page
-
-
-def numbers_in(plain: Any) -> Iterator[float]:
-    """Every number of plain data."""
-    if isinstance(plain, dict):
-        for one in plain.values():
-            yield from numbers_in(one)
-    elif isinstance(plain, list):
-        for one in plain:
-            yield from numbers_in(one)
-    elif isinstance(plain, int | float) and not isinstance(plain, bool):
-        yield plain
 
 
 def hostile_run() -> Document:

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from perflab.predicted.records import Prediction
 from perflab.predicted.report.failure import explain_prediction
 from perflab.records import Policy
-from tests.harness.make import GIB, cost, fit, part, predicted_baseline, predicted_result, prediction
-
-USUAL = prediction()
-
-
-def grown(**changes: Any) -> Prediction:
-    """A tensor more in each block, and a product more."""
-    return prediction(
-        at_peak=[*USUAL.at_peak, part("temporaries", "blocks.*", "aten::mul", 5 * GIB // 4, 32, "model.py:45")],
-        costs=[*USUAL.costs, cost("blocks.*.attention.q", "aten::bmm", flops=2 * 10**12)],
-        **changes,
-    )
+from tests.harness.make import GIB, fit, grown, predicted_baseline, predicted_result, prediction
 
 
 def test_a_failure_shows_before_and_now_what_grew_and_how_to_accept_it() -> None:

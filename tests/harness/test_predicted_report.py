@@ -18,6 +18,7 @@ from tests.harness.make import (
     cost,
     document,
     fit,
+    grown,
     part,
     predicted_baseline,
     predicted_result,
@@ -28,15 +29,6 @@ from tests.harness.make import (
 
 USUAL = prediction()
 MODEST: dict[str, Any] = {"fits": True, "fits_on": ["a100-80gb", "h100", "h200", "b200"], "remedies": {}}
-
-
-def grown(**changes: Any) -> Prediction:
-    """A tensor more in each block, and a product more."""
-    return prediction(
-        at_peak=[*USUAL.at_peak, part("temporaries", "blocks.*", "aten::mul", 5 * GIB // 4, 32, "model.py:45")],
-        costs=[*USUAL.costs, cost("blocks.*.attention.q", "aten::bmm", flops=2 * 10**12)],
-        **changes,
-    )
 
 
 def text_of(*results: Result) -> str:

@@ -116,11 +116,7 @@ def test_a_snapshot_holds_what_the_replay_says(snapshot: dict[str, Any]) -> None
         "gradients",
     ]
     assert events[0]["frames"] == [
-        {
-            "filename": "perflab/lab/attention/naive.py",
-            "line": 45,
-            "name": "aten::mm in blocks.17.attention (forward)",
-        }
+        {"filename": "perflab/lab/attention/naive.py", "line": 45, "name": "aten::mm in blocks.17.attention (forward)"}
     ]
     assert events[4]["frames"] == [{"filename": "", "line": 0, "name": "inputs in head"}]
     in_use = {

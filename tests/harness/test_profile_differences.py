@@ -76,7 +76,7 @@ def test_a_large_call_among_many_small_ones_has_its_own_time_and_line() -> None:
     small = copies(20, 20e3, "net.py:9")
     head = profile(PRODUCTS, small, copies(1, 10e6, "net.py:20", "4096x4096 float32"))
     assert said(profile(PRODUCTS, small), head, 10e6) == [
-        "+10.0 ms = +10.0 ms 1 more aten::copy_ in blocks.* (net.py:20)",
+        "+10.0 ms = +10.0 ms 1 more aten::copy_ in blocks.* (net.py:20)"
     ]
     gone = said(head, profile(PRODUCTS, small), -10e6)
     assert gone == ["-10.0 ms = -10.0 ms 1 fewer aten::copy_ in blocks.* (net.py:20)"]

@@ -144,26 +144,13 @@ def a_whole_run() -> list[Result]:
             case=LONG,
             judgement=Judgement(verdict=Verdict.SKIPPED, reasons=["needs 57.3 GiB of memory (19.8 GiB free)"]),
         ),
-        Result(
-            case=f"{prefix}broken",
-            judgement=Judgement(verdict=Verdict.FAILED, reasons=["the test failed"]),
-        ),
+        Result(case=f"{prefix}broken", judgement=Judgement(verdict=Verdict.FAILED, reasons=["the test failed"])),
     ]
 
 
 def test_a_whole_table_reads_well(snapshot: SnapshotAssertion) -> None:
     run = a_whole_run()
     assert "\n".join([*lines(*run), tally(run)]) == snapshot
-
-
-def test_no_line_of_a_whole_table_is_longer_than_80_columns() -> None:
-    assert max(map(len, lines(*a_whole_run()))) <= 80
-
-
-@pytest.mark.parametrize("verdict", list(Verdict))
-def test_every_verdict_fits_80_columns_beside_a_long_name(verdict: Verdict) -> None:
-    (_, line) = lines(result(LONG, verdict, outcome=record(replicate(peak_bytes=2**30))))
-    assert len(line) <= 80
 
 
 @pytest.mark.parametrize("verdict", [v for v in Verdict if v not in (Verdict.SKIPPED, Verdict.FAILED)])
@@ -352,24 +339,6 @@ def test_a_whole_failure_reads_well(snapshot: SnapshotAssertion) -> None:
     assert explain(slower_step(), ACCEPT) == snapshot
 
 
-def test_a_slower_case_says_what_a_person_would_ask_next() -> None:
-    text = explain(slower_step(), ACCEPT).splitlines()
-    assert text[0] == "step[small-128-fp32] is slower than its baseline"
-    header, latency, peak = text[1:4]
-    assert header.endswith("  limit")
-    assert re.fullmatch(r"latency +100 ms +130 ms +\+30\.0% +\+\d\d\.\d%…\+\d\d\.\d% +\+5%  failed", latency)
-    assert re.fullmatch(r"peak +1\.00 GiB +1\.00 GiB +same +exact +exact", peak)
-    assert "measured again 3 times in fresh processes; machine load 0.3 on 2 cores" in text
-    assert "where: backward 60.0 ms -> 90.0 ms (forward and optimizer unchanged)" in text
-    assert text[-1] == f"if intended: {ACCEPT}"
-
-
-def test_no_line_of_a_failures_table_is_longer_than_80_columns_and_all_end_alike_before_the_mark() -> None:
-    rows = explain(slower_step(), ACCEPT).splitlines()[1:4]
-    assert len({len(row.removesuffix("  failed")) for row in rows}) == 1
-    assert max(map(len, rows)) <= 80
-
-
 def test_what_failed_stands_first_and_is_marked_and_what_got_better_is_not() -> None:
     text = failure(hungrier(3 * 2**20, 27 * MS), before_bytes=2 * 2**20).splitlines()
     assert text[0] == "step[small-128-fp32] needs more memory than its baseline"
@@ -444,22 +413,25 @@ def test_a_hungrier_case_says_by_how_many_bytes() -> None:
     assert re.search(r"peak +2\.00 MiB +3\.00 MiB +\+1\.00 MiB +exact +exact", text)
 
 
-def test_a_case_that_is_both_says_both() -> None:
-    text = failure(hungrier(2**21, 130 * MS), before_bytes=2**20)
-    assert text.startswith("step[small-128-fp32] is slower and needs more memory than its baseline\n")
-
-
-def test_growth_within_the_allocators_rounding_is_not_called_hunger() -> None:
-    text = failure(hungrier(2**20 + 256, 130 * MS, environment=cuda_environment()), before_bytes=2**20)
-    assert text.startswith("step[small-128-fp32] is slower than its baseline\n")
+@pytest.mark.parametrize(
+    ("now", "before_bytes", "said"),
+    [
+        pytest.param(hungrier(2**21, 130 * MS), 2**20, "is slower and needs more memory than", id="both"),
+        pytest.param(
+            hungrier(2**20 + 256, 130 * MS, environment=cuda_environment()),
+            2**20,
+            "is slower than",
+            id="growth within the allocator's rounding",
+        ),
+        pytest.param(hungrier(4), 0, "needs more memory than", id="memory where there was none"),
+    ],
+)
+def test_the_headline_says_what_got_worse_and_nothing_else(now: Record, before_bytes: int, said: str) -> None:
+    assert failure(now, before_bytes).startswith(f"step[small-128-fp32] {said} its baseline\n")
 
 
 def test_a_memory_threshold_stands_as_the_limit() -> None:
     assert re.search(r"peak .* \+10%  failed\n", failure(hungrier(2**21), before_bytes=2**20, threshold=0.10))
-
-
-def test_memory_where_there_was_none_before_is_said_to_be_more() -> None:
-    assert "needs more memory than its baseline" in failure(hungrier(4), before_bytes=0)
 
 
 def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:

@@ -131,11 +131,7 @@ def test_phases_are_held_against_those_of_the_fastest_level() -> None:
         summary = replicate((forward_ms + backward_ms) * MS, phases_ns=phases)
         work = {"flops": 3e10, "backward_flops": 2e10}
         changed = record(
-            summary,
-            case=found.case,
-            parameters=found.record.parameters,
-            work=work,
-            matmul_flops_per_second=4e12,
+            summary, case=found.case, parameters=found.record.parameters, work=work, matmul_flops_per_second=4e12
         )
         return result(found.case, outcome=changed, side_by_side="impl")
 

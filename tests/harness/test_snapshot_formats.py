@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from perflab.report.escaping import one_line
 from perflab.snapshots.picture import COLORS
 from perflab.snapshots.tables import shown
 from perflab.units import format_bytes
-from tests.harness.browser import chromium, needs_browser, opened
+from tests.harness.browser import needs_browser, opened
 from tests.harness.made_snapshots import MIB, Recording, block, content, segment, training, written
 
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m|`*_\u202e&"
@@ -179,12 +180,12 @@ def test_a_snapshot_of_nothing_but_one_free_is_shown(tmp_path: Path, capsys: pyt
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_the_timeline_in_both_schemes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+    tmp_path: Path, browser: Any, capsys: pytest.CaptureFixture[str], scheme: str
 ) -> None:
     path = written(tmp_path / "training.pickle", content(training(3)))
     page = tmp_path / "page.html"
     page.write_text(told(capsys, path, "--format=html"), encoding="utf-8")
-    with chromium() as browser, opened(browser, page, color_scheme=scheme) as seen:
+    with opened(browser, page, color_scheme=scheme) as seen:
         back = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 28)")
         drawn = seen.page.eval_on_selector_all(

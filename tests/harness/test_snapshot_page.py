@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
-from tests.harness.browser import Seen, chromium, needs_browser, opened
+from tests.harness.browser import Seen, needs_browser, opened
 from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
 
 
@@ -57,12 +56,6 @@ def test_a_page_of_a_hundred_thousand_events_takes_less_than_5_mb(tmp_path: Path
 def told(capsys: pytest.CaptureFixture[str], path: Path) -> str:
     assert main(["memory", str(path), "--format=html"]) == 0
     return capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
 
 
 @needs_browser

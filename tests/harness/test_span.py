@@ -95,12 +95,17 @@ def test_without_a_gpu_there_is_one_clock() -> None:
     check_agreement([None, None, None])
 
 
+def lies(module: Any, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Events of the device tell this share of its time, where ``module`` measures."""
+    monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    told = FakeEvent.elapsed_time
+    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: share * told(self, end))
+
+
 def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
-    told = FakeEvent.elapsed_time
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 3)
+    lies(turns, monkeypatch, 1 / 3)
     side = turns.Turns(Workload(taking(cuda.work, 2 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         side.take(1, 7, rewarm=False)
@@ -112,14 +117,13 @@ def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of 100 ms: two or three blocks of two turns, and one sample in each."""
-    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
-    told = FakeEvent.elapsed_time
+    lies(turns, monkeypatch, 1)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         side.check_clock()
         side.take(1, 1, rewarm=False)
         side.check_clock()
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 1e5)
+    lies(turns, monkeypatch, 1e-5)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         for _ in range(4):
@@ -131,9 +135,7 @@ def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
 def test_events_that_last_longer_than_the_hosts_time_around_them_are_noticed_at_once(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
-    told = FakeEvent.elapsed_time
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) * 3)
+    lies(turns, monkeypatch, 3)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side, pytest.raises(ClockError):
         side.take(1, 1, rewarm=False)
@@ -150,9 +152,7 @@ def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
     monkeypatch.setattr(server, "_strays", list, raising=False)
     monkeypatch.setattr(server, "_heard", lambda: questions.pop(0), raising=False)
     monkeypatch.setattr(server, "_say", said.append, raising=False)
-    monkeypatch.setattr(turns, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
-    told = FakeEvent.elapsed_time
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 1e5)
+    lies(turns, monkeypatch, 1e-5)
     state: Any = SimpleNamespace(
         case="t.py::t",
         parameters={},
@@ -165,9 +165,7 @@ def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
 
 
 def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
-    told = FakeEvent.elapsed_time
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: told(self, end) / 3)
+    lies(measurement, monkeypatch, 1 / 3)
     work = Workload(taking(cuda.work, 2 * MS), (), {})
     with pytest.raises(ClockError):
         measurement.measure(work, torch.device("cpu"), Plan(1e9), lambda _text: None, label="a case")

@@ -412,24 +412,20 @@ def test_a_time_that_nothing_can_take_is_refused_where_it_stands(
 # --- places that cannot be used ----------------------------------------------------------------------------------
 
 
-def test_a_file_where_the_directory_should_be_is_named_before_anything_is_measured(folder: Path) -> None:
-    folder.write_text("in the way")
-    store = BaselineStore(folder)
+@pytest.mark.parametrize("where", ["in the way", "/proc/perflab-baselines"])
+def test_a_directory_that_nobody_can_write_to_is_named_with_the_remedy_before_anything_is_measured(
+    tmp_path: Path, where: str
+) -> None:
+    if where.startswith("/proc") and not Path("/proc/self").exists():
+        pytest.skip("needs Linux's /proc, where nobody may make a file")
+    (tmp_path / "in the way").write_text("a file")
+    store = BaselineStore(tmp_path / where)
     for attempt in (lambda: check_writable(store.directory), lambda: store.save({CASE: entry()})):
         with pytest.raises(BaselineError) as caught:
             attempt()
-        assert str(folder) in str(caught.value)
-    assert folder.read_text() == "in the way"
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where nobody may make a file")
-def test_a_directory_that_nobody_may_write_to_is_named_with_the_remedy() -> None:
-    store = BaselineStore(Path("/proc/perflab-baselines"))
-    for attempt in (lambda: check_writable(store.directory), lambda: store.save({CASE: entry()})):
-        with pytest.raises(BaselineError) as caught:
-            attempt()
-        assert "cannot write baselines to /proc/perflab-baselines" in str(caught.value)
+        assert f"cannot write baselines to {tmp_path / where}" in str(caught.value)
         assert "--perf-baselines=DIR" in str(caught.value)
+    assert (tmp_path / "in the way").read_text() == "a file"
 
 
 def test_a_directory_in_the_place_of_a_file_is_refused_by_name(folder: Path) -> None:
@@ -513,12 +509,9 @@ def test_each_test_file_has_a_baseline_file_of_its_own_which_names_it(path: str)
     assert "/" not in module
 
 
-def test_ordinary_test_files_have_plain_names() -> None:
-    assert module_of("tests/perf/test_x.py::test_y[a]") == "tests.perf.test_x"
-
-
 def test_two_modules_whose_names_differ_by_a_dot_share_no_baseline(folder: Path) -> None:
     first, second = entry(), entry(quiet(5e6))
     cases = {"v1/2/test_x.py::test_y": first, "v1.2/test_x.py::test_y": second}
     assert len(BaselineStore(folder).save(cases)) == 2
     assert [read(folder, case) for case in cases] == [first, second]
+    assert module_of("tests/perf/test_x.py::test_y[a]") == "tests.perf.test_x", "an ordinary name is a plain one"

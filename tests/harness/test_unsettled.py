@@ -68,15 +68,11 @@ def test_differences_below_the_floor_are_settled() -> None:
     assert not judge(record(reading), entry(before), POLICY).unsettled
 
 
-def test_a_suspect_is_first_measured_in_fresh_processes() -> None:
-    judgement = judge(record(replicate(130.0 * MS)), entry(), POLICY)
-    assert (judgement.suspect, judgement.unsettled) == (True, [])
-
-
-def test_what_fresh_processes_confirm_needs_no_turns() -> None:
-    judgement = judge(record(replicate(130.0 * MS), fresh=quiet(130.0 * MS)), entry(), POLICY)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert not judgement.unsettled
+def test_a_suspect_is_first_measured_in_fresh_processes_and_what_these_confirm_needs_no_turns() -> None:
+    first = judge(record(replicate(130.0 * MS)), entry(), POLICY)
+    assert (first.suspect, first.unsettled) == (True, [])
+    again = judge(record(replicate(130.0 * MS), fresh=quiet(130.0 * MS)), entry(), POLICY)
+    assert (again.verdict, again.unsettled) == (Verdict.REGRESSED, [])
 
 
 def test_a_slowdown_in_turns_is_the_code_s() -> None:
@@ -95,7 +91,7 @@ def test_no_slowdown_in_turns_clears_the_case_and_says_that_the_stored_number_co
     judgement = settled(in_turns(1.001, screen=2, confirm=0))
     assert judgement.verdict is Verdict.OK
     assert judgement.reasons == [
-        f"A/B with {THERE}: +0.1%; against the stored times: +30.0%; if it stays slower, check the installed packages",
+        f"A/B with {THERE}: +0.1%; against the stored times: +30.0%; if it stays slower, check the installed packages"
     ]
     assert not judgement.unsettled
     assert judgement.disturbed is None, "what disturbed the fresh processes is of no interest any more"
@@ -106,11 +102,8 @@ def test_a_slowdown_within_the_threshold_for_stored_numbers_is_none() -> None:
     assert settled(in_turns(1.04), Policy(threshold=0.02)).verdict is Verdict.REGRESSED
 
 
-def test_faster_in_turns_is_improved_whatever_the_stored_number_says() -> None:
+def test_faster_in_turns_is_improved_whatever_the_stored_number_says_and_three_pairs_alone_improve_nothing() -> None:
     assert settled(in_turns(0.8)).verdict is Verdict.IMPROVED
-
-
-def test_three_fast_pairs_alone_improve_nothing() -> None:
     judgement = settled(in_turns(0.8, screen=3, confirm=0))
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "-20.0% after 3 pairs; the comparison ended before it was decided" in judgement.reasons[1]
@@ -159,17 +152,11 @@ def test_turns_are_about_time_and_memory_that_grew_still_fails() -> None:
     assert judgement.worse == ["memory"]
 
 
-def test_a_verdict_by_turns_is_final() -> None:
-    reading = record(replicate(104.0 * MS), paired=in_turns(1.1))
-    judgement = judge(reading, entry(), POLICY)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert not judgement.suspect
-
-
-def test_a_clean_reading_that_turns_confirm_says_no_more_than_that() -> None:
-    judgement = judge(record(replicate(103.0 * MS), paired=in_turns(1.0)), entry(), POLICY)
-    assert judgement.verdict is Verdict.OK
-    assert judgement.reasons == [f"A/B with {THERE}: 0.0%"]
+def test_a_verdict_by_turns_is_final_and_what_they_confirm_says_no_more_than_that() -> None:
+    slower = judge(record(replicate(104.0 * MS), paired=in_turns(1.1)), entry(), POLICY)
+    assert (slower.verdict, slower.suspect) == (Verdict.REGRESSED, False)
+    same = judge(record(replicate(103.0 * MS), paired=in_turns(1.0)), entry(), POLICY)
+    assert (same.verdict, same.reasons) == (Verdict.OK, [f"A/B with {THERE}: 0.0%"])
 
 
 # --- anchors ------------------------------------------------------------------------------------------------

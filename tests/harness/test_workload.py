@@ -89,11 +89,7 @@ def test_micro_batches_run_forward_and_backward_in_turn_and_the_optimizer_once()
     )
     assert step.run(after_phase=lambda: story.append("|")) == "third"
     once = ["forward", "|", "backward {}", "|"]
-    assert story == [
-        *[text.format(loss) for loss in ("first", "second", "third") for text in once],
-        "optimizer",
-        "|",
-    ]
+    assert story == [*[text.format(loss) for loss in ("first", "second", "third") for text in once], "optimizer", "|"]
     assert step.phases == ("forward", "backward", "optimizer")
     assert step.spans == ("forward", "backward") * 3 + ("optimizer",)
 

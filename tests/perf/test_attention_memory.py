@@ -32,11 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_attention_memory(
-    perf: Perf,
-    device: torch.device,
-    impl: str,
-    seq_len: int,
-    memory_snapshot: Callable[..., object],
+    perf: Perf, device: torch.device, impl: str, seq_len: int, memory_snapshot: Callable[..., object]
 ) -> None:
     skip_unpredictable(perf, impl, seq_len)
     if IMPLEMENTATIONS[impl].needs_triton and device.type == "cpu":

@@ -39,8 +39,6 @@ def test_work(perf):
     assert perf(spend, cost_ms, kib) > 0
 """
 
-FIRST = "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady"
-
 
 @pytest.fixture
 def repository(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
@@ -156,19 +154,6 @@ def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(reposit
 def _shelf(project: Project) -> Path:
     (shelf,) = (Path(os.environ["XDG_CACHE_HOME"]) / "perflab" / "trees").iterdir()
     return shelf
-
-
-def test_one_more_mebibyte_fails_without_any_confirmation_since_memory_is_exact(repository: Project) -> None:
-    repository.cost(ms=100, kib=512 + 1024)
-    result = repository.run("--perf-against=before")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.re_match_lines(
-        [
-            r"work needs more memory than in before.*",
-            r"peak\s+512 KiB\s+1\.50 MiB\s+\+1\.00 MiB\s+exact\s+exact",
-            r"2 interleaved pairs of fresh processes.*",
-        ]
-    )
 
 
 SPENDS = (

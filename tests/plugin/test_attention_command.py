@@ -53,7 +53,9 @@ def test_a_right_kernel_passes_in_a_project_that_has_nothing_of_this_repository(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attention candidate their_kernel:flash: claims causal, scale; no log-sum-exp" in done.stdout
-    assert "their_kernel:flash does not claim window: not tested" in done.stdout
+    assert 'no grouped-heads (it says "no grouped heads yet")' in done.stdout
+    for lacking in ("grouped-heads", "window"):
+        assert f"their_kernel:flash does not claim {lacking}: not tested" in done.stdout
     assert not list(project.glob(".p*")), "nothing is left behind"
 
 
@@ -61,6 +63,7 @@ def test_a_mask_that_is_off_by_one_fails_with_that_cause_and_a_tally(project: Pa
     done = run(python, project, "their_kernel:off_by_one", "--case", "(q17-k or q3-k) and causal and not window")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "likely cause: the mask is off by one: query i also sees the key after its last" in done.stdout
+    assert "their_kernel:off_by_one is wrong for q (" in done.stdout
     assert "Traceback" not in done.stdout
     assert "x the mask is off by one" in done.stdout.split(" attention =")[1]
 

@@ -105,10 +105,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs(pytester: py
     ("content", "said"),
     [
         ('{"schema": 1,\n "cases": {', "*test_story.json is damaged at line 2, column *"),
-        (
-            '{"schema": 1, "cases": {}, "environments": {}, "x": 1}',
-            "*is not a perflab baseline*unknown field `x`*",
-        ),
+        ('{"schema": 1, "cases": {}, "environments": {}, "x": 1}', "*is not a perflab baseline*unknown field `x`*"),
         ('{"some": "other tool"}', "*is not a perflab baseline file*missing required field `schema`*"),
         ('{"schema": 99}', "*was written by a newer perflab*"),
         ("\udcff", "*is damaged: not UTF-8 at byte 0*"),
@@ -134,6 +131,7 @@ def test_baselines_that_could_not_be_written_are_refused_before_measuring(projec
     result = project.run("--perf-update", f"--perf-baselines={directory}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*cannot write baselines to *", "*name a writable directory with --perf-base*"])
+    assert "stands in" not in result.stderr.str() + result.stdout.str(), "no results are there"
 
 
 def test_an_overridden_device_fixture_must_give_a_device(pytester: pytest.Pytester) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, begin_repository, git
 
 QUICK = "--perf-replicates=2"
 
@@ -106,22 +104,13 @@ def test_a_reason_that_would_be_lost_is_refused(pytester: pytest.Pytester, argum
     result.stderr.fnmatch_lines([said])
 
 
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.org", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def test_a_baseline_knows_its_commit_and_whether_files_differed_from_it(project: Project) -> None:
-    folder = project.pytester.path
     one = ("--perf-update", "--perf-replicates=1")
     project.run(*one).assert_outcomes(passed=1)
     assert "commit" not in saved_case(project)
 
-    git(folder, "init", "--quiet")
-    (folder / ".gitignore").write_text("__pycache__/\nstdout\nstderr\nrunpytest-*\n")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message=first")
-    head = git(folder, "rev-parse", "HEAD")
+    begin_repository(project)
+    head = git(project, "rev-parse", "HEAD").strip()
     for _ in range(2):  # saving changes the baselines, which makes nothing dirty
         project.run(*one).assert_outcomes(passed=1)
         assert saved_case(project)["commit"] == head

@@ -101,11 +101,10 @@ def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on
             "*in stuck",
             "*test_dead: hung: no progress for 2.00 s, in its call",
             "    lock.acquire()",
-        ],
+        ]
     )
     result.stdout.re_match_lines(
-        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 2.00 s", r"after .* new"],
-        consecutive=False,
+        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 2.00 s", r"after .* new"], consecutive=False
     )
 
 
@@ -252,10 +251,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
     assert time.monotonic() - started_s < 60
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        [
-            "*baselines with fewer replicates: a fresh process made no progress and was stopped after *",
-            "about to hang",
-        ]
+        ["*baselines with fewer replicates: a fresh process made no progress and was stopped after *", "about to hang"]
     )
     result.stdout.fnmatch_lines(["*times not saved, from a single process: work: no slowdown would count against them"])
     assert project.needs()["test_work"]["peak_bytes"], "what is exact is saved all the same"
@@ -283,7 +279,7 @@ def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(projec
     )
 
 
-def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started(project: Project) -> None:
+def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started_and_what_there_is_is_saved(project: Project) -> None:
     hang = """    if "--perf-replicate=" in " ".join(sys.argv):
         import subprocess
         sleeper = subprocess.Popen(["sleep", "600"])
@@ -293,7 +289,11 @@ def test_ctrl_c_ends_a_fresh_process_with_all_that_it_started(project: Project) 
 """
     source = project.test_file.read_text().replace("    cost_ms, kib", hang + "    cost_ms, kib")
     project.test_file.write_text("import os, sys, time\n" + source)
-    interrupted(project.pytester.path, "-m", "perf", "--perf-update")
+    output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
+    assert "interrupted: these baselines have one replicate each" in output
+    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
+    assert len(case["replicates"]) == 1
+    assert (project.pytester.path / "results.json").exists()
     assert not [pid for pid in map(int, (project.pytester.path / "pids.txt").read_text().split()) if alive(pid)]
 
 

@@ -52,43 +52,45 @@ def test_a_run_that_has_nothing_of_ours_loads_next_to_nothing(pytester: pytest.P
     assert loaded_in(pytester.path) == LIGHT
 
 
-def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(
-    pytester: pytest.Pytester,
-) -> None:
+def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_wrong="def test_wrong():\n    assert False\n", test_broken="import nowhere\n")
     result = pytester.runpytest_subprocess("--continue-on-collection-errors")
     result.assert_outcomes(failed=1, errors=1)
     assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.errors"])
 
 
-def test_so_do_correctness_checks(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.correctness\ndef test_right():\n    pass\n" + PLAIN + MEASURED)
-    result = pytester.runpytest_subprocess("-m", "correctness")
-    result.assert_outcomes(passed=1, deselected=2)
+CHECK = "import pytest\n@pytest.mark.correctness\ndef test_right():\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [(["-m", "correctness"], "*1 passed, 2 deselected*"), (["--collect-only", "-m", "perf"], "*test_measured*")],
+    ids=["correctness checks", "collecting perf cases alone"],
+)
+def test_so_do_correctness_checks_and_collecting(pytester: pytest.Pytester, arguments: list[str], shown: str) -> None:
+    pytester.makepyfile(CHECK + PLAIN + MEASURED)
+    pytester.runpytest_subprocess(*arguments).stdout.fnmatch_lines([shown])
     assert loaded_in(pytester.path) == LIGHT
 
 
-def test_so_does_a_project_with_perf_cases_and_ini_keys_while_none_is_selected(pytester: pytest.Pytester) -> None:
+def test_so_does_a_project_with_perf_cases_and_ini_keys_while_none_is_selected_and_nothing_is_shown_or_written(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makeini(
         "[pytest]\naddopts = -m 'not perf'\nperf_budget = 20\nperf_json = results.json\nperf_prune = true\n"
         "perf_kernels = nowhere:examples\nperf_baselines = stored\n"
     )
     pytester.makepyfile(PLAIN + MEASURED)
-    result = pytester.runpytest_subprocess()
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, deselected=1)
     assert loaded_in(pytester.path) == LIGHT
-    assert not (pytester.path / "results.json").exists()
+    result.stdout.no_fnmatch_line("*perf:*")
+    result.stdout.no_fnmatch_line("*= perf =*")
+    assert not [name for name in (".perflab", "stored", "results.json") if (pytester.path / name).exists()]
 
 
-def test_so_does_collecting_perf_cases_alone(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(MEASURED)
-    result = pytester.runpytest_subprocess("--collect-only", "-m", "perf")
-    result.stdout.fnmatch_lines(["*test_measured*"])
-    assert loaded_in(pytester.path) == LIGHT
-
-
-def test_so_do_workers_and_their_controller_which_listens_to_them(
-    pytester: pytest.Pytester,
+def test_so_do_workers_and_their_controller_which_listens_to_them_and_no_list_of_cases_stays(
+    pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
     pytester.makepyfile(test_right=PLAIN + MEASURED, test_wrong="def test_wrong():\n    assert False\n")
     result = pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf")
@@ -97,6 +99,7 @@ def test_so_do_workers_and_their_controller_which_listens_to_them(
     assert loaded_in(pytester.path) == sorted(
         [*LIGHT, *(f"perflab.plugin.session{name}" for name in ("", ".lost_workers", ".workers"))]
     )
+    assert not list(tmp_path.glob("perflab-*"))  # TMPDIR of every story
 
 
 def test_an_option_has_settings_read_and_nothing_that_measures_or_collects(pytester: pytest.Pytester) -> None:
@@ -110,22 +113,6 @@ def test_an_option_has_settings_read_and_nothing_that_measures_or_collects(pytes
         "perflab.plugin.session.results",
         "perflab.report.summary",
     } & set(loaded)
-
-
-def test_without_a_perf_test_selected_nothing_is_shown_or_written(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(PLAIN + MEASURED)
-    result = pytester.runpytest_subprocess("-m", "not perf", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.no_fnmatch_line("*perf:*")
-    result.stdout.no_fnmatch_line("*= perf =*")
-    assert not (pytester.path / ".perflab").exists()
-    assert not (pytester.path / "baselines").exists()
-
-
-def test_workers_leave_no_list_of_cases_behind(pytester: pytest.Pytester, tmp_path: Path) -> None:
-    pytester.makepyfile(PLAIN)
-    pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1").assert_outcomes(passed=1)
-    assert not list(tmp_path.glob("perflab-*"))  # TMPDIR of every story
 
 
 def test_help_shows_every_option_with_its_default(pytester: pytest.Pytester) -> None:

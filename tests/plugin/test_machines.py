@@ -156,14 +156,6 @@ def test_more_memory_with_other_threads_is_said_not_to_be_compared_and_fails_a_s
     )
 
 
-def test_the_same_memory_with_other_threads_is_compared(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STORY_THREADS", "1")
-    result = here.run()
-    assert "of 1 case only memory and counts were compared" in unwrapped(result)
-    assert "not compared" not in unwrapped(result)
-    here.run("--perf-check=strict").assert_outcomes(passed=1)
-
-
 def test_a_line_saved_beside_others_says_how_it_differs_from_theirs(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,17 +198,6 @@ def test_the_second_run_on_a_machine_compares_with_the_first_and_nothing_is_ther
     assert own_replicates(here) == 3, "a slowdown is nothing to compare with"
 
 
-def test_a_history_of_one_run_does_not_know_its_noise_and_blames_nobody(
-    here: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move_to("b", monkeypatch)
-    here.run().assert_outcomes(passed=1)
-    here.cost(ms=200)
-    result = here.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* \+100\.0% .* inconclusive", r".*a single process.*"])
-
-
 def test_a_second_run_beside_other_work_says_what_held_and_how_many_runs_times_lack(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,22 +219,6 @@ def test_a_second_run_beside_other_work_says_what_held_and_how_many_runs_times_l
     here.run("--perf-settle=off").stdout.re_match_lines([r"work is slower than its baseline"])
 
 
-def test_a_run_that_wants_all_judged_fails_where_times_have_too_few_runs(
-    here: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move_to("b", monkeypatch)
-    here.run().assert_outcomes(passed=1)
-    here.cost(ms=50)
-    strict = here.run("--perf-check=strict")
-    strict.assert_outcomes(failed=1)
-    strict.stdout.re_match_lines(
-        [
-            r"work: its time could not be judged \(1 of 3 runs kept on this machine, 2 more and times are .*",
-            r"if intended: pytest .* --perf-update-new",
-        ]
-    )
-
-
 def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Project) -> None:
     begin_repository(project)
     git(project, "update-index", "--assume-unchanged", "cost.txt")  # what changes is the machine
@@ -271,16 +236,6 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
     assert own_replicates(project) == 2
     project.cost(ms=50)
     assert "noisy" not in project.run().stdout.str()
-
-
-def test_two_thread_counts_in_turns_keep_a_history_each(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + ELSEWHERE)
-    for threads in ("1", "2", "1", "2"):
-        monkeypatch.setenv("STORY_THREADS", threads)
-        result = project.run()
-    assert "another environment" not in unwrapped(result)
-    assert len(own_files(project)) == 2
 
 
 @pytest.mark.parametrize(("options", "is_told"), [([], True), (["--perf-machine=fleet"], False)])

@@ -88,7 +88,14 @@ def test_a_case_that_runs_out_of_memory_leaves_both_snapshots(project: Project) 
     project.cost(ms=100, kib=2**41)
     result = project.run("--perf-snapshots")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["memory: peak of the snapshot -*", "in full: perflab memory *-measured-now.json"])
+    result.stdout.fnmatch_lines(
+        [
+            "work ran out of memory, and its baseline did not",
+            "why: out of memory: * asked for, by aten::empty (test_story.py:10)",
+            "memory: peak of the snapshot -*",
+            "in full: perflab memory *-measured-now.json",
+        ]
+    )
     assert sorted(path.name for path in folder.iterdir()) == [
         "test_story.py_test_work-measured-now.json",
         "test_story.py_test_work-measured.json",

@@ -172,11 +172,7 @@ def test_a_case_marked_for_a_graph_is_skipped_by_itself_on_a_cpu_and_the_others_
     result = project.run(*arguments)
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines(
-        [
-            "other * 100 ms*",
-            "2 skipped: a CUDA graph needs a GPU (work {graph}, model {graph})",
-            "1 * 2 skipped*",
-        ]
+        ["other * 100 ms*", "2 skipped: a CUDA graph needs a GPU (work {graph}, model {graph})", "1 * 2 skipped*"]
     )
     alone = project.run("-k", "test_work", *arguments)
     alone.assert_outcomes(skipped=1, deselected=2)

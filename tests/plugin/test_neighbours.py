@@ -168,14 +168,6 @@ def test_a_run_that_waits_for_another_one_says_at_once_for_whom(
     assert "1 passed" in output
 
 
-def test_workers_find_the_same_regression_as_one_process(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
-    project.cost(ms=150)
-    result = project.run("-n2", "-p", "xdist.plugin")
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"latency\s+100 ms\s+150 ms\s+\+50\.0%.*", r"work .* REGRESSED"])
-
-
 def test_workers_say_what_is_wrong_with_a_baseline_file(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     project.baseline_file().write_text("{")

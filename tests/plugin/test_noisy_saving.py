@@ -132,20 +132,3 @@ def test_a_baseline_of_one_process_says_that_no_slowdown_counts_against_it(proje
         ]
     )
     assert "single process" not in project.run("--perf-update").stdout.str()
-
-
-def test_an_accepted_slowdown_is_called_accepted(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
-    project.cost(ms=150)
-    result = project.run("--perf-update")
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* \+50\.0% .* accepted$", "1 accepted$"])
-    assert "egressed" not in result.stdout.str()
-
-
-def test_a_case_that_passes_beside_neighbours_says_so(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
-    project.neighbours(BUSY)
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work .* ok$", "  disturbed: other processes used 1.6 cores meanwhile"])

@@ -147,10 +147,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
 
 @pytest.mark.parametrize(
     ("more", "told"),
-    [
-        ("h = torch.relu(self.up(x)) + 0 * self.up(x)", "FLOPs"),
-        ("h = torch.relu(self.up(x)).clone()", "operators"),
-    ],
+    [("h = torch.relu(self.up(x)) + 0 * self.up(x)", "FLOPs"), ("h = torch.relu(self.up(x)).clone()", "operators")],
 )
 def test_one_more_product_or_operator_fails_and_is_named(project: Predicted, more: str, told: str) -> None:
     project.predict("--perf-update").assert_outcomes(passed=1)

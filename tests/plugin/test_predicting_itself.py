@@ -109,10 +109,7 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     )
     result.assert_outcomes(passed=5, skipped=5)
     text = result.stdout.str()
-    for said in (
-        r"small .* new, saved",
-        r"trains_first +skipped: needs 7\.00 h of 300 ms",
-    ):
+    for said in (r"small .* new, saved", r"trains_first +skipped: needs 7\.00 h of 300 ms"):
         assert pytest.LineMatcher(text.splitlines()).re_match_lines([said]) is None
     result.stdout.fnmatch_lines(
         [
@@ -144,7 +141,7 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
             "too_large *ok",
             "too_long *ok",
             "2 predicted ok · 0 measured",
-        ],
+        ]
     )
     (pytester.path / "test_large.py").write_text(LARGE.replace("layer(x).sum()", "layer(x).sum() + 1"))
     worse = run_pytest(pytester, python, *TOO_MUCH)

@@ -97,12 +97,7 @@ def story(project: Project) -> Story:
     return Story(project)
 
 
-FOUND = {
-    "slower_by[a_little]": "regressed",
-    "slower_by[much]": "regressed",
-    "slower_by[nothing]": "ok",
-    "last": "ok",
-}
+FOUND = {"slower_by[a_little]": "regressed", "slower_by[much]": "regressed", "slower_by[nothing]": "ok", "last": "ok"}
 
 
 def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_then_the_next(story: Story) -> None:
@@ -164,11 +159,7 @@ def test_a_case_whose_worker_crashes_before_its_second_look_has_failed(story: St
         file.write("\ndef test_crash(perf):\n    import os\n    os._exit(1)\n")
     result = story.run("-n1", "-p", "xdist.plugin")
     assert result.ret == 1
-    assert story.verdicts() == FOUND | {
-        "slower_by[a_little]": "failed",
-        "slower_by[much]": "failed",
-        "crash": "failed",
-    }
+    assert story.verdicts() == FOUND | {"slower_by[a_little]": "failed", "slower_by[much]": "failed", "crash": "failed"}
     assert story.judgements()["slower_by[much]"]["reasons"] == ["its worker process crashed"]
     result.stdout.fnmatch_lines(
         ["test_story.py::test_slower_by[[]much[]]: its worker process crashed before its re-check"]

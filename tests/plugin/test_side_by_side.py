@@ -95,33 +95,6 @@ def test_a_mark_that_names_no_parameter_of_the_test_is_refused_before_anything_r
     )
 
 
-def test_a_quote_of_no_time_is_refused(project: Project) -> None:
-    project.pytester.makepyfile(
-        test_story="def test_quote(perf):\n    perf.quote('elsewhere', seconds=1.0, backward=0)\n"
-    )
-    project.run().stdout.fnmatch_lines(
-        ["perf.quote('elsewhere', backward=0)", "  -> give a positive number of seconds"]
-    )
-
-
-def test_the_rate_of_a_phase_is_of_its_own_work_and_time(project: Project) -> None:
-    project.pytester.makepyfile(
-        test_story="""
-import torch
-from conftest import Virtual
-
-def phase(ms):
-    Virtual.now_ns += ms * 1_000_000
-    return torch.zeros(1000).sum()
-
-def test_step(perf):
-    perf.work(flops=60e9, backward_flops=40e9)
-    perf.step(forward=lambda: phase(10), backward=lambda _: phase(20))
-"""
-    )
-    project.run().stdout.re_match_lines([r".* mean 30\.0 ms ± 0 s · 2\.00 TFLOP/s$", r"  backward 2\.00 TFLOP/s$"])
-
-
 IN_TURNS = """
 import os
 import sys

@@ -91,8 +91,7 @@ def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) 
     change(suite, "def test_a", "def test_aa")
     said = in_one_line(suite.run("-k", "test_aa"))
     assert re.search(
-        r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*",
-        said,
+        r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*", said
     )
     assert stored(suite) == ALL
     said = in_one_line(suite.run("-k", "test_aa", "--perf-prune"))

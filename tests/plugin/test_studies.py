@@ -126,33 +126,3 @@ def test_step(perf, switch):
     refused = project.run()
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines([f"*test_step?base?: @pytest.mark.perf({said}", f"  -> {remedy}"])
-
-
-def test_micro_batches_are_summed_by_phase_and_their_number_is_checked(project: Project) -> None:
-    project.pytester.makepyfile(
-        test_story="""
-import torch
-from conftest import Virtual
-
-def phase(ms):
-    Virtual.now_ns += ms * 1_000_000
-    return torch.zeros(1000).sum()
-
-def test_step(perf):
-    perf.step(
-        forward=lambda: phase(10), backward=lambda _: phase(20), optimizer=lambda: phase(5), micro_batches=4
-    )
-
-def test_none(perf):
-    perf.step(forward=lambda: phase(10), micro_batches=0)
-"""
-    )
-    shown = project.run()
-    shown.stdout.fnmatch_lines(
-        [
-            "perf.step(micro_batches=0)",
-            "  -> give how often forward and backward run before the optimizer: an int, 1 or more",
-            "step *125 ms *",
-            "  forward 40.0 ms · backward 80.0 ms · optimizer 5.00 ms",
-        ]
-    )

@@ -173,16 +173,6 @@ def test_what_asks_for_measuring_measures(project: Project, arguments: tuple[str
     result.stdout.no_fnmatch_line("*untimed*")
 
 
-def test_a_slower_case_among_other_tests_fails_once_measuring_is_asked_for(project: Project) -> None:
-    mixed(project)
-    run(project, "--perf-update").assert_outcomes(passed=2)
-    project.cost(ms=150)
-    run(project).assert_outcomes(passed=2)
-    slower = run(project, "--perf")
-    slower.assert_outcomes(passed=1, failed=1)
-    slower.stdout.fnmatch_lines(["measured again 3 times in fresh processes; nothing disturbed it"])
-
-
 def test_perf_only_skips_other_tests_and_perf_skip_skips_cases_and_both_say_why(project: Project) -> None:
     mixed(project)
     only = run(project, "--perf-only", "-rs")
