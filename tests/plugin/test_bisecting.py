@@ -140,9 +140,10 @@ def test_a_time_is_bisected_in_turns_and_an_interrupted_search_resumes(
         keep(state, root)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(run, "keep", keep_and_stop)
-        main(ask())
+        with pytest.raises(KeyboardInterrupt):
+            main(ask())
     capsys.readouterr()
     assert json.loads((repository.pytester.path / PLACE).read_text())["ends"].startswith("latency +8.0% (+7")
     assert main(ask()) == 0

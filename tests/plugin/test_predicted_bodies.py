@@ -316,13 +316,13 @@ def test_a_case_with_nothing_to_predict_is_skipped_and_says_why(pytester: pytest
         [
             "1 skipped: the callable calls no operator of PyTorch, so there is nothing to",
             "2 skipped: nothing to predict: a data loader runs on the host, and",
-            "  aten::_local_scalar_dense needs values",
+            "  aten::_local_scalar_dense needs values (loader[[]False], loader[[]True])",
             "2 skipped: not to be predicted: perf(predict=False) (marked, too_large)",
         ]
     )
     measured = run_pytest(pytester, python, "-m", "perf", "-k", "too_large")
     measured.assert_outcomes(skipped=1)
-    measured.stdout.fnmatch_lines(["1 skipped: needs * (too_large)"])
+    measured.stdout.fnmatch_lines(["1 not run: up to * needed, more than --perf-budget (10.0 s) (too_large)"])
 
 
 WITHOUT_SHAPES = """

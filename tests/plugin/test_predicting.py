@@ -356,5 +356,5 @@ def test_an_operator_of_higher_order_is_said_not_to_be_predictable(project: Pred
     result = project.predict()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["test_net.py::test_net: cannot be predicted, flex_attention is created by compiling*", "  -> *perf.predicts*"]
+        ["test_net.py::test_net: cannot be predicted, flex_attention is created by compiling*", "  -> *predict=False*"]
     )

@@ -331,7 +331,7 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
     conftest.write_text(
         conftest.read_text()
         + "\nimport perflab.plugin.case.total_budget as total_budget\n"
-        + "total_budget.TotalBudget.left_s = lambda self: 6.0 if self._total_s else None\n"
+        + "total_budget.TotalBudget.left_s = lambda self: 18.0 if self._total_s else None\n"
     )
 
     def samples(*arguments: str) -> list[int]:
@@ -340,4 +340,7 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
         return [row["outcome"]["summary"]["samples"] for row in rows]
 
     assert samples() == [6] * 6
-    assert samples("--perf-total-budget=6") == [3, 3, 3, 4, 3, 6], "flash-2 and large come last, and have more"
+    kept_for_tables = (
+        "the four rows of two tables take their turns later: large, the last one, has a fifth of what is left"
+    )
+    assert samples("--perf-total-budget=18") == [3, 3, 3, 4, 3, 5], kept_for_tables
