@@ -49,7 +49,7 @@ def test_unrolled_is_the_whole_whatever_is_switched(
     assert unrolled.layers_run == [3, 4]
     assert unrolled.notes == []
     assert whole.layers_run == []
-    assert same(unrolled.trace, whole.trace) is None
+    assert same(unrolled.trace, whole.trace)
 
 
 # --- other sizes

@@ -302,7 +302,7 @@ def test_what_was_collected_is_looked_through_only_where_there_is_a_case(
         looked.append(notes)
         return Collection(files={})
 
-    monkeypatch.setattr(starting, "collection_of", look)
+    monkeypatch.setattr(starting, "_collection_of", look)
     pytester.makepyfile("def test_plain():\n    pass\ndef test_measured(perf):\n    perf(sum, range(100_000))\n")
     pytester.runpytest_inprocess("-m", "not perf").assert_outcomes(passed=1, deselected=1)
     assert not looked
