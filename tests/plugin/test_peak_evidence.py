@@ -44,7 +44,7 @@ def test_step(perf):
     optimizer = torch.optim.AdamW(net.parameters())
 
     def forward():
-        Virtual.now_ns += 1_000_000
+        Virtual.now_ns += 20_000_000
         return net(data)
 
     perf.step(forward=forward, backward=lambda loss: loss.backward(),
