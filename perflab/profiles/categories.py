@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE
-from perflab.profiles.placed import Placed
+from perflab.profiles.placed import OPTIMIZER_STEP, Placed
 
 _PRODUCTS = re.compile(
     r"aten::(_?addmm.*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|linear|matmul|einsum|_scaled_mm.*|_int_mm|_grouped_mm"
@@ -46,8 +46,6 @@ BACKWARD_SCOPE = 1
 """``RecordScope::BACKWARD_FUNCTION``."""
 _OF_CALLERS = ("products forward", "products backward", "attention", "embedding and loss")
 """Categories that an operator has from what it calls, the first of them that there is. One that casts is no copy."""
-OPTIMIZER_STEP = "Optimizer.step#"
-"""How PyTorch names the range around an optimizer's step."""
 
 
 def categories(found: Sequence[Placed]) -> list[str]:

@@ -86,6 +86,16 @@ def without_dispatch(profile: Profile) -> Profile:
     return changed(profile, rows=[row for row in profile.rows if row.category != DISPATCH])
 
 
+def as_counted_before(profile: Profile, head: Profile, *, has_phases: bool) -> Profile:
+    """A profile with what one knows that was stored when calls that are recorded twice were counted twice.
+
+    Such operators are left out, and so are phases that the case does not have itself. ``head`` is the newer one.
+    """
+    left = (row for row in profile.rows if row.operator not in (head.counted_once or ()))
+    rows = [row if has_phases or row.phase == "backward" else changed(row, phase="") for row in left]
+    return changed(profile, rows=rows)
+
+
 def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
     """With the rows of some keys as they are, and the others of some operators without places."""
     rows: list[ProfileRow] = []

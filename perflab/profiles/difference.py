@@ -7,7 +7,7 @@ A row that is called as often as before is named only if its change stands out o
 from __future__ import annotations
 
 from perflab.data import changed
-from perflab.profiles.compact import like_compact, with_one_gap, without_dispatch
+from perflab.profiles.compact import as_counted_before, like_compact, with_one_gap, without_dispatch
 from perflab.profiles.facts import facts_of, totals_of
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
 from perflab.profiles.parts import host_parts, parts_of
@@ -111,6 +111,9 @@ def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
     """Both with what both of them know."""
     if set(base.gaps_apart) != set(head.gaps_apart):
         base, head = with_one_gap(base), with_one_gap(head)
+    if base.counted_once is None and head.counted_once is not None:
+        has_phases = any(row.phase not in ("", "backward") for row in base.rows)
+        base, head = (as_counted_before(one, head, has_phases=has_phases) for one in (base, head))
     if base.is_compact:
         head = like_compact(head, base)
     return (base, head) if base.device == "cpu" else _with_what_tells(base, head)

@@ -106,7 +106,9 @@ def _blocks(part: PeakChange, callers: int) -> str:
 
 def _what(part: Part, *, brief: bool) -> str:
     of_backward = "the backward of " if part.phases == ["backward"] else ""  # its line may be that of the forward
-    where = f" in {of_backward}{part.module}" if part.module else f" in {part.phases[0]}" if part.phases else ""
+    where = (
+        f" in {of_backward}{part.module}" if part.module else f" in {' and '.join(part.phases)}" if part.phases else ""
+    )
     where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
@@ -128,7 +130,8 @@ def _what(part: Part, *, brief: bool) -> str:
         return f"about {many} {_CALLED.get(part.operator, part.operator)} a call (it varies){where}{line}"
     if part.more:
         by = f" within {part.within}" if part.within else ""
-        return f"{many} {_CALLED.get(part.operator, part.operator)}{by}{others}{where}{line}"
+        instead = f" instead of {', '.join(part.instead_of)}" if part.instead_of else ""
+        return f"{many} {_CALLED.get(part.operator, part.operator)}{by}{others}{instead}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:

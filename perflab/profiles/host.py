@@ -26,6 +26,10 @@ class Known(NamedTuple):
     flops: int = 0
     within: str = ""
     """The outermost operator that this one runs within."""
+    is_part: bool = False
+    """Whether it runs within another operator of its category."""
+    entries: int = 1
+    """How often the profiler records one call: autocast casts, and then calls the operator that it stands before."""
 
 
 class Key(NamedTuple):
@@ -40,6 +44,7 @@ class Key(NamedTuple):
     shapes: str
     within: str = ""
     device: int = 0
+    is_part: bool = False
 
 
 @dataclass
@@ -89,7 +94,7 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
         total = found.get(id(one))
         if total is None:
             total = found[id(one)] = sums[key_of(one, one.category)]
-        total.instances += 1
+        total.instances += 1 / one.entries
         total.time_ns += call.self_ns
         total.events += len(call.children)
         total.flops += one.flops
@@ -98,8 +103,10 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
 
 def key_of(one: Known, category: str) -> Key:
     """That of an operator on the host. Rows of PyTorch's own work, many small calls, have no lines and shapes."""
-    key = Key(category, one.name, "", one.phase, one.where.module, one.where.line, one.shapes, one.within)
-    return key._replace(line="", shapes="", within="") if category == DISPATCH else key
+    if category == DISPATCH:
+        return Key(category, one.name, "", one.phase, one.where.module, "", "")
+    module, line, _ = one.where
+    return Key(category, one.name, "", one.phase, module, line, one.shapes, one.within, is_part=one.is_part)
 
 
 def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], sums: dict[Key, Sum]) -> None:

@@ -14,8 +14,10 @@ from perflab.data import changed
 from perflab.measure.events import kind_of
 from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
 from perflab.profiles.new_calls import parsed
-from perflab.profiles.records import DISPATCH, ON_HOST, UNNAMED, VARY, CudaCall, OnLine, Part, Profile
+from perflab.profiles.records import DISPATCH, ON_HOST, OPTIMIZER, UNNAMED, VARY, CudaCall, OnLine, Part, Profile
 from perflab.profiles.wholes import Again, Layers
+
+_NO_PHASE = "no phase"
 
 
 def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
@@ -23,6 +25,7 @@ def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Map
 
     ``wholes`` are modules of which all changed in the same way; ``now`` is the profile that is looked at.
     """
+    facts, gone = _instead_of_an_optimizer(facts, now)
     together = {module: one for one in wholes for module in one.modules}
     groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
     for fact in facts:
@@ -35,8 +38,22 @@ def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Map
             parts += [_part(edit) for edit in edits(changes, unchanged)]
         else:
             parts.append(_part_of_all(of, changes))
+    if gone:
+        does_its_work = [part.phases == [OPTIMIZER] and part.more > 0 for part in parts]
+        parts = [changed(one, instead_of=gone if does else []) for one, does in zip(parts, does_its_work, strict=True)]
     # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
     return sorted(parts, key=lambda part: (part.category == DISPATCH, part.more < 0, -part.change_ns, part.module))
+
+
+def _instead_of_an_optimizer(facts: Sequence[Change], now: Mapping[Key, Total]) -> tuple[Sequence[Change], list[str]]:
+    """The optimizer's operators that are no more called; what comes in no phase then does their work."""
+    names = {key[0] for key in now}
+    all_gone = (one for one in facts if one.category == OPTIMIZER and one.key[0] not in names and not one.within)
+    gone = [one.key[0] for one in sorted(all_gone, key=lambda one: one.change_ns)]
+    if not gone:
+        return facts, []
+    told = [replace(one, key=(one.key[0], "", OPTIMIZER)) if one.key[1:] == ("", "") else one for one in facts]
+    return told, list(dict.fromkeys(gone))[:2]
 
 
 def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Change]]:
@@ -123,16 +140,18 @@ def _part(changes: Sequence[Change]) -> Part:
     more = sum(one.more for one in same)
     moved_from: list[str] = []
     if lead.more and abs(more) <= HALF:  # as many as before, in another phase
-        moved_from = sorted({one.key[2] for one in same if one.more * lead.more < 0 and one.key[2]})
+        there = {one.key[2] or _NO_PHASE for one in same if one.more * lead.more < 0}
+        moved_from = sorted(there - {lead.key[2] or _NO_PHASE})
         same = [one for one in same if one.more * lead.more > 0]
         more = sum(one.more for one in same)
     others = (one for one in here if one.key[0] != lead.key[0] and one.more * more >= 0)
+    phases = {one.key[2] or (_NO_PHASE if moved_from else "") for one in same}
     return Part(
         change_ns=round(total, 1),
         operator=lead.key[0],
         module=lead.key[1],
         line=heaviest.line or lead.line,
-        phases=sorted({one.key[2] for one in same if one.key[2]}, key=lambda name: (name != phase, name)),
+        phases=sorted(phases, key=lambda name: (name != phase, name)) if "" not in phases else [],
         more=round(more, 2),
         moved_from=moved_from,
         # What the code asks for itself comes before what that calls.

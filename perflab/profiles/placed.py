@@ -11,6 +11,8 @@ from perflab.profiles.events import NODE, Call
 from perflab.profiles.places import MARK, Where
 
 NOWHERE = Where()
+OPTIMIZER_STEP = "Optimizer.step#"
+"""How PyTorch names the range around an optimizer's step."""
 
 
 class Placed(NamedTuple):
@@ -45,6 +47,49 @@ def within(call: Call) -> str:
         if not above.is_range and OPERATOR.match(above.name):
             outermost = above.name
     return outermost
+
+
+def entered(calls: Sequence[Call]) -> list[list[Call]]:
+    """For each operator those that the profiler recorded of the same call, itself among them, the outermost first.
+
+    Autocast casts the inputs and calls the operator by its name again, and many a function calls its own variant that
+    writes into ``out``.
+    """
+    found: dict[int, list[Call]] = {}
+    for call in calls:  # each comes after its caller
+        above = call.parent
+        is_same = above is not None and above.name == call.name and bool(OPERATOR.match(call.name))
+        if above is not None and is_same and sum(one.name == call.name for one in above.children) == 1:
+            entries = found[id(above)]
+        else:
+            entries = []
+        entries.append(call)
+        found[id(call)] = entries
+    return [found[id(call)] for call in calls]
+
+
+def phases_without_any(found: Sequence[Placed]) -> list[str]:
+    """The phase of each operator of a call that has no phases of its own.
+
+    What autograd numbered before the last node of a backward is of the forward. What runs outside of nodes and of an
+    optimizer's step is of none if it comes later, or has no gradient: clipping, and logging under ``no_grad``.
+    """
+    last_ns = max((one.call.event.start_ns for one in found if one.call.name.startswith(NODE)), default=None)
+    if last_ns is None:
+        return [""] * len(found)
+    phases: dict[int, str] = {}
+    for one in found:  # each comes after its caller
+        call = one.call
+        above = [call, *call.above()]
+        phase = next((phases[id(outer)] for outer in above if id(outer) in phases), "")
+        if any(outer.name.startswith(NODE) for outer in above):
+            phase = "backward"
+        elif any(outer.name.startswith(OPTIMIZER_STEP) for outer in above):
+            phase = "optimizer"
+        elif call.event.sequence >= 0 and call.event.start_ns < last_ns:
+            phase = "forward"
+        phases[id(call)] = phase
+    return [phases[id(one.call)] for one in found]
 
 
 def _made_by(node: Call) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from perflab.errors import UsageError
 from perflab.profiles.categories import categories
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.device import Kernel, device_sums
+from perflab.profiles.events import Call
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, matched
-from perflab.profiles.placed import operators, placed, within
+from perflab.profiles.placed import entered, operators, phases_without_any, placed, within
 from perflab.profiles.places import Where
 from perflab.profiles.recording import Recorded
 from perflab.profiles.records import Profile
@@ -30,21 +31,32 @@ def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
     ``named`` gives the place that a mark stands for.
     """
     found = placed(recorded.roots, recorded.phases, named)
-    flops = flops_where_done([one.call for one in found])
+    calls = [one.call for one in found]
+    flops = flops_where_done(calls)
+    category = dict(zip(map(id, calls), categories(found), strict=True))
+    phases = [one.phase for one in found] if recorded.phases else phases_without_any(found)
     known = (
         Known(
-            one.call.name,
-            category,
-            one.phase,
+            call.name,
+            kind := category[id(entries[0])],
+            phase,
             one.where,
-            one.call.event.shapes,
-            flops.get(id(one.call), 0),
-            within(one.call),
+            _shapes(entries),
+            flops.get(id(call), 0),
+            within(entries[0]),
+            any(category.get(id(above)) == kind for above in entries[0].above()),
+            len(entries),
         )
-        for one, category in zip(found, categories(found), strict=True)
+        for one, call, entries, phase in zip(found, calls, entered(calls), phases, strict=True)
     )
     once: dict[Known, Known] = {}  # a layer knows what the one before it knew
     return [once.setdefault(one, one) for one in known]
+
+
+def _shapes(entries: Sequence[Call]) -> str:
+    """Those of an operator's inputs: as autocast casts them, and without what the last entry gets to write into."""
+    asked, done = (one.event.shapes for one in (entries[0], entries[-1]))
+    return done if done.rpartition(" ")[0] == asked.rpartition(" ")[0] else asked
 
 
 def known_by_call(recorded: Recorded, known: Sequence[Known]) -> tuple[dict[int, Known], int]:
@@ -132,6 +144,7 @@ class Reading:
             cost=self.cost.as_seen(longer_ns, [self.sums[at].values() for at in quiet]),
             notes=said,
             cuda_calls=self.cuda_calls,
+            counted_once=sorted({one.name for one in self.known if one.entries > 1}) if device == "cpu" else [],
         )
 
     def _by_call(self, recorded: Recorded) -> dict[int, Known]:

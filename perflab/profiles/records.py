@@ -18,6 +18,8 @@ ADDED = ("launches", OTHER_THREAD)
 ANY_GAP = "gaps"
 """All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
+OPTIMIZER = "optimizer"
+"""The category of what an optimizer's step runs, and the phase that is one."""
 UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
@@ -42,7 +44,8 @@ class ProfileRow(Data, frozen=True):
     kernel: str = ""
     """On a GPU, the kernel's readable name."""
     phase: str = ""
-    """``forward``, ``backward``, ``optimizer``; ``""`` where the case has no phases and no backward runs."""
+    """``forward``, ``backward``, ``optimizer``. In a case without phases as autograd and the optimizer tell them;
+    ``""`` for what is in none of these there, and where no backward runs."""
     module: str = ""
     """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. Of a gap, that of the operator
     that ends it."""
@@ -61,6 +64,8 @@ class ProfileRow(Data, frozen=True):
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
     """Of all instances."""
+    is_part: bool = False
+    """On a CPU, whether it runs within another operator of its category, of which that one is the instance."""
 
 
 def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
@@ -105,6 +110,9 @@ class Profile(Data, frozen=True):
     """How many devices the rows are of. Each has a timeline as long as the call."""
     gaps_apart: list[str] = []
     """On a GPU, which of ``ADDED`` have rows of their own; none in a profile that was stored before there were any."""
+    counted_once: list[str] | None = None
+    """On a CPU, operators that the profiler records more than once a call, under autocast for example; None in a
+    profile that was stored when these counted as often, and when a case without phases had no forward."""
     cuda_calls: list[CudaCall] = []
     """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
 
@@ -173,6 +181,8 @@ class Part(Data, frozen=True):
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []
     """Further operators of which there are more too on that line, or less too."""
+    instead_of: list[str] = []
+    """The optimizer's operators that are no more called, where these calls do their work."""
     other_lines: list[OnLine] = []
     """Of the same edit, the most time first."""
     category: str = ""

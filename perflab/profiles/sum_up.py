@@ -21,12 +21,13 @@ def summed_up(
     cost: Cost = FREE,
     notes: Sequence[str] = (),
     cuda_calls: Sequence[Mapping[str, Sum]] = (),
+    counted_once: Sequence[str] = (),
 ) -> Profile:
     """The mean of the quiet calls, row by row.
 
     ``calls`` have the divided time of each profiled call, and ``quiet`` says which of them count; ``timer_ns`` is of
     one that is not profiled. ``cost``, what the profiler adds, is taken off. ``cuda_calls`` are those of the host by
-    name, of each call; none: they are not known.
+    name, of each call; none: they are not known. ``counted_once`` as in ``Profile``.
     """
     counted = [calls[at] for at in quiet]
     keys = dict.fromkeys(key for call in counted for key in call)
@@ -41,6 +42,7 @@ def summed_up(
         notes=list(notes),
         devices=len({row.device for row in rows}) or 1,
         gaps_apart=list(ADDED) if device == "cuda" else [],
+        counted_once=list(counted_once),
         cuda_calls=_cuda_calls([cuda_calls[at] for at in quiet]) if cuda_calls else [],
     )
 

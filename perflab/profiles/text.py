@@ -110,7 +110,7 @@ def by_category(profile: Profile) -> list[tuple[str, float, float, int]]:
     """Each category that has time, with its instances and FLOPs, the most time first."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in profile.rows:
-        for at, value in enumerate((row.time_ns, row.instances, row.flops)):
+        for at, value in enumerate((row.time_ns, 0.0 if row.is_part else row.instances, row.flops)):
             sums[row.category][at] += value
     ranked = sorted((one for one in sums.items() if one[1][0]), key=lambda one: -one[1][0])
     return [(name, time_ns, instances, int(flops)) for name, (time_ns, instances, flops) in ranked]

@@ -24,6 +24,8 @@ _LEAST = 2
 
 On a GPU, many a layer is one operator.
 """
+_CASTS = {"aten::to", "aten::_to_copy", "aten::copy_"}
+"""What autocast does once for a weight, however often a module is computed."""
 _TO_ONE_LEFT_OUT = 3
 """Parts of a module that are computed again, at least, where it is named although one of them is not."""
 
@@ -165,13 +167,19 @@ def _times(
 ) -> int:
     """How many times more all of this work is done, if that is all that changed; 0: that it is not."""
     phases = {key[2] for key in changed}
-    if {key[0] for key in changed} != work.keys() or len(changed) != len(work) or len(phases) != 1:
+    names = {key[0] for key in changed}
+    casts = _CASTS & work.keys() if names - _CASTS else set[str]()
+    if names - casts != work.keys() - casts or len(changed) != len(names) or len(phases) != 1:
         return 0
-    key, more = next(iter(changed.items()))
+    key, more = next((key, more) for key, more in changed.items() if key[0] not in casts)
     times = round(more / work[key[0]].instances)
     if times < 1:
         return 0
-    for key in changed:
+    for key, more in changed.items():
+        if key[0] in casts:
+            if not 0 <= more <= times * work[key[0]].instances + HALF:
+                return 0
+            continue
         done = work[key[0]]
         old, new = before.get(key, Total()), now.get(key, Total())
         for shapes in {*done.shapes, *old.shapes, *new.shapes}:

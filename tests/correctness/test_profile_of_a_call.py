@@ -31,6 +31,7 @@ from perflab.profiles.places import Places
 from perflab.profiles.recording import recorded_calls, recording, run_marked
 from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.text import by_category
 from tests.correctness import profile_sums
 from tests.perf.setup import Setup
 
@@ -304,7 +305,23 @@ def test_a_plain_callable_has_a_backward_phase_only_where_one_runs() -> None:
         return out
 
     assert {row.phase for row in profiled(Workload(linear, (x,), {})).rows} == {""}
-    assert {row.phase for row in profiled(Workload(both, (), {})).rows} == {"", "backward"}
+    rows = profiled(Workload(both, (), {})).rows
+    assert {row.phase for row in rows} == {"", "forward", "backward"}
+    assert {row.phase for row in rows if row.operator == "aten::addmm"} == {"forward"}
+
+
+def test_operators_that_autocast_calls_twice_count_once() -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 8)), torch.randn(2, 3, 8, 8)
+
+    def forward() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out: Tensor = model(x)
+        return out
+
+    found = profiled(Workload(forward, (), {}))
+    counted = instances(found)
+    assert (counted["aten::conv2d"], counted["aten::linear"]) == (1, 1)
+    assert {name: often for name, _, often, _ in by_category(found)}["products forward"] == 2
 
 
 OPTIMIZERS = {

@@ -151,10 +151,40 @@ def test_an_operator_that_leads_for_what_it_calls_has_the_line_of_that() -> None
     )
 
 
-def test_what_is_in_no_module_is_placed_by_the_phase_in_which_it_takes_longest() -> None:
+@pytest.mark.parametrize(
+    ("phases", "where"),
+    [
+        (["backward"], "the backward of drop"),
+        (["forward", "backward"], "drop"),
+        (["", "backward"], "drop"),  # one of them under ``no_grad``
+    ],
+)
+def test_what_is_not_all_in_the_backward_is_not_said_to_be(phases: list[str], where: str) -> None:
+    there = [row("aten::to", 1e6, 6 / len(phases), "drop", phase=phase) for phase in phases]
+    assert said(profile(PRODUCTS), profile(PRODUCTS, *there), None) == [f"6 more aten::to in {where} (model.py:8)"]
+
+
+def test_what_moves_out_of_all_phases_is_said_to_be_in_none() -> None:
+    base, head = (profile(PRODUCTS, row("aten::copy_", 1e6, 1, phase=phase)) for phase in ("forward", ""))
+    assert said(base, head, None) == ["1 aten::copy_ moved from forward to no phase in m (model.py:8)"]
+    assert said(head, base, None) == ["1 aten::copy_ moved from no phase to forward in m (model.py:8)"]
+
+
+@pytest.mark.parametrize("phase", ["", "optimizer"])
+@pytest.mark.parametrize("line", ["train.py:17", "train.py:20"])
+def test_what_replaces_the_optimizer_s_operator_is_of_the_optimizer_and_says_what_is_gone(
+    phase: str, line: str
+) -> None:
+    fused = row("aten::_fused_adamw_", 1e6, 1, "", category="optimizer", phase="optimizer", line="train.py:17")
+    loop = [row(f"aten::{name}", time, 8, "", phase=phase, line=line) for name, time in (("sqrt", 2e6), ("mul_", 1e6))]
+    (text,) = said(profile(PRODUCTS, fused), profile(PRODUCTS, *loop), None)
+    assert text.startswith(f"8 more aten::sqrt, with aten::mul_ instead of aten::_fused_adamw_ in optimizer ({line})")
+
+
+def test_what_is_in_no_module_is_placed_by_its_phases_that_first_in_which_it_takes_longest() -> None:
     there = [row("aten::fill_", took, 1, "", phase=phase) for phase, took in (("backward", 1e4), ("forward", 2e6))]
     (first,) = said(profile(PRODUCTS), profile(PRODUCTS, *there), 2.01e6)
-    assert first == "+2.01 ms = +2.01 ms 2 more aten::fill_ in forward (model.py:8)"
+    assert first == "+2.01 ms = +2.01 ms 2 more aten::fill_ in forward and backward (model.py:8)"
 
 
 def test_without_anything_that_shows_how_lines_moved_calls_match_by_their_shapes() -> None:
@@ -231,7 +261,7 @@ def test_edits_with_unchanged_work_between_them_are_two_parts_each_with_its_own_
     norms = at(18, "norm", 3e6, phase="backward")
     loss = at(16, "loss", 5e6, phase="backward")
     assert said(profile(PRODUCTS, loss), profile(PRODUCTS, loss, *entropy, norms), 7e6) == [
-        "+7.00 ms = +4.00 ms 2 more aten::softmax, with aten::entr in forward (train.py:14)",
+        "+7.00 ms = +4.00 ms 2 more aten::softmax, with aten::entr in forward and backward (train.py:14)",
         "+3.00 ms 1 more aten::norm in backward (train.py:18)",
     ]
 

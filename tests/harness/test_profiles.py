@@ -24,12 +24,12 @@ from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known, Sum, faster_half, host_sums, matched
 from perflab.profiles.placed import Phase, operators, placed, within
 from perflab.profiles.places import MARK, Where
-from perflab.profiles.reading import Reading
+from perflab.profiles.reading import Reading, known_of
 from perflab.profiles.recording import Recorded
 from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
-from perflab.profiles.text import lines, notes_of
+from perflab.profiles.text import by_category, lines, notes_of
 
 
 def call(name: str, start: int, end: int, **fields: int) -> Event:
@@ -238,6 +238,67 @@ def test_a_forward_that_a_checkpoint_runs_again_has_no_line_of_the_node_that_ask
     found = {one.call.event.start_ns: one.where for one in placed(nested(events), (), places.__getitem__)}
     node = places[f"{MARK}0"]
     assert found == {5: node, 30: node, 45: Where("blocks.*.up"), 60: Where("blocks.*.up", "model.py:8"), 85: node}
+
+
+def test_a_call_without_phases_has_those_that_autograd_and_the_optimizer_tell() -> None:
+    events = [
+        opened(CALL, 0, 100),
+        call("aten::zero_", 0, 5),
+        call("aten::to", 10, 20, sequence=3),
+        call("aten::copy_", 12, 18),
+        call("aten::argmax", 21, 25),  # without a number: under ``no_grad``
+        call(f"{NODE}ToCopyBackward0", 30, 60, sequence=3, forward_thread=1),
+        call("aten::copy_", 40, 50),
+        call("aten::sin", 52, 55, sequence=9),  # a checkpoint's
+        call("aten::norm", 61, 65, sequence=4),
+        opened("Optimizer.step#AdamW.step", 70, 90),
+        call("aten::_fused_adamw_", 75, 85),
+    ]
+
+    def phases(*its_own: Phase, of: list[Event] = events) -> list[str]:
+        return [one.phase for one in known_of(Recorded(nested(of)[0], phases=its_own), lambda _name: Where())]
+
+    assert phases() == ["", "forward", "forward", "", "backward", "backward", "backward", "", "optimizer"]
+    assert phases(Phase("forward", 0, 100)) == ["forward"] * 9
+    assert phases(of=events[:5]) == [""] * 4  # no backward, no forward
+
+
+def test_a_call_that_autocast_enters_twice_counts_once_in_the_type_that_it_computes_in() -> None:
+    events = [
+        opened(CALL, 0, 100),
+        Event("aten::conv2d", 10, 90, shapes="2x3 float32"),
+        Event("aten::to", 20, 30, shapes="2x3 float32"),
+        Event("aten::conv2d", 40, 80, shapes="2x3 bfloat16"),
+        Event("aten::mkldnn_convolution", 50, 70),
+    ]
+    recorded = Recorded(nested(events)[0])
+    reading = Reading(known_of(recorded, lambda _name: Where()))
+    reading.add("cpu", [recorded])
+    told = reading.profile("cpu", [100.0], [])
+    assert {
+        (one.operator, one.shapes, one.within): (one.instances, one.time_ns) for one in told.rows if one.operator
+    } == {
+        ("aten::conv2d", "2x3 bfloat16", ""): (1, 50),
+        ("aten::to", "2x3 float32", "aten::conv2d"): (1, 10),
+        ("aten::mkldnn_convolution", "", "aten::conv2d"): (1, 20),
+    }
+    assert told.counted_once == ["aten::conv2d"]
+    often = {name: instances for name, _, instances, _ in by_category(told)}
+    assert (often["products forward"], often["copies"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("inner", "entries", "shapes"),
+    [
+        (["8x8, 0 float32"], 2, "8x8 float32"),  # the variant that writes into ``out``
+        (["4x4 float32"] * 2, 1, "8x8 float32"),  # two calls, of which neither is the outer one
+    ],
+)
+def test_an_operator_that_calls_itself_once_is_one_call(inner: list[str], entries: int, shapes: str) -> None:
+    own = [Event("aten::mean", 20 * at, 20 * at + 10, shapes=one) for at, one in enumerate(inner, start=1)]
+    recorded = Recorded(nested([opened(CALL, 0, 100), Event("aten::mean", 10, 90, shapes="8x8 float32"), *own])[0])
+    outer, *_ = known_of(recorded, lambda _name: Where())
+    assert (outer.entries, outer.shapes) == (entries, shapes)
 
 
 @pytest.mark.parametrize(
@@ -929,6 +990,16 @@ def test_a_module_that_calls_functions_and_one_small_child_twice_is_computed_aga
     assert (part.module, part.again, part.more) == ("mlp", 0, 2)
 
 
+@pytest.mark.parametrize(("casts", "again"), [(5, 1), (4, 1), (3, 0), (9, 0)])
+def test_a_module_that_is_computed_again_under_autocast_need_not_cast_its_weights_again(casts: int, again: int) -> None:
+    def work(times: int, casts: int) -> Profile:
+        products = (row(name, 1e6 * times, 2 * times, "mlp") for name in ("aten::linear", "aten::addmm"))
+        return profile(*products, row("aten::to", 1e4 * casts, casts, "mlp", category="copies"))
+
+    (part,) = explain(work(1, 4), work(2, casts), "main", None).parts
+    assert (part.module, part.again, part.more) == ("mlp", again, 2)
+
+
 def test_many_modules_that_are_computed_again_are_named_in_part() -> None:
     layers = [f"stage{at}.layer" for at in range(5)]
     base = profile(*(one for name in [*layers, "head"] for one in _work(name)))
@@ -1061,6 +1132,18 @@ def test_a_thread_s_kernels_that_an_old_profile_had_among_others_give_unchanged_
         found = explain(base, head, "stored", 0.3e6, (0.1e6, 0.5e6))
         assert [part.operator for part in found.parts] == []
         assert explain(base, head, "stored", None).parts == []
+
+
+def test_an_old_profile_that_counts_some_calls_twice_and_names_no_forward_gives_unchanged_code_no_cause() -> None:
+    work = [("aten::conv2d", 3, "forward"), ("aten::mm", 3, "backward"), ("aten::mul", 8, "optimizer")]
+    now = changed(
+        profile(*(row(name, 1e6, often, phase=phase) for name, often, phase in work)), counted_once=["aten::conv2d"]
+    )
+    before = (changed(one, phase=one.phase if one.phase == "backward" else "") for one in now.rows)
+    old = profile(*(changed(one, instances=6) if one.operator == "aten::conv2d" else one for one in before))
+    for base in (old, compact(old)):
+        assert explain(base, now, "stored", None).parts == []
+        assert [one.more for one in explain(base, profile(*now.rows), "stored", None).parts]  # what told them apart
 
 
 def test_against_an_old_profile_all_gaps_are_compared_as_one() -> None:
