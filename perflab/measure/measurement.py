@@ -130,11 +130,7 @@ def measure(
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
             warmup = warm_up(time_once, plan, progress)
-        try:
-            watched.look(warmup.calls)
-        except Exception as error:
-            if switched_off(error) is None:
-                raise  # else `weigh` comes upon the same, and says what is off
+        watched.look_early(warmup.calls)
         # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)

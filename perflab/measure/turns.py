@@ -83,7 +83,7 @@ class Turns:
     def warm_up(self) -> Warmup:
         """Call until readings agree, as any measurement does."""
         warmup = warm_up(self._time, self._plan, _say_nothing)
-        self._watched.look(warmup.calls)
+        self._watched.look_early(warmup.calls)
         self._hand_back()
         return warmup
 

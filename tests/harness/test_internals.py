@@ -26,6 +26,7 @@ from perflab.measure.counts import CallCounter
 from perflab.measure.measurement import measure, weigh
 from perflab.measure.records import Measurement
 from perflab.measure.sampling import Plan
+from perflab.measure.turns import Turns
 from perflab.measure.workload import Workload
 from perflab.predicted.cuda import kernels
 from perflab.predicted.cuda.as_cuda import as_cuda
@@ -127,6 +128,13 @@ def test_a_plain_case_is_measured_whatever_is_gone_and_says_what_it_lost(
     assert {*found.off} == {"memory", "counts"}
     said = rf"torch \S+ has no {re.escape(place)}\.{name}\S*, which perflab needs to .*; perflab was checked with 2\.11"
     assert re.match(said, found.off["memory"])
+
+
+def test_so_it_is_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(FAKE, "FakeTensor")
+    with Turns(Workload(torch.add, (torch.ones(64, 64), 1), {}), CPU, Plan(1e7)) as side:
+        side.warm_up()
+        assert {*side.weigh().off} == {"memory"}
 
 
 def test_what_takes_other_arguments_is_off_in_a_newer_version_and_an_error_in_a_checked_one(
