@@ -1,15 +1,20 @@
-"""A gigabyte is shown within a minute and 2 GB of memory: a smaller file is held to its share of both."""
+"""A snapshot is shown within ten times of what unpickling it takes, and within its share of 2 GB a gigabyte."""
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
+from statistics import median
 
 from tests.harness.made_snapshots import MIB, Recording, content, written
 
-GIGABYTE, SECONDS, BYTES = 10**9, 60, 2 * 10**9
-"""A file of so many bytes may take so many seconds of processor time and bytes of memory."""
+GIGABYTE, BYTES = 10**9, 2 * 10**9
+"""A file of so many bytes may take so many bytes of memory."""
+UNPICKLINGS = 10
+"""How often the file might be unpickled in the processor time that it is shown in: 4 to 5 times are usual."""
 DEPTH, LINES = 80, 500
 """Frames of a stack, and lines that there are."""
 SHOW = """
@@ -44,11 +49,21 @@ def shown(path: Path) -> tuple[float, int]:
     return float(seconds), int(size)
 
 
-def test_a_file_takes_its_share_of_a_minute_and_of_two_gigabytes(tmp_path: Path) -> None:
+def unpickled_s(path: Path) -> float:
+    """Seconds of processor time for unpickling a file, the median of three."""
+    took_s = []
+    for _ in range(3):
+        start_s = time.process_time()
+        pickle.loads(path.read_bytes())
+        took_s.append(time.process_time() - start_s)
+    return median(took_s)
+
+
+def test_a_file_takes_a_few_unpicklings_and_its_share_of_two_gigabytes(tmp_path: Path) -> None:
     small = written(tmp_path / "small.pickle", content(deep(3)))
     large = written(tmp_path / "large.pickle", content(deep(45_000)))
     (none_s, none_bytes), (took_s, took_bytes) = shown(small), shown(large)
     share = large.stat().st_size / GIGABYTE
     assert share > 0.01
-    assert (took_s - none_s) / share < SECONDS
+    assert took_s - none_s < UNPICKLINGS * unpickled_s(large)
     assert none_bytes + (took_bytes - none_bytes) / share < BYTES
