@@ -100,15 +100,20 @@ def test_a_process_that_is_at_work_ends_at_once_with_its_session_whatever_ended_
 ) -> None:
     at_work = tmp_path / "pid"
     child = [sys.executable, "-c", f"import os\nopen({str(at_work)!r}, 'w').write(str(os.getpid()))\n{BUSY}"]
-    session = f"import os, time\nfrom pathlib import Path\nchild = {child!r}\n{STARTS[what]}time.sleep(600)\n"
+    # Under nohup the tests' own process ignores SIGHUP, and so would this one.
+    begins = "import os, signal, time\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    session = f"{begins}from pathlib import Path\nchild = {child!r}\n{STARTS[what]}time.sleep(600)\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-c", session], env=environment, cwd=tmp_path) as killed:
-        ends = time.monotonic() + 60.0
-        while not (at_work.exists() and at_work.read_text()) and time.monotonic() < ends:
-            time.sleep(0.02)
-        process = int(at_work.read_text())
-        killed.send_signal(ended_by)
-        killed.wait()
+        try:
+            ends = time.monotonic() + 60.0
+            while not (at_work.exists() and at_work.read_text()) and time.monotonic() < ends:
+                time.sleep(0.02)
+            process = int(at_work.read_text())
+            killed.send_signal(ended_by)
+            killed.wait(60.0)
+        finally:
+            killed.kill()
     assert gone_within(1.0, process)
 
 
