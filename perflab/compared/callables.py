@@ -82,7 +82,7 @@ class Comparison(Data, frozen=True):
             f"{self.verdict}: candidate {format_ns(self.candidate_ns)}, base {format_ns(self.base_ns)}, "
             f"{format_change(self.ratio)} ({format_interval(self.low_ratio, self.high_ratio)}), {self.pairs} pairs"
         )
-        told += ", of the mean of all calls" if self.judged is CallTimes.MEAN else ""
+        told += "" if self.judged is CallTimes.FASTEST else ", of the mean of all calls"
         return "; ".join([told, *self.reasons])
 
 
@@ -277,6 +277,6 @@ class _Taken:
     def _typical_ns(self, side: str, judged: CallTimes) -> float:
         """The median turn's fastest call, or the mean of all calls."""
         turns = [turn for pair in self.turns for turn in pair[side]]
-        if judged is CallTimes.MEAN:
-            return fmean(turn.mean_ns for turn in turns)
-        return median(turn.fastest_ns for turn in turns)
+        if judged is CallTimes.FASTEST:
+            return median(turn.fastest_ns for turn in turns)
+        return fmean(turn.mean_ns for turn in turns)

@@ -130,9 +130,9 @@ class Compared:
 
     def median_ns(self, side: str) -> float:
         """Typical time of one call: the median, over the process pairs, of the median turn, or of the mean of all."""
-        if self.logs.judged is CallTimes.MEAN:
-            return median(fmean(turn.mean_ns for turn in one.turns) for one in self.turns(side))
-        return median(median(turn.fastest_ns for turn in one.turns) for one in self.turns(side))
+        if self.logs.judged is CallTimes.FASTEST:
+            return median(median(turn.fastest_ns for turn in one.turns) for one in self.turns(side))
+        return median(fmean(turn.mean_ns for turn in one.turns) for one in self.turns(side))
 
 
 @dataclass

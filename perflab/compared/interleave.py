@@ -5,9 +5,10 @@ on the next core: on a shared machine each core is slowed by neighbours of its o
 Turns are a few milliseconds, so that a block mostly meets one state of the core. Each turn of one side is compared with
 both of the other's in the same block.
 
-A pair of processes gives two log-ratios: of the fastest calls of the turns, which other work hardly moves, and of the
-mean of all calls, which is what users pay. They differ where only some calls became slower. ``judge/paired.py``
-judges pairs.
+A pair of processes gives log-ratios of the fastest calls of the turns, which other work hardly moves, and of the mean
+calls, which are what users pay. They differ where only some calls became slower. Other work falls on single blocks,
+and a cost in every few calls on all of them, so the means are those of the middle half of the blocks. A cost in one
+call of a hundred is in few blocks too: the mean of all has it. ``judge/paired.py`` chooses, and judges pairs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ SIDES = 2
 """Sides that are compared. A third one, the null control's, takes what room is left."""
 LOPSIDED = 2.0
 """Other work disturbs both sides alike: where blocks of one differ so much more, it is its calls that differ."""
+LEAST_CALLS = 5
+"""Blocks are grouped until each side has so many calls in a group: of fewer, a cost in every tenth call meets too few
+groups to be in the middle half of them."""
+TRIMMED, LEAST_GROUPS = 0.25, 4
+"""Share of the groups that is left out at each end. Of fewer groups than these nothing is."""
 _ERROR_OF_MEDIAN = math.sqrt(math.pi / 2.0)
 """Standard error of a median of normal values, in units of their mean's."""
 
@@ -106,18 +112,21 @@ class TurnTime:
     """In the fastest sample."""
     mean_ns: float
     """In all samples."""
+    calls: int = 1
 
 
 def turn_time(samples_ns: Sequence[int], waited_ns: Sequence[int], repetitions: int) -> TurnTime:
     """The time of one call in samples of so many calls each, during which it waited so long for a core."""
     own_ns = [max(1, sample - waited) for sample, waited in zip_longest(samples_ns, waited_ns, fillvalue=0)]
-    return TurnTime(min(own_ns) / repetitions, fmean(own_ns) / repetitions)
+    return TurnTime(min(own_ns) / repetitions, fmean(own_ns) / repetitions, len(own_ns) * repetitions)
 
 
 def together(sides: Sequence[Sequence[TurnTime]]) -> list[TurnTime]:
     """The turns of several processes of one side as one process's; as many as the shortest of them has."""
     return [
-        TurnTime(geometric_mean(turn.fastest_ns for turn in turns), fmean(turn.mean_ns for turn in turns))
+        TurnTime(
+            geometric_mean(turn.fastest_ns for turn in turns), fmean(turn.mean_ns for turn in turns), turns[0].calls
+        )
         for turns in zip(*sides, strict=False)
     ]
 
@@ -131,8 +140,10 @@ class Reading:
     error: float = 0.0
     """How much a disturbance has ruined ``log``."""
     excess: float = 0.0
-    """How far the log-ratio of the mean calls lies above ``log``."""
+    """How far the log-ratio of the mean calls, in the middle half of the blocks, lies above ``log``."""
     excess_error: float = 0.0
+    excess_of_all: float = 0.0
+    """The same of the mean calls in all blocks."""
     one_sided: bool = False
     """Whether the blocks' means of new differ from each other by LOPSIDED times as much as those of old."""
 
@@ -158,11 +169,21 @@ def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
         turns = slice(2 * block, 2 * block + 2)
         level_ns = geometric_mean(min(turn.fastest_ns for turn in side[turns]) for side in (new, old))
         means.append([fmean(turn.mean_ns for turn in side[turns]) / level_ns for side in (new, old)])
-    mean_new, mean_old = (fmean(side) for side in zip(*means, strict=True))
-    apart = [mine / mean_new - other / mean_old for mine, other in means]
-    excess = math.log(mean_new / mean_old) - log
-    if len(apart) < 2:
-        return Reading(log, error, excess, math.inf)
-    spread_new, spread_old = (stdev(side) for side in zip(*means, strict=True))
-    one_sided = spread_new > LOPSIDED * spread_old
-    return Reading(log, error, excess, stdev(apart) / math.sqrt(len(apart)), one_sided)
+    of_new, of_old = zip(*means, strict=True)
+    groups = len(means) // math.ceil(LEAST_CALLS / (2 * min(new[0].calls, old[0].calls)))
+    share = TRIMMED if groups >= LEAST_GROUPS else 0.0
+    groups = groups if share else len(means)
+    logs_of_means = [math.log(fmean(of_new[i::groups]) / fmean(of_old[i::groups])) for i in range(groups)]
+    middle, middle_error = _middle(logs_of_means, share)
+    one_sided = len(blocks) > 1 and stdev(of_new) > LOPSIDED * stdev(of_old)
+    return Reading(log, error, middle - log, middle_error, math.log(fmean(of_new) / fmean(of_old)) - log, one_sided)
+
+
+def _middle(values: Sequence[float], share: float) -> tuple[float, float]:
+    """Mean of the values between a share at each end, and its standard error (Tukey & McLaughlin 1963)."""
+    ordered, out = sorted(values), int(share * len(values))
+    kept = ordered[out : len(ordered) - out]
+    if len(kept) < 2:
+        return fmean(kept), math.inf
+    spread = stdev([*kept[:1] * out, *kept, *kept[-1:] * out])
+    return fmean(kept), spread * math.sqrt(len(values)) / len(kept)

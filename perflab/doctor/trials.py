@@ -52,9 +52,10 @@ class Pair(Data, frozen=True, tag=True):
     twin_over_base: dict[str, float] = {}
     own_error: dict[str, float] = {}
     """Standard error of ``head_over_base`` as the pair's own blocks tell it."""
-    excess: dict[str, tuple[float, float, bool]] = {}
-    """How far the log-ratio of the mean calls lies above ``head_over_base``, its error, and whether it is one-sided."""
-    twin_excess: dict[str, tuple[float, float, bool]] = {}
+    excess: dict[str, tuple[float, float, float, bool]] = {}
+    """What a ``Reading`` says of mean calls: excess over ``head_over_base``, its error, the excess of all calls, and
+    whether blocks are one-sided."""
+    twin_excess: dict[str, tuple[float, float, float, bool]] = {}
     kind: str = MIXED
 
 
@@ -129,7 +130,10 @@ def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
     readings = [{name: one for name, one in side.items() if one is not None} for side in (head, control)]
     logs = [{name: round(one.log, 6) for name, one in side.items()} for side in readings]
     excesses = [
-        {name: (round(one.excess, 6), round(one.excess_error, 6), one.one_sided) for name, one in side.items()}
+        {
+            name: (round(one.excess, 6), round(one.excess_error, 6), round(one.excess_of_all, 6), one.one_sided)
+            for name, one in side.items()
+        }
         for side in readings
     ]
     return Pair(

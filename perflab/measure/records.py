@@ -169,7 +169,9 @@ class CallTimes(StrEnum):
     FASTEST = "fastest"
     """The fastest of each turn: known best, and right where all calls changed alike."""
     MEAN = "mean"
-    """All calls: right where some changed and others did not."""
+    """The mean calls in the middle half of the blocks of turns: right where every few calls changed."""
+    ALL = "all"
+    """The mean of all calls: right where one call in many changed."""
 
 
 class Paired(Data, frozen=True):
@@ -198,7 +200,7 @@ class Paired(Data, frozen=True):
     def calls(self) -> str:
         """The calls that are compared, in words, if these are not the fastest."""
         said = "means of all calls are compared, since these differ from each other"
-        return said if self.judged is CallTimes.MEAN else ""
+        return "" if self.judged is CallTimes.FASTEST else said
 
 
 class Ratio(Data, frozen=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -115,15 +117,34 @@ def test_a_cost_in_some_calls_is_in_the_means_alone_and_a_slow_block_weighs_as_m
     uneven = reading([TurnTime(1.0, 1.5), TurnTime(1.0, 1.5), *steady(1.0, 1.0)], steady(1.0, 1.0, 1.0, 1.0))
     assert uneven is not None
     assert uneven.excess_error > 0.1, "it was in one block of two"
+    assert uneven.excess_of_all == pytest.approx(math.log(1.25))
     alone = reading([TurnTime(1.0, 2.0)] * 2, steady(1.0, 1.0))
     assert alone is not None
     assert math.isinf(alone.excess_error), "one block tells nothing about another"
 
 
+def test_what_falls_on_few_blocks_is_in_the_mean_of_all_calls_alone() -> None:
+    old, slow = [TurnTime(1.0, 1.1, calls=8)] * 40, [TurnTime(1.0, 1.2, calls=8)] * 40
+    found = reading([*slow[:36], *[TurnTime(1.0, 9.0, calls=8)] * 4], old)
+    assert found is not None
+    assert found.excess == pytest.approx(math.log(1.2 / 1.1))
+    assert found.excess_of_all > 0.5
+    assert found.one_sided
+
+
+@pytest.mark.parametrize(("calls", "every"), [(1, 4), (2, 7), (3, 10), (8, 10)])
+def test_a_cost_in_every_so_many_th_call_is_in_the_middle_of_the_blocks(calls: int, every: int) -> None:
+    of_call = itertools.cycle([1.0] * (every - 1) + [1.0 + 0.05 * every])
+    new = [TurnTime(1.0, fmean(next(of_call) for _ in range(calls)), calls) for _ in range(2 * 20 * every)]
+    found = reading(new, [TurnTime(1.0, 1.0, calls)] * len(new))
+    assert found is not None
+    assert found.excess == pytest.approx(0.05, abs=0.012)
+
+
 def test_what_other_work_took_of_a_call_is_no_part_of_its_time() -> None:
-    assert turn_time([1000, 9000], [0, 8000], repetitions=10) == TurnTime(100.0, 100.0)
-    assert turn_time([9000], [8500], repetitions=10) == TurnTime(50.0, 50.0)
-    assert turn_time([1000, 9000], [], repetitions=10) == TurnTime(100.0, 500.0)
+    assert turn_time([1000, 9000], [0, 8000], repetitions=10) == TurnTime(100.0, 100.0, 20)
+    assert turn_time([9000], [8500], repetitions=10) == TurnTime(50.0, 50.0, 10)
+    assert turn_time([1000, 9000], [], repetitions=10) == TurnTime(100.0, 500.0, 20)
 
 
 def test_two_processes_of_a_side_count_as_one_with_as_many_turns_as_both_have() -> None:

@@ -60,9 +60,10 @@ POWER = 0.9
 """The smallest detectable change is found this often."""
 NEARLY = 0.75
 """A suspect this share of the threshold above its base might be past it: more pairs tell."""
-UNEVEN, CERTAINLY_UNEVEN = 1.5, 0.005
-"""Means look slower than the fastest calls say past so many standard errors, which sends one unchanged case in fifteen
-on to more pairs. They certainly differ at this level (two-sided); a case is looked at once for each of LOOKS."""
+UNEVEN, CERTAINLY_UNEVEN = 1.0, 0.005
+"""Means look slower than the fastest calls say past so many standard errors, and past half of the threshold: one
+unchanged case in six at most gets more pairs for it. They certainly differ at this level (two-sided); a case is looked
+at once for each of LOOKS."""
 KNOWN_BETTER = 0.7
 """Means are judged too where their standard error is below so much of the fastest calls'."""
 RESOLUTION = 2.5
@@ -185,7 +186,8 @@ def case_of(taken: Sequence[TakenPair], policy: PairedPolicy) -> PairedCase:
 
 def log_of(reading: Reading, judged: CallTimes) -> float:
     """The log-ratio of these calls."""
-    return reading.log + (reading.excess if judged is CallTimes.MEAN else 0.0)
+    excess = {CallTimes.FASTEST: 0.0, CallTimes.MEAN: reading.excess, CallTimes.ALL: reading.excess_of_all}
+    return reading.log + excess[judged]
 
 
 def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[CallTimes, bool]:
@@ -194,18 +196,19 @@ def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[Cal
     An excess below half of the threshold changes no verdict that the fastest calls give.
     """
     least, many = policy.bound / 2.0, len(readings)
-    excesses = [one.excess for one in readings]
     rare = many > 0 and 2 * sum(one.one_sided for one in readings) >= many
+    mean = CallTimes.ALL if rare else CallTimes.MEAN
+    excesses = [log_of(one, mean) - one.log for one in readings]
     if many < LEAST_PAIRS:
         error = 0.0 if rare else math.hypot(*(one.excess_error for one in readings))
         return CallTimes.FASTEST, many > 0 and sum(excesses) > max(many * least, UNEVEN * error)
-    fastest, means = (estimate([log_of(one, calls) for one in readings]) for calls in CallTimes)
+    fastest, means = (estimate([log_of(one, calls) for one in readings]) for calls in (CallTimes.FASTEST, mean))
     if means.error < KNOWN_BETTER * fastest.error:  # a turn of one sample has no faster one where calls differ
-        return CallTimes.MEAN, False
+        return mean, False
     found = estimate(excesses)
     size = abs(found.value)
     if size > least and 2.0 * student_t_tail(size / found.error, found.freedom) <= CERTAINLY_UNEVEN:
-        return CallTimes.MEAN, False
+        return mean, False
     return CallTimes.FASTEST, fmean(excesses) > least if rare else found.value > max(least, UNEVEN * found.error)
 
 
