@@ -70,7 +70,7 @@ def test_the_fixture_knows_the_models_in_a_test_s_hands(project: Project) -> Non
                 model(data).sum().backward()
         """
     )
-    project.pytester.runpytest("test_block.py").assert_outcomes(passed=1)
+    project.pytester.runpytest_subprocess("test_block.py").assert_outcomes(passed=1)
     (path,) = (project.pytester.path / ".perflab/snapshots").iterdir()
     (found,) = read_snapshots(path)
     of_weights = 2 * 4 * 64 * 65
