@@ -144,6 +144,7 @@ class Reading:
     excess_error: float = 0.0
     excess_of_all: float = 0.0
     """The same of the mean calls in all blocks."""
+    excess_of_all_error: float = 0.0
     one_sided: bool = False
     """Whether the blocks' means of new differ from each other by LOPSIDED times as much as those of old."""
 
@@ -176,7 +177,10 @@ def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
     logs_of_means = [math.log(fmean(of_new[i::groups]) / fmean(of_old[i::groups])) for i in range(groups)]
     middle, middle_error = _middle(logs_of_means, share)
     one_sided = len(blocks) > 1 and stdev(of_new) > LOPSIDED * stdev(of_old)
-    return Reading(log, error, middle - log, middle_error, math.log(fmean(of_new) / fmean(of_old)) - log, one_sided)
+    mean_new, mean_old = fmean(of_new), fmean(of_old)
+    all_error = _middle([new / mean_new - old / mean_old for new, old in means], 0.0)[1]
+    of_all = math.log(mean_new / mean_old) - log
+    return Reading(log, error, middle - log, middle_error, of_all, all_error, one_sided)
 
 
 def _middle(values: Sequence[float], share: float) -> tuple[float, float]:

@@ -162,7 +162,9 @@ class _Drawing:
                     pair = self._pair(name, first + taken)
                     own = _own(name)
                     log = pair.head_over_base[own] + math.log1p(slowdowns[name])
-                    seen = Reading(log, pair.own_error.get(own, 0.0), *pair.excess.get(own, (0.0, 0.0, 0.0, False)))
+                    seen = Reading(
+                        log, pair.own_error.get(own, 0.0), *pair.excess.get(own, (0.0, 0.0, 0.0, 0.0, False))
+                    )
                     had[name].append(TakenPair(seen, wanted_stage is Stage.OPEN))
                     cases[name] = case_of(had[name], policy)
                 short = [name for name in wanted if wants_more(controls, name, known[name])]
@@ -170,7 +172,9 @@ class _Drawing:
                     fewest = min(short, key=lambda name: len(controls.get(name, ())))
                     twin = self._twins[(first + taken) % len(self._twins)]
                     own = _own(fewest)
-                    control = Reading(twin.twin_over_base[own], 0.0, *twin.twin_excess.get(own, (0.0, 0.0, 0.0, False)))
+                    control = Reading(
+                        twin.twin_over_base[own], 0.0, *twin.twin_excess.get(own, (0.0, 0.0, 0.0, 0.0, False))
+                    )
                     controls.setdefault(fewest, []).append(control)
                     seconds += self._three[""] - self._two[""] + self._three[_own(fewest)] - self._two[_own(fewest)]
                 taken += 1

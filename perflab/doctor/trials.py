@@ -52,10 +52,10 @@ class Pair(Data, frozen=True, tag=True):
     twin_over_base: dict[str, float] = {}
     own_error: dict[str, float] = {}
     """Standard error of ``head_over_base`` as the pair's own blocks tell it."""
-    excess: dict[str, tuple[float, float, float, bool]] = {}
-    """What a ``Reading`` says of mean calls: excess over ``head_over_base``, its error, the excess of all calls, and
-    whether blocks are one-sided."""
-    twin_excess: dict[str, tuple[float, float, float, bool]] = {}
+    excess: dict[str, tuple[float, float, float, float, bool]] = {}
+    """What a ``Reading`` says of mean calls: excess over ``head_over_base``, its error, the same two of all calls,
+    and whether blocks are one-sided."""
+    twin_excess: dict[str, tuple[float, float, float, float, bool]] = {}
     kind: str = MIXED
 
 
@@ -131,7 +131,7 @@ def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
     logs = [{name: round(one.log, 6) for name, one in side.items()} for side in readings]
     excesses = [
         {
-            name: (round(one.excess, 6), round(one.excess_error, 6), round(one.excess_of_all, 6), one.one_sided)
+            name: (one.excess, one.excess_error, one.excess_of_all, one.excess_of_all_error, one.one_sided)
             for name, one in side.items()
         }
         for side in readings

@@ -107,7 +107,7 @@ def test_kinds_are_judged_apart_and_in_runs_of_any_size(cases: int) -> None:
 def test_costs_in_some_calls_are_counted_by_case_and_need_no_injected_slowdown() -> None:
     def uneven(pair: Pair, excess: float) -> Pair:
         return msgspec.structs.replace(
-            pair, kind="uneven", excess=dict.fromkeys(pair.head_over_base, (excess, 0.01, excess, False))
+            pair, kind="uneven", excess=dict.fromkeys(pair.head_over_base, (excess, 0.01, excess, 0.01, False))
         )
 
     plain = [line for line in recorded(0.008) if isinstance(line, Pair)]

@@ -8,10 +8,11 @@ import random
 import pytest
 
 from perflab.compared.comparison import BASE, HEAD
+from perflab.compared.interleave import Reading
 from perflab.compared.rounds import CaseTurns
 from perflab.compared.sides.messages import Ready
 from perflab.measured.judge.trimmed import LEAST_PAIRS
-from perflab.measured.run.tables import CALL, ROUNDS, Row, ratio_of
+from perflab.measured.run.tables import ROUNDS, Row, ratio_of
 from tests.harness.machine import Machine
 from tests.harness.make import environment, result
 
@@ -31,6 +32,13 @@ def test_an_interval_holds_the_true_ratio_in_95_of_100_tables(rounds: int, slowd
     assert held / TABLES > 0.95 - two_errors
 
 
+def test_a_row_whose_fastest_calls_alone_are_like_its_base_s_has_the_ratio_of_the_means() -> None:
+    row = Row(result("t.py::test_a[1]"), result("t.py::test_a[0]"))
+    row.readings = [Reading(noise, 0.01, math.log(2.0), 0.01, math.log(2.0), 0.1) for noise in (-0.01, 0.0, 0.01) * 2]
+    assert row.beside.call is not None
+    assert row.beside.call.value == pytest.approx(2.0, rel=0.01)
+
+
 def test_phases_have_ratios_of_their_own_and_too_few_rounds_have_none() -> None:
     def turns(forward_ns: int, repetitions: int) -> CaseTurns:
         ready = Ready(case="", device="cpu", environment=environment(), parameters={})
@@ -38,9 +46,9 @@ def test_phases_have_ratios_of_their_own_and_too_few_rounds_have_none() -> None:
 
     row = Row(result("t.py::test_a[1]"), result("t.py::test_a[0]"))
     for _ in range(LEAST_PAIRS):
-        row.take(turns(300, 7), turns(100, 2), math.log(2.0))
+        row.take(turns(300, 7), turns(100, 2), Reading(math.log(2.0)))
     assert row.beside.call is not None
     assert (row.beside.call.value, row.beside.phases["forward"].value) == (pytest.approx(2.0), pytest.approx(3.0))
-    row.logs[CALL].pop()
+    row.readings.pop()
     row.problem = "the run was over"
     assert (row.beside.call, row.beside.problem) == (None, "the run was over")

@@ -56,9 +56,14 @@ class Process:
 
 
 def compared(
-    draw: random.Random, every: int = 1, more: float = 0.0, delayed: float = 0.0, by_chance: bool = False
+    draw: random.Random,
+    every: int = 1,
+    more: float = 0.0,
+    delayed: float = 0.0,
+    by_chance: bool = False,
+    before: tuple[int, float] = (1, 0.0),
 ) -> Verdict:
-    """The verdict on one case, taken to its end."""
+    """The verdict on one case, taken to its end. ``before``: ``every`` and ``more`` of the base."""
     case, taken = PairedCase(), list[TakenPair]()
     controls: dict[str, list] = {"": []}
 
@@ -67,7 +72,7 @@ def compared(
 
     while (stands := standing()) in (Stage.UNSCREENED, Stage.OPEN):
         head = Process(draw, every, more, delayed, by_chance)
-        base, twin = (Process(draw, delayed=delayed).turns() for _ in range(2))
+        base, twin = (Process(draw, *before, delayed=delayed).turns() for _ in range(2))
         late = stands is Stage.OPEN
         found = reading(head.turns(), base)
         assert found is not None
@@ -104,6 +109,12 @@ def test_unchanged_code_beside_other_work_is_inconclusive_in_one_of_twenty_at_mo
     found = verdicts(delayed=delayed, cases=100)
     assert found[Verdict.REGRESSED] == found[Verdict.IMPROVED] == 0
     assert found[Verdict.INCONCLUSIVE] <= 0.05 * found.total()
+
+
+def test_a_rare_cost_that_comes_twice_as_often_has_regressed() -> None:
+    draw = random.Random(20261124)
+    found = Counter(compared(draw, every=20, more=0.6, before=(40, 0.3)) for _ in range(10))
+    assert found[Verdict.REGRESSED] >= 9
 
 
 def test_a_rare_cost_that_was_taken_away_is_no_slowdown_and_twice_the_mean_is_found_beside_other_work() -> None:

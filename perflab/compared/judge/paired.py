@@ -60,10 +60,11 @@ POWER = 0.9
 """The smallest detectable change is found this often."""
 NEARLY = 0.75
 """A suspect this share of the threshold above its base might be past it: more pairs tell."""
-UNEVEN, CERTAINLY_UNEVEN = 1.0, 0.005
+UNEVEN = {CallTimes.MEAN: 1.0, CallTimes.ALL: 1.5}
 """Means look slower than the fastest calls say past so many standard errors, and past half of the threshold: one
-unchanged case in six at most gets more pairs for it. They certainly differ at this level (two-sided); a case is looked
-at once for each of LOOKS."""
+unchanged case in five at most gets more pairs for it."""
+CERTAINLY_UNEVEN = 0.005
+"""They certainly differ at this level (two-sided); a case is looked at once for each of LOOKS."""
 KNOWN_BETTER = 0.7
 """Means are judged too where their standard error is below so much of the fastest calls'."""
 RESOLUTION = 2.5
@@ -197,19 +198,24 @@ def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[Cal
     """
     least, many = policy.bound / 2.0, len(readings)
     rare = many > 0 and 2 * sum(one.one_sided for one in readings) >= many
-    mean = CallTimes.ALL if rare else CallTimes.MEAN
-    excesses = [log_of(one, mean) - one.log for one in readings]
-    if many < LEAST_PAIRS:
-        error = 0.0 if rare else math.hypot(*(one.excess_error for one in readings))
-        return CallTimes.FASTEST, many > 0 and sum(excesses) > max(many * least, UNEVEN * error)
-    fastest, means = (estimate([log_of(one, calls) for one in readings]) for calls in (CallTimes.FASTEST, mean))
-    if means.error < KNOWN_BETTER * fastest.error:  # a turn of one sample has no faster one where calls differ
-        return mean, False
-    found = estimate(excesses)
-    size = abs(found.value)
-    if size > least and 2.0 * student_t_tail(size / found.error, found.freedom) <= CERTAINLY_UNEVEN:
-        return mean, False
-    return CallTimes.FASTEST, fmean(excesses) > least if rare else found.value > max(least, UNEVEN * found.error)
+    uneven = False
+    for mean in (CallTimes.ALL,) if rare else (CallTimes.MEAN, CallTimes.ALL):
+        excesses = [log_of(one, mean) - one.log for one in readings]
+        if many < LEAST_PAIRS:
+            errors = [one.excess_error if mean is CallTimes.MEAN else one.excess_of_all_error for one in readings]
+            error = 0.0 if rare else math.hypot(*errors)
+            uneven = uneven or sum(excesses) > max(many * least, UNEVEN[mean] * error)
+            continue
+        fastest, means = (estimate([log_of(one, calls) for one in readings]) for calls in (CallTimes.FASTEST, mean))
+        if means.error < KNOWN_BETTER * fastest.error:  # a turn of one sample has no faster one where calls differ
+            return mean, False
+        found = estimate(excesses)
+        size = abs(found.value)
+        if size > least and 2.0 * student_t_tail(size / found.error, found.freedom) <= CERTAINLY_UNEVEN:
+            return mean, False
+        looks_so = fmean(excesses) > least if rare else found.value > max(least, UNEVEN[mean] * found.error)
+        uneven = uneven or looks_so
+    return CallTimes.FASTEST, uneven and many > 0
 
 
 def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from perflab.compared.comparison import Taken, each_once
+from perflab.compared.interleave import Reading
+from perflab.compared.judge.paired import PairedPolicy, calls_judged, log_of
 from perflab.compared.rounds import CaseRound, CaseTurns, Round, RoundPlan
 from perflab.compared.run.conclusions import last_line
 from perflab.compared.run.start_sides import Starts, this_side
@@ -42,34 +44,37 @@ TURNS_NS = 0.25e9
 """What the turns of a row and its base take in a round, unless calls are long; set-up and warm-up come on top."""
 ROW_S = 10.0
 """What a row may take in a round beside --perf-budget: models that are compiled anew take longer."""
-CALL = ""
 
 
 @dataclass
 class Row:
-    """A row with its base, and what rounds said: log-ratios of the call, under CALL, and of its phases."""
+    """A row with its base, and what rounds said: readings of the call, and log-ratios of its phases."""
 
     result: Result
     base: Result
-    logs: dict[str, list[float]] = field(default_factory=lambda: {CALL: []})
+    readings: list[Reading] = field(default_factory=list)
+    phase_logs: dict[str, list[float]] = field(default_factory=dict)
     problem: str | None = None
 
     @property
     def beside(self) -> Beside:
         """What the rounds say together."""
-        ratios = {name: ratio_of(logs) for name, logs in self.logs.items() if len(logs) >= LEAST_PAIRS}
-        call, base_ns = ratios.pop(CALL, None), shown_ns(self.base)
+        call, base_ns = None, shown_ns(self.base)
         assert base_ns is not None, "a base was measured"
+        if len(self.readings) >= LEAST_PAIRS:
+            judged, _ = calls_judged(self.readings, PairedPolicy())
+            call = ratio_of([log_of(one, judged) for one in self.readings])
+        ratios = {name: ratio_of(logs) for name, logs in self.phase_logs.items() if len(logs) >= LEAST_PAIRS}
         problem = self.problem if call is None else None
         return Beside(base=self.base.case, base_ns=base_ns, call=call, phases=ratios, problem=problem)
 
-    def take(self, own: CaseTurns, base: CaseTurns, log: float) -> None:
+    def take(self, own: CaseTurns, base: CaseTurns, reading: Reading) -> None:
         """Take in a round."""
-        self.logs[CALL].append(log)
+        self.readings.append(reading)
         for name in own.phases_ns.keys() & base.phases_ns.keys():
             own_ns, base_ns = (median(one.phases_ns[name]) / one.repetitions for one in (own, base))
             if min(own_ns, base_ns) > 0:
-                self.logs.setdefault(name, []).append(math.log(own_ns / base_ns))
+                self.phase_logs.setdefault(name, []).append(math.log(own_ns / base_ns))
 
     def refuse(self, problem: str) -> None:
         """Take no more turns; the first reason counts."""
@@ -205,7 +210,7 @@ def _take(row: Row, sides: Mapping[str, str], found: CaseRound) -> None:
     """Take in a round, whose ``sides`` are by case. A row whose test did not pass takes no more turns."""
     own, base = sides[row.result.case], sides[row.base.case]
     if (reading := found.reading(own, base)) is not None:
-        row.take(found.turns[own], found.turns[base], reading.log)
+        row.take(found.turns[own], found.turns[base], reading)
     if found.not_started is not None:
         row.refuse(found.not_started)
     spoilt = any(ended.outcome == "died" for ended in found.ended.values())  # others were not reached for that
