@@ -179,7 +179,10 @@ def _takes_back(later: Result, earlier: Result) -> bool:
         return True
     before, now = earlier.judgement, later.judgement
     rose = {name for name, change in before.counts.items() if change.is_past_limit}
-    compared = all(getattr(now, name, True) for name in before.worse) and rose <= now.counts.keys()
+    judged = {name for name, change in now.counts.items() if change.limit is not None}
+    compared = all(getattr(now, name, True) for name in before.worse) and rose <= judged
+    if "latency" in before.worse and now.time_not_judged is not None:
+        return False
     return compared and _weight(later) >= _weight(earlier)
 
 

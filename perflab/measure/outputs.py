@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perflab.reachable import reachable
+from perflab.torch_internals.tracing import parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,8 @@ def outputs_of(workload: Workload) -> dict[str, list[str]]:
         "gradients": [one.grad for one in leaves if one.grad is not None],
     }
     with torch.no_grad():  # sorted, since a change of the code may change the order in which tensors are found
-        return {what: [str(part) for one in sorted(map(_summed_up, found[what])) for part in one] for what in found}
+        sums = {what: sorted(_summed_up(part) for one in found[what] for part in parts_of(one)) for what in found}
+    return {what: [str(number) for one in some for number in one] for what, some in sums.items()}
 
 
 def _as_tensor(number: float) -> torch.Tensor:
@@ -58,7 +60,7 @@ def _summed_up(tensor: torch.Tensor) -> tuple[str | float, ...]:
     import torch
 
     values: list[float] = []
-    with contextlib.suppress(RuntimeError, TypeError):  # sparse ones, say, know none of this
+    with contextlib.suppress(Exception):  # a class of the user's, say, that knows none of this
         flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().flatten()
         picked = flat[:: max(1, flat.numel() // _ELEMENTS)][:_ELEMENTS].double()
         values = [float(flat.sum(dtype=torch.float64)) / max(1, flat.numel()), *picked.tolist()]

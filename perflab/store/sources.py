@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 from perflab.store.case_files import function_of
 
-_BINDS_OTHERS = {"*", "globals", "vars", "setattr", "exec"}
+_BINDS_OTHERS = {"*", "globals", "locals", "vars", "setattr", "exec"}
 
 
 def bindings_in(text: str | bytes) -> list[tuple[str, ast.AST]] | None:
@@ -18,7 +19,8 @@ def bindings_in(text: str | bytes) -> list[tuple[str, ast.AST]] | None:
     try:
         tree = ast.parse(text)
         names = {getattr(node, "id", None) or getattr(node, "name", None) for node in ast.walk(tree)}
-        return None if names & _BINDS_OTHERS else list(_bound_in(tree, ""))
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        return None if names & _BINDS_OTHERS or "__dict__" in attributes else list(_bound_in(tree, ""))
     except (SyntaxError, ValueError, RecursionError):
         return None
 
@@ -47,7 +49,8 @@ def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | No
         text_of: gives the text of a case's test file, as it was or is; None where nobody knows.
 
     A case of the same name in another file has to have the same code, as far as that is known. One of the same file and
-    parameters has to be known to have it. Where several may be it, none is.
+    parameters has to be known to have it. Where several may be it, the one whose path ends most like this one's is, as
+    in a folder that was renamed; of several such none is.
     """
     path, name = case.split("::", 1)
     found = []
@@ -57,7 +60,15 @@ def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | No
         if (old_name == name) if is_elsewhere else (_parameters(old_name) == _parameters(name)):
             then = _code(text_of(old), old_name)
             found += [old] if (is_elsewhere if then is None else then == _code(text_of(case), name)) else []
-    return found[0] if len(found) == 1 else None
+    alike = [_common_end(old.split("::", 1)[0], path) for old in found]
+    best = [old for old, parts in zip(found, alike, strict=True) if parts == max(alike)]
+    return best[0] if len(best) == 1 else None
+
+
+def _common_end(one: str, other: str) -> int:
+    """How many of their last parts two paths share."""
+    pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _parameters(name: str) -> str:

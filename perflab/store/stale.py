@@ -6,6 +6,7 @@ back is not stale.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,8 +77,10 @@ def find_missing(
         return Missing()
     known, bindings = {function_of(name) for name in collected}, bindings_in((root / path).read_bytes())
     bound = {name for name, _ in bindings} if bindings is not None else set()
-    # Where a file generates tests, there may be more of them elsewhere.
-    stale = [name for name in missing if function_of(name) not in bound] if known <= bound else []
+    heirs = {f"{name}::" for name, node in bindings or () if isinstance(node, ast.ClassDef) and node.bases}
+    # Where a file generates tests, or a class inherits them, there may be more of them elsewhere.
+    gone = [name for name in missing if function_of(name) not in bound and not name.startswith(tuple(heirs))]
+    stale = gone if known <= bound else []
     return Missing(stale, [name for name in missing if entries[name].is_ours and name not in stale])
 
 

@@ -143,7 +143,11 @@ def test_a_rerun_that_did_not_compare_what_got_worse_does_not_take_it_back(worse
     found, same = regressed(**worse), Change(before=1.0, now=1.0, ratio=1.0)
     less = Judgement(verdict=Verdict.OK, counts={"operators": same})  # as --perf-check=exact judges on another machine
     assert merge([part(found), part(result("a", judgement=less), minute=1)]).results == [found]
-    whole = changed(less, latency=same, memory=same, counts={"operators": same, "allocations": same})
+    ungated = {name: changed(same, limit=None) for name in ("operators", "allocations")}
+    whole = changed(less, latency=same, memory=same, counts={name: changed(same, limit=1.0) for name in ungated})
+    for lacks, here in (("latency", changed(whole, few_runs=1)), ("counts", changed(whole, counts=ungated))):
+        taken_back = merge([part(found), part(result("a", judgement=here), minute=1)]).exitstatus == 0
+        assert taken_back == (lacks not in worse)
     assert merge([part(found), part(result("a", judgement=whole), minute=1)]).exitstatus == 0
 
 

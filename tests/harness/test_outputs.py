@@ -64,9 +64,28 @@ def test_how_far_results_are_apart_is_told(head: Callable[..., Any], distance: o
     assert between(lambda model, x: model(x), head)["the returned value"] == distance
 
 
+class Mute(torch.Tensor):
+    """Wraps a tensor, and handles no operator."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} is not handled")
+
+
 def test_what_cannot_be_summed_up_or_is_no_tensor_is_compared_as_far_as_it_goes() -> None:
     sparse = between(lambda model, x: x.to_sparse(), lambda model, x: x.to_sparse())
     assert sparse["the returned value"] == 0.0
+    twice = between(lambda model, x: x.to_sparse(), lambda model, x: 2 * x.to_sparse())
+    assert 0.1 < twice["the returned value"] < 1.0
+    mute = between(lambda model, x: Mute(x), lambda model, x: Mute(x))
+    assert mute["the returned value"] == 0.0
     assert between(lambda *_: 2.0, lambda *_: 1.0)["the returned value"] == 0.5
     endless = between(lambda *_: {"a": [torch.full((), math.inf)]}, lambda *_: {"a": [torch.full((), math.inf)]})
     assert set(endless.values()) == {0.0}

@@ -43,11 +43,21 @@ def test_a_function_that_is_gone_from_collection_and_text_is_stale(root: Path) -
         "try:\n    import nothing\nexcept ImportError:\n    test_gone = None\n",
         "from elsewhere import test_gone\n",
         "async def test_gone(): pass\n",
+        "def test_a(): pass\nlocals()['test_gone'] = test_a\n",
+        "def test_a(): pass\nsys.modules[__name__].__dict__['test_gone'] = test_a\n",
     ],
 )
 def test_a_function_that_the_text_still_has_may_be_collected_elsewhere(root: Path, text: str) -> None:
     (root / FILE).write_text(text)
     assert stale(root, ["test_gone"], "test_a") == []
+
+
+def test_a_method_that_a_class_may_inherit_may_exist_elsewhere(root: Path) -> None:
+    (root / FILE).write_text(
+        "class TestX(Base):\n    def test_a(self): pass\nclass TestY:\n    def test_a(self): pass\n"
+    )
+    collected = ("TestX::test_a", "TestY::test_a")
+    assert stale(root, ["TestX::test_gone", "TestY::test_gone"], *collected) == ["TestY::test_gone"]
 
 
 def test_the_name_in_another_class_or_in_a_comment_is_not_the_function(root: Path) -> None:
@@ -117,6 +127,13 @@ def test_a_case_of_the_same_name_and_code_in_another_file_is_the_one_that_is_gon
     unknown = "t/older.py::test_n[1]"
     where_two_may_be_it = moved("u/new.py::test_n[1]", [*gone, unknown], **texts)
     assert where_two_may_be_it == (None if is_it else unknown)
+
+
+def test_of_several_in_a_folder_that_was_renamed_it_is_the_one_whose_path_ends_alike() -> None:
+    gone = ["old/k/a.py::test_n", "old/k/b.py::test_n", "old/a.py::test_n"]
+    texts = dict.fromkeys(("_a", "_b", "a", "c"), BODY.format("test_n"))
+    assert moved("new/k/a.py::test_n", gone, **texts) == gone[0]
+    assert moved("new/k/c.py::test_n", gone, **texts) is None
 
 
 def test_a_function_with_the_same_code_under_another_name_is_the_one_that_is_gone() -> None:

@@ -50,7 +50,9 @@ class Starts:
         splits tests, that may be others. None if the command names files alone that the side does not have.
         """
         tree = self.head if side == "head" else self.base
-        files = self._files(tree)
+        files = self._files(tree, self.config.option.file_or_dir)
+        if not files and cases is not None:  # of tests that were moved, the command may name the new files alone
+            files = self._files(tree, [str(self.config.rootpath / case) for case in cases])
         if self.config.option.file_or_dir and not files:
             assert side != "head", "pytest has collected what the command names"
             return None
@@ -75,9 +77,9 @@ class Starts:
         named = dict.fromkeys(name.split("::")[0] for name in self.config.option.file_or_dir)
         return [name for name in named if not self._has(self._in(name, self.base), self.base)]
 
-    def _files(self, tree: Tree) -> list[str]:
-        """What the command names of this side's tree; whole files, since cases are chosen by the job."""
-        named = dict.fromkeys(self._in(name.split("::")[0], tree) for name in self.config.option.file_or_dir)
+    def _files(self, tree: Tree, names: Sequence[str]) -> list[str]:
+        """What of these names this side's tree has; whole files, since cases are chosen by the job."""
+        named = dict.fromkeys(self._in(name.split("::")[0], tree) for name in names)
         return [name for name in named if tree is self.head or self._has(name, tree)]
 
     def _has(self, name: str, tree: Tree) -> bool:
