@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import merge, write_document
 from perflab.measure.records import Beside, OutOfMemory, Quote
@@ -17,6 +16,7 @@ from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.results import Result
+from tests.harness.command import Command
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 
 
@@ -190,13 +190,11 @@ def test_a_runs_summary_and_its_markdown_hold_the_table() -> None:
     assert shown[at + 1 : at + 3] == ["|---|--:|--:|--:|--:|", "| sdpa | 10.0 ms | ±0.2% | 1.00 | 1.00 MiB |"]
 
 
-def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "a.json"
     write_document(document(case("naive", 30), case("naive", 90, 256)), file)
-    assert main(["report", str(file), "--side-by-side=seq_len"]) == 0
-    assert "side by side: seq_len" in capsys.readouterr().out
-    assert main(["report", str(file), "--side-by-side=seqlen"]) == 2
-    assert capsys.readouterr().err == (
+    assert "side by side: seq_len" in command("report", file, "--side-by-side=seq_len")
+    assert command("report", file, "--side-by-side=seqlen", status=2) == (
         f"perflab report: --side-by-side=seqlen: nothing to compare in {file}\n"
         "  -> name a parameter of which a case has several levels; its cases have: impl, seq_len\n"
     )

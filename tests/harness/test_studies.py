@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import merge, read_document, write_document
 from perflab.measure.records import OutOfMemory, Quote
@@ -28,6 +26,7 @@ from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.report.view import STANDARD, View
 from perflab.results import Document, Result
+from tests.harness.command import Command
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 
 STUDY = "switches"
@@ -375,9 +374,7 @@ def test_markdown_has_the_table_whole_and_the_findings_as_a_list() -> None:
     ]
 
 
-def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "a.json"
     quotes = [Quote(source="H100", ns=MS)]
     base = case("eager", 20, facts={"loss": "nan"}, quotes=quotes)
@@ -385,8 +382,7 @@ def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
     made = run(*rows, skipped("flash", "no"), findings={STUDY: ["so"]})
     write_document(made, file)
     assert read_document(file) == made
-    assert main(["report", str(file), "--format=json"]) == 0
-    (only,) = json.loads(capsys.readouterr().out)["runs"]
+    (only,) = command.json("report", file)["runs"]
     (study,) = only["tables"]["studies"]
     assert (study["study"], study["versus"], study["findings"]) == (STUDY, ["switch=eager"], ["so"])
     (table,) = study["tables"]
@@ -422,7 +418,7 @@ def test_findings_stand_where_one_part_has_all_results_of_the_study_that_count()
 
 
 def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     one = run(case("eager"), findings={STUDY: ["of one"]})
     other = run(case("compiled"), minute=1, findings={STUDY: ["of the other"]})
@@ -431,8 +427,7 @@ def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_to
     monkeypatch.chdir(tmp_path)
     write_document(one, Path("one.json"))
     write_document(other, Path("other.json"))
-    assert main(["merge", "one.json", "other.json"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("merge", "one.json", "other.json")
     assert [line.split()[0] for line in shown.split("study: switches\n")[1].splitlines()[1:3]] == ["eager", "compiled"]
     assert "of the other" not in shown
     assert "findings left out, because no part has all results of the study: switches" in shown
