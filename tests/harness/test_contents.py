@@ -132,8 +132,7 @@ def test_each_tier_says_what_it_knows() -> None:
     compiled = next(case for case in run.cases if case.tier == "compiled")
     assert compiled.quantities["registers"].unit == "count"
     assert compiled.quantities["shared_bytes"].unit == "bytes"
-    skipped = next(case for case in run.cases if case.verdict == "skipped")
-    assert skipped.short_of[0].of == "--perf-budget"
+    assert next(case for case in run.cases if case.verdict == "skipped").short_of[0].of == "--perf-budget"
     assert set(run.tables) == {"studies", "side_by_side"}
     assert run.verdicts["regressed"] == sum(case.verdict == "regressed" for case in run.cases)
 
@@ -141,8 +140,7 @@ def test_each_tier_says_what_it_knows() -> None:
 def test_what_turns_said_and_readings_without_bound_are_json(tmp_path: Path, command: Command) -> None:
     paired = Paired(against="main", screen=[1.2, 1.3], detectable=float("inf"), base_ns=80.0 * MS)
     vague = record(replicate(100 * MS, noise=40.0), paired=paired)
-    one = result(outcome=vague, judgement=judge(vague, entry(), Policy()))
-    write_document(document(one), tmp_path / "a.json")
+    write_document(document(result(outcome=vague, judgement=judge(vague, entry(), Policy()))), tmp_path / "a.json")
     (case,) = command.json("report", tmp_path / "a.json")["runs"][0]["cases"]
     assert case["paired"]["screen"] == [1.2, 1.3]
     assert "latency" in case["quantities"]

@@ -235,14 +235,12 @@ def test_series_too_short_to_judge_are_no_hypotheses_among_the_others() -> None:
     (found,) = judge([alone])
     assert found.is_alarm
     assert found.change.p > FALSE_DISCOVERIES / 300, "three hundred hypotheses more would make it none"
-    few = [series(noisy(lambda run: 1e6, seed)[:5]) for seed in range(300)]
-    assert judge([alone, *few]) == [found]
+    assert judge([alone, *[series(noisy(lambda run: 1e6, seed)[:5]) for seed in range(300)]]) == [found]
 
 
 def test_a_reading_of_nothing_is_no_time_and_silences_no_series(tmp_path: Path) -> None:
     times = noisy(step(20, after=1.3e6), 1)
-    cases = {case_name(1): lambda run: {"latency": times[run] * (run != 5), "peak": 0}}
-    write_runs(tmp_path, 40, cases)
+    write_runs(tmp_path, 40, {case_name(1): lambda run: {"latency": times[run] * (run != 5), "peak": 0}})
     contents = contents_in(tmp_path)
     assert [(row.quantity, row.points) for row in contents.series] == [("latency", 39), ("peak", 40)]
     assert len(contents.events) == 1

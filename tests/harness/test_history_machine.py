@@ -36,8 +36,7 @@ def test_what_the_machine_leaves_of_a_change_is_an_alarm_and_both_are_told(
     tmp_path: Path, command: Command, case: float, machine: float
 ) -> None:
     """Half of a slowdown is the machine's: the other half is the code's, which nobody is to overlook."""
-    cases = {case_name(1): beside_fixed_work(1, case, **everywhere(machine))}
-    write_runs(tmp_path, 40, cases)
+    write_runs(tmp_path, 40, {case_name(1): beside_fixed_work(1, case, **everywhere(machine))})
     (event,) = contents_in(tmp_path).events
     assert event.kind == "alarm"
     assert event.machine_ratio == pytest.approx(machine, abs=0.01)
@@ -58,8 +57,7 @@ def test_a_slower_machine_is_no_alarm_of_the_code_whenever_it_is_seen(tmp_path: 
             write_runs(folder, runs, {case_name(1): beside_fixed_work(seed, 1.1, **everywhere(1.1))})
             assert main(["history", str(folder), "--fail"]) == 0
             assert [one.kind for one in contents_in(folder).events] in ([], ["machine"])
-            slower = {case_name(1): beside_fixed_work(seed, 1.32, **everywhere(1.1))}
-            write_runs(folder, runs, slower)
+            write_runs(folder, runs, {case_name(1): beside_fixed_work(seed, 1.32, **everywhere(1.1))})
             if runs > 22:
                 (event,) = contents_in(folder).events
                 assert event.rest_ratio == pytest.approx(1.2, rel=0.03)

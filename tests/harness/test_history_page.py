@@ -147,8 +147,7 @@ def test_no_name_fills_a_screen_of_the_page(tmp_path: Path) -> None:
 def test_the_page_tells_two_sizes_apart(tmp_path: Path) -> None:
     large = 473 * 2**20
     write_runs(tmp_path / "nights", 10, {case_name(1): lambda run: {"peak": large - 12 * 2**10 * (run >= 5)}})
-    said = Shown(page_of(tmp_path).read_text(encoding="utf-8")).texts
-    assert {"473.000 MiB", "472.988 MiB"} <= set(said)
+    assert {"473.000 MiB", "472.988 MiB"} <= set(Shown(page_of(tmp_path).read_text(encoding="utf-8")).texts)
 
 
 @needs_browser

@@ -130,8 +130,7 @@ def test_of_a_case_that_was_also_compared_with_a_commit_the_run_has_one_reading(
     write_document(document(*both, created=created), tmp_path / "merged.json")
     later = b"".join(to_json(one) + b"\n" for one in reversed(both))
     (tmp_path / "2026-01-02T03-00-00-000000-1.jsonl").write_bytes(later)
-    alone = document(result(outcome=in_turns), created=created + timedelta(days=2))
-    write_document(alone, tmp_path / "alone.json")
+    write_document(document(result(outcome=in_turns), created=created + timedelta(days=2)), tmp_path / "alone.json")
     (row,) = (row for row in contents_in(tmp_path).series if row.quantity == "latency")
     assert row.values == [7.0 * MS, 7.0 * MS, 9.0 * MS]
 

@@ -41,5 +41,4 @@ def test_a_mode_that_does_not_exist_is_not_read() -> None:
 def test_merging_keeps_a_case_in_each_mode_that_it_was_measured_in() -> None:
     warm, cold = result(verdict=Verdict.NEW), result(verdict=Verdict.NEW, mode=Mode(cache="cold"))
     again = result(verdict=Verdict.OK, mode=Mode(cache="cold"))
-    merged = merge([document(warm), document(cold), document(again)])
-    assert merged.results == [warm, again]
+    assert merge([document(warm), document(cold), document(again)]).results == [warm, again]

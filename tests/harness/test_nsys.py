@@ -260,8 +260,7 @@ def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, command
     maker.range("evil\x1b[31m\nname '\"; DROP TABLE x", 0, 100 * US)
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.process(4321, "pro\ncess")
-    text = command("nsys", maker.close())
-    assert "evil\\x1b[31m name '\"; DROP TABLE x" in text
+    assert "evil\\x1b[31m name '\"; DROP TABLE x" in command("nsys", maker.close())
 
 
 def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, command: Command) -> None:
@@ -305,8 +304,7 @@ def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, command: Comma
     whole[4096:-4096] = b"\xff" * (len(whole) - 8192)
     path = tmp_path / "damaged.sqlite"
     path.write_bytes(whole)
-    text = command("nsys", path, status=2)
-    assert "damaged.sqlite is damaged: database disk image is malformed" in text
+    assert "damaged.sqlite is damaged: database disk image is malformed" in command("nsys", path, status=2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
@@ -428,8 +426,7 @@ def test_an_nsys_of_an_unknown_version_is_refused(
 ) -> None:
     program(tmp_path, f'echo "{version}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    text = command("nsys", "--", "sh", "-c", "true", status=2)
-    assert problem in text
+    assert problem in command("nsys", "--", "sh", "-c", "true", status=2)
 
 
 def program(folder: Path, script: str) -> None:
@@ -517,8 +514,7 @@ def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_execu
     for path in (bench, write_run(tmp_path / "export")):
         path.chmod(0o755)
     command("nsys", "--output=report", "--", "./bench", status=7)
-    text = command("nsys", "./export")
-    assert f"profile of {CASE}" in text
+    assert f"profile of {CASE}" in command("nsys", "./export")
 
 
 def test_results_are_written_beside_a_report_of_any_name(
@@ -633,23 +629,20 @@ def test_odd_values_beside_a_range_that_was_never_closed_are_refused_or_left_out
     maker.range("other", 0, 10 * US, 77 << 24)
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE text = 'other'")
-    text = command("nsys", maker.close(), "--process=4321")
-    assert "step" in text
+    assert "step" in command("nsys", maker.close(), "--process=4321")
 
 
 def test_an_export_of_kernels_alone_is_read(tmp_path: Path, command: Command) -> None:
     path = write_run(tmp_path / "run.sqlite")
     altered(path, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "DROP TABLE NVTX_EVENTS")
-    text = command("nsys", path, "--verbose")
-    assert "softmax" in text
+    assert "softmax" in command("nsys", path, "--verbose")
 
 
 def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, command: Command) -> None:
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.range("load", 0, 10 * US, global_tid(77, 77))
-    text = command("nsys", maker.close(), "--process=77")
-    assert "load" in text
+    assert "load" in command("nsys", maker.close(), "--process=77")
 
 
 def test_a_case_is_asked_for_where_there_is_none(tmp_path: Path, command: Command) -> None:

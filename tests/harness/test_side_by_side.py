@@ -176,8 +176,7 @@ def test_a_parameter_asked_for_is_set_side_by_side_in_place_of_the_cases_own() -
 def test_a_level_that_its_id_does_not_show_leaves_the_others_by_name() -> None:
     def odd(impl: str, identifier: str) -> Result:
         node = f"t.py::test_a[{identifier}]"
-        found = record(case=node, parameters={"impl": impl, "length": 5})
-        return result(node, outcome=found, side_by_side="impl")
+        return result(node, outcome=record(case=node, parameters={"impl": impl, "length": 5}), side_by_side="impl")
 
     assert lines(odd("one", "x"), odd("two", "y"))[1] == "a[length=5]"
 

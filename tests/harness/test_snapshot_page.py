@@ -15,19 +15,13 @@ from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import Axes
-from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
 from tests.harness.browser import Seen, needs_browser, opened
 from tests.harness.command import Command
-from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
+from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, read, training, written
 
 
 def unlike_blocks(events: int, function: str) -> Snapshot:

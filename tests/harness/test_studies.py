@@ -167,8 +167,7 @@ def test_utilisation_is_of_the_best_rate_that_the_run_has_read_on_that_machine_i
         return case(name, matmul_flops_per_second=rate, matmul_precision=precision, **work, **changes)
 
     run = [at("a", 1.25e11), at("b", 2e11), at("c", 1.25e11, "float32"), at("d", 1.25e11, None)]
-    elsewhere = at("e", 8e11, environment=cuda_environment())
-    here, _ = studies([*run, elsewhere])[0].tables
+    here, _ = studies([*run, at("e", 8e11, environment=cuda_environment())])[0].tables
     assert [row.cells[0].text for row in here.rows] == ["50%", "50%", "80%", "80%"]
 
 
@@ -310,8 +309,7 @@ def test_columns_that_do_not_fit_stand_below_with_the_labels_again() -> None:
         *("step[small-…-fp32]", "eager", "compiled") * 2,
     ]
     assert sum(" ".join(shown).count(f"fact number {n}") for n in range(8)) == 8
-    wide = lines(case("eager", facts=facts), case("compiled", facts=facts), width=150)
-    assert len(wide) == 4
+    assert len(lines(case("eager", facts=facts), case("compiled", facts=facts), width=150)) == 4
 
 
 words = st.text(st.characters(codec="ascii", exclude_categories=("Cc", "Zs")), min_size=1, max_size=60)
@@ -376,8 +374,7 @@ def test_markdown_has_the_table_whole_and_the_findings_as_a_list() -> None:
 
 def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "a.json"
-    quotes = [Quote(source="H100", ns=MS)]
-    base = case("eager", 20, facts={"loss": "nan"}, quotes=quotes)
+    base = case("eager", 20, facts={"loss": "nan"}, quotes=[Quote(source="H100", ns=MS)])
     rows = in_turns(base, case("compiled", 10, versus="switch=eager"))
     made = run(*rows, skipped("flash", "no"), findings={STUDY: ["so"]})
     write_document(made, file)
@@ -411,8 +408,7 @@ def test_a_run_without_a_study_shows_none() -> None:
 
 def test_findings_stand_where_one_part_has_all_results_of_the_study_that_count() -> None:
     whole = run(case("eager"), case("compiled"), findings={STUDY: ["of both"]})
-    elsewhere = run(result("t.py::test_other"), minute=1)
-    assert merge([whole, elsewhere]).findings == {STUDY: ["of both"]}
+    assert merge([whole, run(result("t.py::test_other"), minute=1)]).findings == {STUDY: ["of both"]}
     again = run(case("eager"), case("compiled"), minute=2, findings={STUDY: ["anew"]})
     assert merge([again, whole]).findings == {STUDY: ["anew"]}
 

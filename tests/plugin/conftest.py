@@ -91,6 +91,8 @@ EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="m
 """
 """A module of a user's with one registered Triton kernel."""
 
+REFUSED = pytest.ExitCode.USAGE_ERROR
+
 A_DAY_MS = 24 * 3600 * 1000
 """A call that takes so long, in virtual time, leaves a run of an hour no time for another look at it."""
 
@@ -123,22 +125,50 @@ def interrupted(folder: Path, *arguments: str) -> str:
     return output
 
 
-def run_pytest(pytester: pytest.Pytester, python: str, *arguments: str) -> pytest.RunResult:
-    """What pytester's subprocess gives, with another Python."""
+def run_pytest(
+    pytester: pytest.Pytester, python: str, *arguments: str, ret: int | None = None, **outcomes: int
+) -> pytest.RunResult:
+    """What pytester's subprocess gives, with another Python; its outcomes and exit status are those given, if any."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "executable", python)
-        return pytester.runpytest_subprocess(*arguments, timeout=240)
+        result = pytester.runpytest_subprocess(*arguments, timeout=240)
+    if outcomes:
+        result.assert_outcomes(**outcomes)
+    assert ret is None or result.ret == ret
+    return result
 
 
-class Project:
+class Folder:
+    """A project whose sessions run in processes of their own."""
+
+    def __init__(self, pytester: pytest.Pytester, python: str, ini: str = "") -> None:
+        self.pytester = pytester
+        self.python = python
+        pytester.makeini(f"[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n{ini}")
+
+    def pytest(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        """One session, which chooses by nothing but the arguments."""
+        return run_pytest(self.pytester, self.python, *arguments, **expected)
+
+    def perflab(self, *arguments: str) -> pytest.RunResult:
+        """The command."""
+        return self.pytester.run(self.python, "-m", "perflab", *arguments, timeout=240)
+
+    def edit(self, old: str, new: str, file: str) -> None:
+        """Change the source."""
+        path = self.pytester.path / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+
+class Project(Folder):
     """A project of one perf case whose time (virtual) and memory (real) are set from outside."""
 
     def __init__(self, pytester: pytest.Pytester, python: str = sys.executable) -> None:
-        self.pytester = pytester
-        self.python = python
+        super().__init__(pytester, python)
         pytester.makeconftest(CONFTEST)
         self.test_file = pytester.makepyfile(test_story=CASE)
-        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
         self.cost(ms=100, kib=512)
 
     def cost(self, *, ms: int, kib: int = 512) -> None:
@@ -149,9 +179,9 @@ class Project:
         """CPU cores that other processes use beside each of the next processes, and beside all after the last."""
         (self.pytester.path / "neighbours.txt").write_text(" ".join(map(str, cores)))
 
-    def run(self, *args: str) -> pytest.RunResult:
-        """One more session, in a process of its own."""
-        return run_pytest(self.pytester, self.python, "-m", "perf", *args)
+    def run(self, *args: str, **expected: int) -> pytest.RunResult:
+        """One more session of the perf cases."""
+        return self.pytest("-m", "perf", *args, **expected)
 
     def baseline_file(self) -> Path:
         """The one file of committed times that there is."""
@@ -173,8 +203,7 @@ def git(project: Project, *arguments: str) -> str:
     """What git prints, asked in the project's folder."""
     identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
     command = ["git", *identity, *arguments]
-    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
-    return done.stdout
+    return subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True).stdout
 
 
 def commit(project: Project, message: str) -> None:
@@ -199,7 +228,9 @@ def worktrees(project: Project) -> int:
 def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements take turns through a lock file there: a story need not wait for other work on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of stories in this process, which knows its folder already
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # of stories in this process, which knows its folder already
     for variable in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(variable, raising=False)  # the story's sessions are nobody's workers
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each process would compile all modules again

@@ -175,12 +175,10 @@ def test_a_quantity_that_varies_blames_no_commit_by_single_readings(
 
 
 def test_values_are_told_with_their_unit(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    larger = CASE.replace("torch.zeros(4)", "torch.zeros(4096)")
-    repository.test_file.write_text(larger)
+    repository.test_file.write_text(CASE.replace("torch.zeros(4)", "torch.zeros(4096)"))
     commit(repository, "larger")
     assert main(ask("--quantity=peak")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", lines[0])
+    assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", capsys.readouterr().out.splitlines()[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")

@@ -27,15 +27,12 @@ def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_sett
     said = []
     for ms in (103, 106, 109, 112):
         project.cost(ms=ms)
-        update = project.run("--perf-update", QUICK)
-        update.assert_outcomes(passed=1)
+        update = project.run("--perf-update", QUICK, passed=1)
         said.append("saved, but still worse than the anchor: work (anchor of 2026-08-01)" in update.stdout.str())
     assert said == [False, True, True, True]
     assert saved_case(project)["anchor"]["replicates"][0]["median_ns"] == 100e6
 
-    drifted = project.run(QUICK)
-    drifted.assert_outcomes(failed=1)
-    drifted.stdout.re_match_lines(
+    project.run(QUICK, failed=1).stdout.re_match_lines(
         [
             r"work is slower than its anchor of 2026-08-01 by \+12\.0%, in 4 accepted steps,",
             r"  none of which passed the limit",
@@ -74,17 +71,14 @@ def test_a_case_of_more_memory_and_a_little_more_time_keeps_the_anchor_of_its_ti
     for kib, ms in ((513, 104), (514, 108), (515, 112)):
         project.cost(ms=ms, kib=kib)
         project.run("--perf-update", QUICK).assert_outcomes(passed=1)
-    case = saved_case(project)
-    assert case["anchor"]["steps"] == 3
+    assert saved_case(project)["anchor"]["steps"] == 3
     accepted = project.needs()["test_work"]["accepted"]
     assert [(a["peak_bytes_before"], a["peak_bytes_now"]) for a in accepted] == [
         (512 * 1024, 513 * 1024),
         (513 * 1024, 514 * 1024),
         (514 * 1024, 515 * 1024),
     ]
-    result = project.run(QUICK)
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"latency, to anchor .*", r"peak +515 KiB +515 KiB +same .*"])
+    project.run(QUICK, failed=1).stdout.re_match_lines([r"latency, to anchor .*", r"peak +515 KiB +515 KiB +same .*"])
 
 
 @pytest.mark.parametrize(

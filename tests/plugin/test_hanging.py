@@ -90,8 +90,7 @@ def alive(pid: int) -> bool:
 
 def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on(project: Project) -> None:
     project.test_file.write_text(BEFORE + DEADLOCKS + AFTER)
-    result = project.run("-v", QUICK)
-    result.assert_outcomes(passed=2, failed=2, errors=1)
+    result = project.run("-v", QUICK, passed=2, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
             "*test_dead_before: hung: no progress for 2.00 s, in its set-up",
@@ -221,8 +220,7 @@ def test_without(perf):
 def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> None:
     hang = '    if "--perf-replicate=" in " ".join(sys.argv):\n        stuck()\n    tick()\n'
     project.test_file.write_text(BEFORE + f"def once():\n{hang}\ndef test_dead(perf):\n    perf(once)\n" + AFTER)
-    result = project.run("--perf-update", "--perf-replicates=2", QUICK)
-    result.assert_outcomes(passed=3)
+    result = project.run("--perf-update", "--perf-replicates=2", QUICK, passed=3)
     result.stdout.fnmatch_lines(["*a fresh process did not measure test_story.py::test_dead*"])
     result.stdout.fnmatch_lines(["*times not saved, from a single process: dead: no slowdown would count against them"])
     cases = json.loads(project.baseline_file().read_text())["cases"]
@@ -268,9 +266,7 @@ def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(projec
     project.test_file.write_text(BEFORE + source)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)
     project.test_file.write_text(BEFORE + source.replace("False", "True").replace("    tick()", "    tick(); tick()"))
-    result = project.run(QUICK)
-    result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines(
+    project.run(QUICK, passed=2).stdout.re_match_lines(
         [
             r"dead .* inconclusive",
             r"  could not be measured again: test_story.py::test_dead in a fresh process hung:",
@@ -329,8 +325,7 @@ def test_forks_outside(perf):
 @pytest.mark.parametrize("way", ["-mperf", "--perf-disable"])
 def test_a_forked_child_that_comes_back_ends_at_once_and_the_case_that_forked_fails(project: Project, way: str) -> None:
     project.test_file.write_text(BEFORE + FORKS + AFTER)
-    result = project.run("-v", "-rP", way)
-    result.assert_outcomes(passed=3, failed=2)
+    result = project.run("-v", "-rP", way, passed=3, failed=2)
     result.stdout.fnmatch_lines(
         [
             "*test_forks: it forks, and the child continues the test too",

@@ -36,8 +36,7 @@ def work():"""
 
 def test_neighbours_that_pass_while_a_baseline_is_saved_are_waited_for(project: Project) -> None:
     project.neighbours(BUSY, BUSY, 0.0)
-    result = project.run("--perf-update")
-    result.assert_outcomes(passed=1)
+    result = project.run("--perf-update", passed=1)
     result.stdout.fnmatch_lines(["perf: one more replicate to replace noisy ones (1 case)"])
     assert [one["neighbours_cores"] for one in stored(project)["replicates"]] == [0.0, 0.0, BUSY]
     assert "noisy" not in stored(project)
@@ -46,8 +45,7 @@ def test_neighbours_that_pass_while_a_baseline_is_saved_are_waited_for(project: 
 
 def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(project: Project) -> None:
     project.neighbours(BUSY)
-    result = project.run("--perf-update-new")
-    result.assert_outcomes(passed=1)
+    result = project.run("--perf-update-new", passed=1)
     beside = "other processes used 1.6 cores meanwhile"
     result.stdout.fnmatch_lines([f"saved from a noisy machine: work: {beside}"])
     assert stored(project)["noisy"] == [beside]
@@ -55,8 +53,7 @@ def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(pro
 
 
 def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing_is_lost(restless: Project) -> None:
-    result = restless.run("--perf-update")
-    result.assert_outcomes(passed=1)
+    result = restless.run("--perf-update", passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines(
         [
@@ -84,8 +81,7 @@ def test_many_cases_that_are_too_noisy_take_one_line_with_their_number_the_usual
     steady = "\ndef test_steady(perf):\n    perf(lambda: setattr(Virtual, 'now_ns', Virtual.now_ns + 10**8))\n"
     restless.test_file.write_text(source + "\n" + more + steady)
     restless.neighbours(BUSY)
-    result = restless.run("--perf-update")
-    result.assert_outcomes(passed=5)
+    result = restless.run("--perf-update", passed=5)
     result.stdout.re_match_lines(
         [
             r"saved from a noisy machine: steady: other processes used 1\.6 cores meanwhile",
@@ -123,9 +119,7 @@ def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restles
 
 
 def test_a_baseline_of_one_process_says_that_no_slowdown_counts_against_it(project: Project) -> None:
-    result = project.run("--perf-update", "--perf-replicates=1")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--perf-update", "--perf-replicates=1", passed=1).stdout.fnmatch_lines(
         [
             "saved from a single process: work: its noise is unknown, so no slowdown counts against it",
             "  -> save three or more: --perf-replicates=3",

@@ -97,8 +97,7 @@ def grown(project: Project) -> int:
 def test_a_case_that_needs_more_memory_names_what_is_new_at_its_peak(step: Project) -> None:
     saved(step)
     model(step, rows=64, first="# two lines\n# that move all others\n")
-    result = step.run("--perf-json=results.json")
-    result.assert_outcomes(failed=1)
+    result = step.run("--perf-json=results.json", failed=1)
     assert "blocks of aten::ones in blocks.* (net.py:13 < net.py:24 < test_story.py:12), activations" in said(result)
     found = explained(step)
     largest = found["parts"][0]
@@ -127,8 +126,7 @@ def test_a_larger_model_is_seen_in_all_that_is_kept_for_its_parameters(step: Pro
 def test_two_versions_that_are_compared_are_told_apart_in_the_same_way(step: Project) -> None:
     begin_repository(step)
     model(step, rows=64)
-    result = step.run("--perf-against=HEAD", "--perf-budget=0.5", "--perf-json=results.json")
-    result.assert_outcomes(failed=1)
+    result = step.run("--perf-against=HEAD", "--perf-budget=0.5", "--perf-json=results.json", failed=1)
     assert "aten::ones in blocks.* (net.py:11 < net.py:22 < test_story.py:12)" in said(result)
     assert explained(step)["parts"][0]["change_bytes"] == 3 * 63 * ROW
 
@@ -139,8 +137,7 @@ def test_a_step_that_runs_out_of_memory_says_what_was_alive_and_what_would_free_
     (step.pytester.path / "net.py").write_text(
         text.replace("return self.head(x)", "torch.empty(2**50, dtype=torch.uint8)\n        return self.head(x)")
     )
-    result = step.run("--perf-json=results.json", "-v")
-    result.assert_outcomes(skipped=1)
+    result = step.run("--perf-json=results.json", "-v", skipped=1)
     assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23 < test_story.py:12)" in said(result)
     alive = said(result).partition("alive then: ")[2]
     assert alive.startswith("43.5 KiB, of which 36.0 KiB made by the forward in blocks.*, ")
@@ -154,12 +151,8 @@ def test_a_baseline_that_is_not_committed_is_a_reason_and_evidence_can_be_turned
     model(step, first="# not committed\n")
     step.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     model(step, rows=64)
-    result = step.run()
-    result.assert_outcomes(failed=1)
-    assert "at the peak: could not look, because its baseline is not committed" in said(result)
-    silent = step.run("--perf-evidence=off")
-    silent.assert_outcomes(failed=1)
-    assert "at the peak" not in said(silent)
+    assert "at the peak: could not look, because its baseline is not committed" in said(step.run(failed=1))
+    assert "at the peak" not in said(step.run("--perf-evidence=off", failed=1))
 
 
 def test_a_base_that_does_not_run_is_a_reason_and_hides_no_regression(step: Project) -> None:
@@ -173,6 +166,4 @@ def test_a_base_that_does_not_run_is_a_reason_and_hides_no_regression(step: Proj
     commit(step, "baseline")
     needed.unlink()
     model(step, rows=64)
-    result = step.run()
-    result.assert_outcomes(failed=1)
-    assert "at the peak: could not look, because" in said(result)
+    assert "at the peak: could not look, because" in said(step.run(failed=1))

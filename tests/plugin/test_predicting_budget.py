@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, run_pytest
+from tests.plugin.conftest import CONFTEST, Folder
 
 pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="measured, where there is a GPU")
 
@@ -61,25 +61,24 @@ def python(python_with_compiler: str) -> str:
     return python_with_compiler
 
 
-class Budgeted:
+class Budgeted(Folder):
     """A project whose cases take as long to trace as they say."""
 
     def __init__(self, pytester: pytest.Pytester, python: str) -> None:
-        self._pytester, self._python = pytester, python
-        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
+        super().__init__(pytester, python)
         self.conftest("")
 
     def conftest(self, more: str) -> None:
-        self._pytester.makeconftest(CONFTEST + more)
+        self.pytester.makeconftest(CONFTEST + more)
 
     def cases(self, source: str) -> None:
-        (self._pytester.path / "test_slow.py").write_text(CASES + source)
+        (self.pytester.path / "test_slow.py").write_text(CASES + source)
 
-    def run(self, *arguments: str) -> pytest.RunResult:
-        return run_pytest(self._pytester, self._python, "-m", "perf", *arguments)
+    def run(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        return self.pytest("-m", "perf", *arguments, **expected)
 
-    def predict(self, *arguments: str) -> pytest.RunResult:
-        return self.run("--perf-predict", *arguments)
+    def predict(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        return self.run("--perf-predict", *arguments, **expected)
 
 
 @pytest.fixture
@@ -119,10 +118,8 @@ def test_in_forward(perf, device):
     perf.step(**steps(2, device, forward_s=1.5))
 """
     )
-    alone = project.predict("-k", "next", "--perf-update")
-    alone.assert_outcomes(passed=1)
-    result = project.predict("--perf-budget=2.5", "-rs")
-    result.assert_outcomes(passed=1, skipped=2)
+    project.predict("-k", "next", "--perf-update").assert_outcomes(passed=1)
+    result = project.predict("--perf-budget=2.5", "-rs", passed=1, skipped=2)
     text = flat(result)
     assert text.count("tracing took longer than --perf-budget=2.5 s; ") == 4  # in our table, and in pytest's
     assert text.count("operators so far (more: --perf-budget=15)") == 4
@@ -141,8 +138,7 @@ def test_slow(perf, device):
     perf.step(**steps(2, device, forward_s=1.5))
 """
     )
-    result = project.predict("--perf-budget=100")
-    result.assert_outcomes(skipped=1)
+    result = project.predict("--perf-budget=100", skipped=1)
     assert "tracing took longer than @pytest.mark.perf(budget=2); " in flat(result)
     assert "operators so far (more: budget=12)" in flat(result)
 
@@ -159,8 +155,7 @@ def test_slow(perf, device):
     perf.step(**build(4))
 """
     )
-    result = project.predict()
-    result.assert_outcomes(passed=1)
+    result = project.predict(passed=1)
     result.stdout.re_match_lines(
         [
             r"predicting slow: 100 operators, 0 s of 10 s, \d+ s so far",
@@ -184,8 +179,7 @@ def test_slow(perf, device):
 def test_other_sizes_that_take_longer_than_the_budget_are_left_out_and_the_case_stands(project: Budgeted) -> None:
     project.cases(OTHER_SIZES)
     project.predict("--perf-update").stdout.fnmatch_lines(["  h100 takes rows *"])
-    short = project.predict("--perf-budget=500ms")
-    short.assert_outcomes(passed=1)
+    short = project.predict("--perf-budget=500ms", passed=1)
     short.stdout.fnmatch_lines(["slow *yes  ok"])
     assert "h100 takes rows" not in short.stdout.str()
     assert "note: no larger sizes are known: tracing them took longer than --perf-budget=0.5 s; " in flat(short)
@@ -203,8 +197,7 @@ def test_slow(perf, device, rows):
 """
     )
     project.predict("--perf-update", "--perf-budget=60").assert_outcomes(passed=2)
-    short = project.predict("--perf-budget=2")  # 11 layers are run for few, 80 for all
-    short.assert_outcomes(passed=2)
+    short = project.predict("--perf-budget=2", passed=2)  # 11 layers are run for few, 80 for all
     short.stdout.fnmatch_lines(["slow[[]4] *ok", "slow[[]8] *ok"])
     assert (
         "note: few layers were traced, and it is not proven that all do the same: tracing every layer took longer than "
@@ -222,8 +215,7 @@ def test_slow(perf, device, which):
     perf.step(**steps(2, device, forward_s=1.0))
 """
     )
-    result = project.predict("--perf-total-budget=5")  # one case runs its two layers twice
-    result.assert_outcomes(passed=1, skipped=2)
+    result = project.predict("--perf-total-budget=5", passed=1, skipped=2)  # one case runs its two layers twice
     result.stdout.fnmatch_lines(["slow[[]1] *new", "1 not run: the run's 5.00 s were over (slow[[]3])"])
     assert "tracing took longer than the run had left (--perf-total-budget); " in flat(result)
 
@@ -246,8 +238,7 @@ def test_small(perf, device):
     assert perf(work).sum().item() == 8
 """
     )
-    result = project.run("--perf-budget=2", "-rs")
-    result.assert_outcomes(passed=1, skipped=1)
+    result = project.run("--perf-budget=2", "-rs", passed=1, skipped=1)
     assert "TiB of" in flat(result)
     assert "; cannot be predicted, tracing took longer than --perf-budget=2 s; " in flat(result)
     result.stdout.fnmatch_lines(["small * 100 ms * new"])

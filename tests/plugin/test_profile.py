@@ -69,8 +69,7 @@ def said(result: pytest.RunResult) -> str:
 
 
 def test_a_profile_is_shown_stored_with_the_results_and_written_for_other_tools(net: Project) -> None:
-    result = net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
-    result.assert_outcomes(passed=1)
+    result = net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off", passed=1)
     result.stdout.re_match_lines(
         [
             r"profile of forward: one call, .* on cpu, mean of \d+ calls",
@@ -119,13 +118,10 @@ def test_a_case_that_does_more_names_operator_module_and_line_by_its_baselines_c
     net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     commit(net, "baseline")
     worse(net)
-    result = net.run("--perf-json=results.json", "--perf-budget=0.5")
-    result.assert_outcomes(failed=1)
+    result = net.run("--perf-json=results.json", "--perf-budget=0.5", failed=1)
     assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
     assert record(net)["explained"]["parts"][0]["more"] == 6
-    silent = net.run("--perf-evidence=off")
-    silent.assert_outcomes(failed=1)
-    assert "cause:" not in said(silent)
+    assert "cause:" not in said(net.run("--perf-evidence=off", failed=1))
 
 
 def stored(project: Project) -> str:
@@ -142,8 +138,7 @@ def test_without_a_commit_the_stored_profile_is_held_against_a_new_one(net: Proj
     assert sum(row["instances"] for row in profile["rows"] if row.get("operator") == "aten::addmm") == 3
     assert len([row for row in profile["rows"] if row["category"] == "dispatch"]) == 1
     worse(net)
-    result = net.run("--perf-budget=0.5", "--perf-json=results.json")
-    result.assert_outcomes(failed=1)
+    result = net.run("--perf-budget=0.5", "--perf-json=results.json", failed=1)
     assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
     assert record(net)["explained"]["base"] == "the profile stored with its baseline"
 
@@ -165,9 +160,7 @@ def test_a_base_that_cannot_be_profiled_says_why_and_hides_no_regression(net: Pr
     commit(net, "baseline")
     needed.unlink()
     worse(net)
-    result = net.run("--perf-budget=0.5")
-    result.assert_outcomes(failed=1)
-    assert "cause: could not look, because" in said(result)
+    assert "cause: could not look, because" in said(net.run("--perf-budget=0.5", failed=1))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +175,7 @@ def test_a_failing_case_that_is_not_looked_into_says_why(net: Project, asked: li
     net.test_file.write_text(CASE.replace("MARK", mark))
     net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     worse(net)
-    result = net.run("--perf-budget=0.5", *asked)
-    result.assert_outcomes(failed=1)
-    assert f"cause: could not look, because {why}" in said(result)
+    assert f"cause: could not look, because {why}" in said(net.run("--perf-budget=0.5", *asked, failed=1))
 
 
 def test_the_fourth_failing_case_says_that_three_were_looked_into(net: Project) -> None:
@@ -195,8 +186,7 @@ def test_the_fourth_failing_case_says_that_three_were_looked_into(net: Project) 
     net.test_file.write_text(CASE.replace("MARK", "") + cases)
     begin_repository(net)
     worse(net)
-    result = net.run("--perf-against=HEAD", "--perf-budget=0.5")
-    result.assert_outcomes(failed=4)
+    result = net.run("--perf-against=HEAD", "--perf-budget=0.5", failed=4)
     failures = said(result).partition("short test summary")[0]  # which repeats all of them where CI is set
     assert failures.count("cause: 6 more aten::neg") == 3
     assert "cause: could not look, because 3 cases of this run were, the worst ones, and more would take" in failures

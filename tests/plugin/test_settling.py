@@ -70,14 +70,11 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
     head = git(saved, "rev-parse", "--short=7", "HEAD").strip()
     monkeypatch.setenv("MACHINE", "0.95")
     saved.cost(ms=110)
-    hidden = saved.run("--perf-settle=off", "--perf-json=results.json")
-    hidden.assert_outcomes(passed=1)
+    hidden = saved.run("--perf-settle=off", "--perf-json=results.json", passed=1)
     hidden.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.5% .* ok"])
     assert "paired" not in row(saved)["outcome"]
     assert worktrees(saved) == 0
-    result = saved.run("--perf-json=results.json")
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines(
+    saved.run("--perf-json=results.json", failed=1).stdout.re_match_lines(
         [
             rf"work\[a/b::c\] is slower than in {head}, which added its baseline",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
@@ -94,8 +91,7 @@ def test_a_cost_in_every_second_call_that_stored_numbers_cannot_judge_fails_in_t
     source = saved.test_file.read_text().replace("@pytest.mark", "calls = iter(range(10**9))\n\n@pytest.mark", 1)
     assert source != saved.test_file.read_text()
     saved.test_file.write_text(source.replace("cost_ms *", "cost_ms * (1 + 2 * (next(calls) % 2)) *"))
-    result = saved.run("--perf-json=results.json")
-    result.assert_outcomes(failed=1)
+    result = saved.run("--perf-json=results.json", failed=1)
     result.stdout.re_match_lines([r"latency\s+100 ms\s+(19|20)\d ms\s+\+(9|10)\d.*", r".* REGRESSED"])
     assert "interleaved pairs of fresh processes; means of all calls are compared" in said(result)
     paired = row(saved)["outcome"]["paired"]
@@ -106,8 +102,7 @@ def test_a_case_that_was_moved_takes_turns_with_what_it_was(saved: Project, monk
     monkeypatch.setenv("MACHINE", "0.95")
     saved.cost(ms=110)
     saved.test_file.rename(saved.test_file.with_name("test_moved.py"))
-    result = saved.run()
-    result.assert_outcomes(failed=1)
+    result = saved.run(failed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+10\.0% .* REGRESSED"])
     assert "compared with test_story.py::TestIt::test_work[a/b::c], moved" in said(result)
 
@@ -119,8 +114,7 @@ def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
     monkeypatch.setenv("MACHINE", "1.04")
     (saved.pytester.path / "notes.txt").write_text("a change")
     commit(saved, "another file")
-    result = saved.run("--perf-json=results.json", "-p", "xdist.plugin", "-n2")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-json=results.json", "-p", "xdist.plugin", "-n2", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* 0\.0% .* ok"])
     assert "which added its baseline: 0.0%" in said(result)
     assert row(saved)["outcome"]["paired"]["screen"] == [1.0] * 2
@@ -131,8 +125,7 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
 ) -> None:
     monkeypatch.setenv("MACHINE", "1.3")
     saved.neighbours(BUSY)
-    result = saved.run("--perf-json=results.json", "--perf-replicates=1")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-json=results.json", "--perf-replicates=1", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert "other processes used 1.5 cores meanwhile" in said(result)
     assert "no tracked file has changed since" in said(result)
@@ -143,8 +136,7 @@ def test_what_looks_faster_where_no_file_has_changed_is_said_so_and_nobody_is_se
     saved: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MACHINE", "0.01")
-    result = saved.run("--perf-replicates=1")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-replicates=1", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* -99\.0% .* inconclusive", r"1 inconclusive$"])
     assert "no tracked file has changed since" in said(result)
     assert "the machine or an installed package may have changed" in said(result)
@@ -155,9 +147,7 @@ def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Pr
     saved.cost(ms=90)
     saved.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     saved.cost(ms=94)
-    result = saved.run("--perf-json=results.json")
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
+    saved.run("--perf-json=results.json", passed=1).stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
     assert "paired" not in row(saved)["outcome"]
 
 
@@ -172,8 +162,7 @@ def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved:
     saved.test_file.write_text(source)
     saved.cost(ms=130)
     saved.neighbours(BUSY)
-    result = saved.run("--perf-replicates=1")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-replicates=1", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
     assert f"no A/B re-run with {broken[:7]}, where its baseline was saved: its process ended" in said(result)
     assert f"(see: --perf-against={broken[:7]})" in said(result)

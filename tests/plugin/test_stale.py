@@ -17,7 +17,7 @@ from perflab.plugin.session import starting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.store.stale import Collection
 from tests.harness.make import entry, predicted_baseline
-from tests.plugin.conftest import Project, begin_repository, run_pytest
+from tests.plugin.conftest import Project, begin_repository
 
 CASES = """
 import pytest
@@ -119,8 +119,7 @@ def test_a_damaged_predicted_file_hides_no_stale_measured_baseline(suite: Projec
     (path,) = store.save("h100", {"test_story.py::test_gone": predicted_baseline()})
     path.write_text("{")
     change(suite, "def test_b", "def test_other")
-    said = in_one_line(suite.run("-k", "test_a"))
-    assert "/test_story.json: TestGroup::test_b (remove: --perf-prune)" in said
+    assert "/test_story.json: TestGroup::test_b (remove: --perf-prune)" in in_one_line(suite.run("-k", "test_a"))
     assert path.read_text() == "{"
 
 
@@ -158,16 +157,14 @@ def test_what_was_not_run_is_not_stale(suite: Project, arguments: list[str]) -> 
         change(suite, "def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
         suite.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
         suite.run("-k", "test_a").assert_outcomes(failed=1, deselected=4)
-    said = run_pytest(suite.pytester, suite.python, "--collect-only", "--perf-prune", *arguments).stdout.str()
-    assert "no stale baselines" in said
+    assert "no stale baselines" in suite.pytest("--collect-only", "--perf-prune", *arguments).stdout.str()
     assert stored(suite) == ALL
 
 
 def test_what_other_tests_of_the_run_say_does_not_hide_a_file_that_was_collected_whole(suite: Project) -> None:
     change(suite, "def test_a", "def test_other")
     suite.pytester.makepyfile(test_second="def test_x():\n    pass\n")
-    said = prune(suite, "test_story.py", "test_second.py::test_x")
-    assert "test_a" in said
+    assert "test_a" in prune(suite, "test_story.py", "test_second.py::test_x")
     assert stored(suite) == ALL[:1] + ALL[2:]
 
 
@@ -237,8 +234,7 @@ def test_parameters_that_an_option_or_a_fixture_gives_may_come_back(project: Pro
     before = stored(project)
     project.test_file.write_text(project.test_file.read_text().replace('["x", "y"]', '["x"]'))
     for arguments in (["--sizes=small"], []):
-        said = prune(project, *arguments)
-        assert "no stale baselines" in said
+        assert "no stale baselines" in prune(project, *arguments)
         assert stored(project) == before
 
 
@@ -288,8 +284,7 @@ def test_baselines_outside_of_the_project_are_not_gone_because_a_file_is(suite: 
     (suite.pytester.path / "baselines").rename(elsewhere)
     suite.test_file.unlink()
     suite.pytester.makepyfile(test_second=CASES)
-    said = prune(suite, f"--perf-baselines={elsewhere}")
-    assert "no stale baselines" in said
+    assert "no stale baselines" in prune(suite, f"--perf-baselines={elsewhere}")
     assert len(list(elsewhere.glob("*/*.json"))) == 1
 
 
@@ -318,9 +313,7 @@ def test_a_slowdown_is_found_after_the_test_was_moved_and_the_row_says_what_it_w
     begin_repository(project)
     project.test_file.rename(project.test_file.with_name("test_moved.py"))
     project.cost(ms=150, kib=600)
-    result = project.run("--perf-prune", "--perf-replicates=2")
-    result.assert_outcomes(failed=1)
-    said = in_one_line(result)
+    said = in_one_line(project.run("--perf-prune", "--perf-replicates=2", failed=1))
     assert "compared with test_story.py::test_work, moved" in said
     assert "peak memory +88.0 KiB" in said
     assert "+50.0%" in said
@@ -338,8 +331,7 @@ def test_a_test_that_was_renamed_is_compared_with_its_old_name_if_git_knows_its_
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     change(project, "test_work", "test_renamed")
     project.cost(ms=100, kib=600)
-    result = project.run("--perf-replicates=2")
-    result.assert_outcomes(failed=1)
+    result = project.run("--perf-replicates=2", failed=1)
     assert "compared with test_story.py::test_work, moved" in in_one_line(result)
     change(project, "assert perf(work) > 0", "assert perf(work) > 1")
     assert "1 new" in in_one_line(project.run())
