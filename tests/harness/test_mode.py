@@ -19,8 +19,7 @@ def test_the_default_mode_is_stored_under_the_node_id_alone() -> None:
 
 
 def test_every_mode_has_a_name_of_its_own() -> None:
-    names = [identity("test_x.py::test_y[a]", mode) for mode in MODES]
-    assert names[1:] == [
+    assert [identity("test_x.py::test_y[a]", mode) for mode in MODES][1:] == [
         "test_x.py::test_y[a] {cold}",
         "test_x.py::test_y[a] {graph}",
         "test_x.py::test_y[a] {cold, graph}",

@@ -132,8 +132,7 @@ def test_without_a_baseline_it_is_new() -> None:
 
 
 def test_another_pytorchs_operators_are_not_compared() -> None:
-    judgement = judged(with_more(cost("head", "aten::mm")), prediction(torch="2.12.1"))
-    assert judgement == Judgement(
+    assert judged(with_more(cost("head", "aten::mm")), prediction(torch="2.12.1")) == Judgement(
         verdict=Verdict.INCOMPARABLE, reasons=["baseline from another PyTorch: torch 2.12.1 then, 2.13.0 now"]
     )
 
@@ -233,8 +232,7 @@ def test_what_backward_does_for_an_operator_is_told_after_it_however_large() -> 
 
 def test_the_operator_that_was_called_instead_is_told() -> None:
     first, *rest = USUAL.costs
-    judgement = judged(prediction(costs=[changed(first, operator="aten::bmm", calls=64), *rest]))
-    assert judgement.reasons[0] == (
+    assert judged(prediction(costs=[changed(first, operator="aten::bmm", calls=64), *rest])).reasons[0] == (
         "blocks.*.attention.q, forward: 64 more aten::bmm instead of 32 aten::mm, +32.0 TFLOP, +32.0 KiB moved "
         "(model.py:41)"
     )

@@ -154,8 +154,7 @@ def test_what_did_not_run_says_why_below_those_that_did() -> None:
 
 def test_quotes_stand_last_once_and_take_part_in_no_ratio() -> None:
     quotes = [Quote(source="H100, compiled", ns=5 * MS, phases_ns={"forward": 2 * MS})]
-    shown = lines(*in_turns(case("sdpa", 10, quotes=quotes), case("naive", 30, quotes=quotes)))
-    assert shown[2:] == [
+    assert lines(*in_turns(case("sdpa", 10, quotes=quotes), case("naive", 30, quotes=quotes)))[2:] == [
         "  sdpa                    10.0 ms   ±0.2%              1.00  1.00 MiB",
         "  naive                   30.0 ms   ±0.2%  3.00 (2.97…3.03)  1.00 MiB",
         "  quoted: H100, compiled  5.00 ms",

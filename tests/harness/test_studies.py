@@ -217,8 +217,7 @@ def test_a_mode_stands_behind_the_label_or_in_the_head_where_all_share_it() -> N
 
 def test_a_case_without_numbers_says_why_across_the_columns() -> None:
     long = "needs 33.0 s of 12.0 s left, and says so in more words than would fit into one line of a terminal"
-    shown = lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))
-    assert shown[2:] == [
+    assert lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))[2:] == [
         "eager               10.0 ms     1",
         "fused               out of memory (16.0 GiB asked for)",
         "flash               skipped: needs 33.0 s of 12.0 s left, and says so in more",
@@ -253,8 +252,7 @@ def test_times_rates_and_peaks_stand_against_the_case_with_the_bases_level_and_t
         case("eager", 20, peak_bytes=50 * 2**20, facts={"loss": 3.5}, **common),
         case("compiled", 15, peak_bytes=31 * 2**20, facts={"loss": 3.0}, **common),
     )
-    shown = lines(compiled, eager, case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common), width=110)
-    assert shown == [
+    assert lines(compiled, eager, case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common), width=110) == [
         "study: switches · against switch=eager",
         "step[small-…]                     median     std                  tokens/s           peak  loss",
         "compiled-fp32  15.0 ms ×0.75 (0.74…0.76)  150 µs  34.1 k ×1.33 (1.32…1.35)  31.0 MiB -38%     3",

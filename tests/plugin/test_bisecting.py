@@ -156,9 +156,10 @@ def test_a_time_is_bisected_in_turns_and_an_interrupted_search_resumes(
 def test_a_step_inside_the_noise_stops_the_search(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
     develop(repository, costly=7)
     assert main(ask()) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(
-        "stopped: the change is within the noise: between the ends of the range this machine finds 0.0%"
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("stopped: the change is within the noise: between the ends of the range this machine finds 0.0%")
     )
 
 

@@ -256,8 +256,7 @@ class TestFirst:
 @needs_nocuda
 def test_later_runs_are_held_to_the_baselines_exactly(project: Project, first: object) -> None:
     _, same = project.run("--perf-dry-run=a100-80gb", "-k", "step or graph or after or large", LARGE="1")
-    verdicts = {name: one["judgement"]["verdict"] for name, one in same.items()}
-    assert verdicts == {
+    assert {name: one["judgement"]["verdict"] for name, one in same.items()} == {
         "test_step": "ok",
         "test_graph": "ok",
         "test_after_a_crash": "ok",
