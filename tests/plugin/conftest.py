@@ -138,6 +138,11 @@ def run_pytest(
     return result
 
 
+def one_line(result: pytest.RunResult) -> str:
+    """What was printed, in one line however it was wrapped."""
+    return " ".join(result.stdout.str().split())
+
+
 class Folder:
     """A project whose sessions run in processes of their own."""
 
@@ -153,6 +158,16 @@ class Folder:
     def perflab(self, *arguments: str) -> pytest.RunResult:
         """The command."""
         return self.pytester.run(self.python, "-m", "perflab", *arguments, timeout=240)
+
+    def results(self, name: str = "results.json") -> list[dict[str, Any]]:
+        """What a results file has of each case."""
+        rows: list[dict[str, Any]] = json.loads((self.pytester.path / name).read_text())["results"]
+        return rows
+
+    def result(self, name: str = "results.json") -> dict[str, Any]:
+        """What it has of the only case."""
+        (row,) = self.results(name)
+        return row
 
     def edit(self, old: str, new: str, file: str) -> None:
         """Change the source."""
@@ -187,6 +202,16 @@ class Project(Folder):
         """The one file of committed times that there is."""
         (path,) = (self.pytester.path / "baselines").glob("cpu-*/*.json")
         return path
+
+    def saved_cases(self) -> dict[str, Any]:
+        """The cases with committed times, by name."""
+        cases: dict[str, Any] = json.loads(self.baseline_file().read_text())["cases"]
+        return cases
+
+    def saved_case(self) -> dict[str, Any]:
+        """The only one."""
+        (case,) = self.saved_cases().values()
+        return dict(case)
 
     def exact_file(self) -> Path:
         """The one file of exact quantities that there is."""

@@ -16,7 +16,7 @@ import pytest
 from perflab.compared.sides.checkout import other_side
 from perflab.documents import read_document
 from perflab.errors import RivalError
-from tests.plugin.conftest import REFUSED, SPLITTER, Project, begin_repository, commit, git, worktrees
+from tests.plugin.conftest import REFUSED, SPLITTER, Project, begin_repository, commit, git, one_line, worktrees
 
 TWO_CASES = """
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_a_slower_change_of_a_test_that_was_moved_fails_and_says_what_it_was(rep
     else:
         repository.test_file.write_text(TWO_CASES.replace("test_work", "test_renamed"))
     repository.cost(ms=104)
-    said = " ".join(repository.run("--perf-against=before", passed=1, failed=1).stdout.str().split())
+    said = one_line(repository.run("--perf-against=before", passed=1, failed=1))
     assert "compared with test_story.py::test_work, moved" in said
     assert "only in the base" not in said
     assert "1 ok · 1 regressed" in said

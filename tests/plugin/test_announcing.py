@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import KERNELS, Project, begin_repository
+from tests.plugin.conftest import KERNELS, Project, begin_repository, one_line
 
 NO_GPU = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"
 
@@ -54,7 +54,7 @@ def test_what_a_pytorch_without_an_internal_takes_away_is_said_by_name_and_times
         project.run("--perf-update").assert_outcomes(passed=1)
         result = project.run("-p", "gone")
     result.assert_outcomes(passed=1)
-    said = " ".join(result.stdout.str().split())
+    said = one_line(result)
     assert "memory and counts of 1 case not compared: torch " in said
     assert (
         " has no torch.autograd.DeviceType.CPU, which perflab needs to read what the profiler saw; perflab was" in said

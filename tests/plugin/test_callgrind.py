@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perflab.measured.run.callgrind import total_of
-from tests.plugin.conftest import REFUSED, Project
+from tests.plugin.conftest import REFUSED, Project, one_line
 
 STAND_IN = """#!{python}
 import os, subprocess, sys
@@ -61,11 +61,11 @@ def test_where_callgrind_counts_nothing_all_else_is_judged_and_its_last_words_ar
 ) -> None:
     project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     valgrind.write_text("#!/bin/sh\necho illegal instruction\nexit 4\n")
-    said = " ".join(project.run("--perf-instructions=callgrind", passed=1).stdout.str().split())
+    said = one_line(project.run("--perf-instructions=callgrind", passed=1))
     assert "callgrind instructions of 1 case not compared: callgrind counted nothing (exit status 4): illegal" in said
     assert "run with --perf-instructions=auto" in said
     strict = project.run("--perf-instructions=callgrind", "--perf-check=strict", failed=1)
-    assert "its callgrind instructions could not be judged" in " ".join(strict.stdout.str().split())
+    assert "its callgrind instructions could not be judged" in one_line(strict)
 
 
 def test_a_rise_that_a_fresh_process_cannot_count_is_not_taken_back(project: Project, valgrind: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_rise_that_a_fresh_process_cannot_count_is_not_taken_back(project: Pro
     more = rest.replace(f"open({cost!r}).read().split()[0]", "'90000000'")
     assert more != rest
     valgrind.write_text("\n".join([first, once, more]))
-    said = " ".join(project.run("--perf-instructions=callgrind").stdout.str().split())
+    said = one_line(project.run("--perf-instructions=callgrind"))
     assert (
         "inconclusive callgrind instructions 100 -> 90,000,000 could not be measured again: callgrind counted" in said
     )

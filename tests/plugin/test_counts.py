@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.plugin.conftest import Project
 
 OPERATORS = """
@@ -49,7 +47,7 @@ def test_an_operator_more_fails_by_name_alone_and_is_accepted(project: Project) 
     )
     assert "slower" not in worse.stdout.str()
     assert "measured again" not in worse.stdout.str()
-    (row,) = json.loads((project.pytester.path / "out.json").read_text())["results"]
+    (row,) = project.results("out.json")
     assert row["judgement"]["worse"] == ["counts"]
     assert row["judgement"]["counts"]["operators"] == {"before": 4.0, "now": 6.0, "ratio": 1.5, "limit": 1.0}
     assert row["outcome"]["measurement"]["counts"] == {"allocations": 1, "operators": 6}

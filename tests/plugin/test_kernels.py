@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.plugin.conftest import Folder
@@ -75,7 +73,7 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
             "2 regressed   (accept: --perf-update)",
         ]
     )
-    results = json.loads((project.pytester.path / "out.json").read_text())["results"]
+    results = project.results("out.json")
     assert [one["judgement"]["verdict"] for one in results] == ["regressed", "regressed"]
     assert results[0]["outcome"]["now"]["resources"]["spill_store_bytes"] > 0
 

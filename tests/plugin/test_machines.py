@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.plugin.conftest import REFUSED, Project, begin_repository, git
+from tests.plugin.conftest import REFUSED, Project, begin_repository, git, one_line
 
 ELSEWHERE = """
 import os
@@ -122,16 +122,12 @@ def test_a_save_elsewhere_updates_what_is_exact_for_all_and_the_times_of_that_ma
 MEMORY_NOT_COMPARED = "memory of 1 case not compared: saved with 2 threads, here 1 (save here too: --perf-update-new)"
 
 
-def unwrapped(result: pytest.RunResult) -> str:
-    return " ".join(result.stdout.str().split())
-
-
 def test_more_memory_with_other_threads_is_said_not_to_be_compared_and_fails_a_strict_run(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORY_THREADS", "1")
     here.cost(ms=100, kib=2048)
-    assert f"of 1 case only counts were compared {MEMORY_NOT_COMPARED} " in unwrapped(here.run(passed=1))
+    assert f"of 1 case only counts were compared {MEMORY_NOT_COMPARED} " in one_line(here.run(passed=1))
     here.run("--perf-check=strict", failed=1).stdout.re_match_lines(
         [
             r"work: its memory could not be judged \(saved with 2 threads, here 1\), and --perf-check.*",
@@ -191,7 +187,7 @@ def test_a_second_run_beside_other_work_says_what_held_and_how_many_runs_times_l
     said = here.run()
     said.stdout.re_match_lines([r"work +112 ms .* \+12\.0% .* ok", "1 ok"])
     line = "1 of 3 runs kept on this machine, 2 more and times are compared: of 1 case only memory and counts were"
-    assert line in unwrapped(said)
+    assert line in one_line(said)
     assert "restarted" not in said.stdout.str()
     assert own_replicates(here) == 4, "of the same code: what they differ by is the machine's noise"
     here.neighbours(0)
@@ -205,13 +201,13 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
     project.cost(ms=700)
     project.run().assert_outcomes(passed=1)
     project.cost(ms=50)
-    faster = unwrapped(project.run())
+    faster = one_line(project.run())
     assert "1 of 3 runs kept on this machine, 2 more and times are compared: of 1 case" in faster
     assert "restarted" not in faster
     project.run()
     assert own_replicates(project) == 2
     project.cost(ms=700)
-    slower = unwrapped(project.run())
+    slower = one_line(project.run())
     assert "the code is the same: work (50.0 ms before, 700 ms now) -> if these times are the usual ones" in slower
     assert own_replicates(project) == 2
     project.cost(ms=50)
@@ -222,7 +218,7 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
 def test_a_container_is_told_to_name_its_machine(project: Project, options: list[str], *, is_told: bool) -> None:
     conftest = project.pytester.path / "conftest.py"
     conftest.write_text(conftest.read_text() + "\nenvironment.machine_identifier = lambda: ''\n")
-    said = unwrapped(project.run(*options))
+    said = one_line(project.run(*options))
     assert "kept the times of 1 case" in said
     assert ("name it with --perf-machine=NAME" in said) == is_told
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, REFUSED, Project, begin_repository, run_pytest
+from tests.plugin.conftest import CONFTEST, REFUSED, Project, begin_repository, one_line, run_pytest
 
 SMALL_CACHES = """
 import perflab.measure.caches as caches
@@ -54,11 +54,6 @@ def mark(project: Project, arguments: str) -> None:
     )
 
 
-def stored(project: Project) -> list[str]:
-    """The names that numbers are stored under."""
-    return list(json.loads(project.baseline_file().read_text())["cases"])
-
-
 def results(project: Project, *arguments: str) -> list[dict[str, Any]]:
     """A session's results, as its file has them."""
     path = project.pytester.path / "perf.json"
@@ -78,7 +73,7 @@ def test_a_cold_case_has_a_baseline_of_its_own_and_the_warm_ones_stays_as_it_was
     assert evictions(project)[-1] > 0
     assert project.baseline_file().read_text() == warm_alone
     project.run("--perf-cache=cold", "--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    assert stored(project) == ["test_work", "test_work {cold}"]
+    assert list(project.saved_cases()) == ["test_work", "test_work {cold}"]
     project.run("--perf-cache=cold").stdout.fnmatch_lines(["work {cold} * 0.0%* ok"])
     project.cost(ms=100)
     project.run().stdout.fnmatch_lines(["work *100 ms* 0.0%* ok"])
@@ -219,10 +214,10 @@ def test_a_cold_baseline_is_not_stale_while_its_case_exists_and_is_when_it_is_go
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     project.test_file.write_text(project.test_file.read_text().replace("cache='cold'", ""))
     project.run("--perf-prune").assert_outcomes(passed=1)
-    assert stored(project) == ["test_work {cold}"], "an option brings it back"
+    assert list(project.saved_cases()) == ["test_work {cold}"], "an option brings it back"
     project.test_file.write_text(project.test_file.read_text().replace("def test_work", "def test_other"))
     result = project.run("--perf-prune")
-    said = " ".join(result.stdout.str().split())  # lines break where the machine's name ends
+    said = one_line(result)  # lines break where the machine's name ends
     for folder in ("cpu-", "exact-cpu-"):
         assert re.search(rf"removed 1 stale baseline from baselines/{folder}\S+: test_work {{cold}}; it held no", said)
     assert not list((project.pytester.path / "baselines").glob("*/*.json"))

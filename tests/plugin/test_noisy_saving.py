@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from tests.plugin.conftest import Project
 
 BUSY = 1.6
-
-
-def stored(project: Project) -> dict[str, Any]:
-    """The one case of the committed times."""
-    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
-    assert isinstance(case, dict)
-    return case
 
 
 @pytest.fixture
@@ -38,8 +30,8 @@ def test_neighbours_that_pass_while_a_baseline_is_saved_are_waited_for(project: 
     project.neighbours(BUSY, BUSY, 0.0)
     result = project.run("--perf-update", passed=1)
     result.stdout.fnmatch_lines(["perf: one more replicate to replace noisy ones (1 case)"])
-    assert [one["neighbours_cores"] for one in stored(project)["replicates"]] == [0.0, 0.0, BUSY]
-    assert "noisy" not in stored(project)
+    assert [one["neighbours_cores"] for one in project.saved_case()["replicates"]] == [0.0, 0.0, BUSY]
+    assert "noisy" not in project.saved_case()
     assert "noisy machine" not in result.stdout.str()
 
 
@@ -48,7 +40,7 @@ def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(pro
     result = project.run("--perf-update-new", passed=1)
     beside = "other processes used 1.6 cores meanwhile"
     result.stdout.fnmatch_lines([f"saved from a noisy machine: work: {beside}"])
-    assert stored(project)["noisy"] == [beside]
+    assert project.saved_case()["noisy"] == [beside]
     assert result.stdout.str().count("one more replicate") == 3
 
 
@@ -101,7 +93,7 @@ def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, in
     result = restless.run("--perf-update", *([] if ini else ["--perf-noisy=accept"]))
     assert result.ret == 0
     result.stdout.re_match_lines([r"work .* new, saved", r"saved from a noisy machine: work: its replicates differ.*"])
-    assert "differ so much" in stored(restless)["noisy"][0]
+    assert "differ so much" in restless.saved_case()["noisy"][0]
 
 
 def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restless: Project) -> None:

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from tests.plugin.conftest import run_pytest
+from tests.plugin.conftest import one_line, run_pytest
 
 
 @pytest.fixture
@@ -413,7 +413,7 @@ def test_what_fits_is_found_and_what_cannot_be_asked_is_refused_in_words(
     pytester: pytest.Pytester, python: str
 ) -> None:
     result = predict(pytester, python, FITS, passed=2, failed=5)
-    text = " ".join(result.stdout.str().split())
+    text = one_line(result)
     for said in (
         "would fit with a narrow one (",
         "takes rows 1,",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import REFUSED, Folder
+from tests.plugin.conftest import REFUSED, Folder, one_line
 
 NET = """
 import torch
@@ -182,7 +182,7 @@ def test_results_are_written_reported_and_merged(project: Predicted) -> None:
     project.predict("--perf-json=one.json", "--perf-update").assert_outcomes(passed=1)
     project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
     project.predict("--perf-json=two.json", "--perf-gpu=l4").assert_outcomes(passed=1)
-    (row,) = json.loads((project.pytester.path / "one.json").read_text())["results"]
+    (row,) = project.results("one.json")
     assert row["outcome"]["now"]["gpu"] == "h100"
     project.perflab("report", "one.json").stdout.fnmatch_lines(["predicted for h100*", "net *new, saved"])
     merged = project.perflab("merge", "one.json", "two.json")
@@ -217,7 +217,7 @@ def test_a_prediction_whose_test_was_moved_is_compared_with_what_it_was(project:
     project.predict("--perf-update").assert_outcomes(passed=1)
     (project.pytester.path / "test_net.py").rename(project.pytester.path / "test_moved.py")
     project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
-    assert "compared with test_net.py::test_net, moved" in " ".join(project.predict(failed=1).stdout.str().split())
+    assert "compared with test_net.py::test_net, moved" in one_line(project.predict(failed=1))
 
 
 def test_the_timeline_of_a_prediction_is_written_where_it_is_asked_for(project: Predicted) -> None:
@@ -245,7 +245,7 @@ def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predict
     target.write_text(json.dumps(stored))
     told = project.predict("--perf-gpu=h200", passed=1)
     assert "estimate" in told.stdout.str()
-    assert "1 of this test's cases measured on NVIDIA H200: 50% of the roofline" in " ".join(told.stdout.str().split())
+    assert "1 of this test's cases measured on NVIDIA H200: 50% of the roofline" in one_line(told)
     target.write_text("{")
     damaged = project.predict("--perf-gpu=h200", passed=1)
     damaged.stdout.fnmatch_lines(["note: no estimate: *", "*is damaged at line 1*"])

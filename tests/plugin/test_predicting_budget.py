@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, Folder
+from tests.plugin.conftest import CONFTEST, Folder, one_line
 
 pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="measured, where there is a GPU")
 
@@ -87,11 +87,6 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: 
     return Budgeted(pytester, python)
 
 
-def flat(result: pytest.RunResult) -> str:
-    """What was printed, in one line however it was wrapped."""
-    return " ".join(result.stdout.str().split())
-
-
 def test_past_its_budget_a_case_is_skipped_with_its_operators_and_the_next_is_as_if_alone(project: Budgeted) -> None:
     project.cases(
         """
@@ -120,7 +115,7 @@ def test_in_forward(perf, device):
     )
     project.predict("-k", "next", "--perf-update").assert_outcomes(passed=1)
     result = project.predict("--perf-budget=2.5", "-rs", passed=1, skipped=2)
-    text = flat(result)
+    text = one_line(result)
     assert text.count("tracing took longer than --perf-budget=2.5 s; ") == 4  # in our table, and in pytest's
     assert text.count("operators so far (more: --perf-budget=15)") == 4
     assert "; 0 operators so far" not in text
@@ -139,8 +134,8 @@ def test_slow(perf, device):
 """
     )
     result = project.predict("--perf-budget=100", skipped=1)
-    assert "tracing took longer than @pytest.mark.perf(budget=2); " in flat(result)
-    assert "operators so far (more: budget=12)" in flat(result)
+    assert "tracing took longer than @pytest.mark.perf(budget=2); " in one_line(result)
+    assert "operators so far (more: budget=12)" in one_line(result)
 
 
 def test_progress_tells_operators_and_time_as_measuring_does(project: Budgeted) -> None:
@@ -182,8 +177,8 @@ def test_other_sizes_that_take_longer_than_the_budget_are_left_out_and_the_case_
     short = project.predict("--perf-budget=500ms", passed=1)
     short.stdout.fnmatch_lines(["slow *yes  ok"])
     assert "h100 takes rows" not in short.stdout.str()
-    assert "note: no larger sizes are known: tracing them took longer than --perf-budget=0.5 s; " in flat(short)
-    assert "operators so far (more: --perf-budget=3)" in flat(short)
+    assert "note: no larger sizes are known: tracing them took longer than --perf-budget=0.5 s; " in one_line(short)
+    assert "operators so far (more: --perf-budget=3)" in one_line(short)
 
 
 def test_few_layers_are_believed_where_running_all_takes_longer_than_the_budget_and_it_says_so(
@@ -201,7 +196,7 @@ def test_slow(perf, device, rows):
     short.stdout.fnmatch_lines(["slow[[]4] *ok", "slow[[]8] *ok"])
     assert (
         "note: few layers were traced, and it is not proven that all do the same: tracing every layer took longer than "
-        "--perf-budget=2 s; " in flat(short)
+        "--perf-budget=2 s; " in one_line(short)
     )
     assert "not proven" not in project.predict("--perf-budget=60").stdout.str()
 
@@ -217,7 +212,7 @@ def test_slow(perf, device, which):
     )
     result = project.predict("--perf-total-budget=5", passed=1, skipped=2)  # one case runs its two layers twice
     result.stdout.fnmatch_lines(["slow[[]1] *new", "1 not run: the run's 5.00 s were over (slow[[]3])"])
-    assert "tracing took longer than the run had left (--perf-total-budget); " in flat(result)
+    assert "tracing took longer than the run had left (--perf-total-budget); " in one_line(result)
 
 
 def test_a_case_predicted_by_itself_is_skipped_with_both_reasons_and_the_next_is_measured(project: Budgeted) -> None:
@@ -239,6 +234,6 @@ def test_small(perf, device):
 """
     )
     result = project.run("--perf-budget=2", "-rs", passed=1, skipped=1)
-    assert "TiB of" in flat(result)
-    assert "; cannot be predicted, tracing took longer than --perf-budget=2 s; " in flat(result)
+    assert "TiB of" in one_line(result)
+    assert "; cannot be predicted, tracing took longer than --perf-budget=2 s; " in one_line(result)
     result.stdout.fnmatch_lines(["small * 100 ms * new"])

@@ -193,7 +193,7 @@ def test_a_case_that_fails_by_what_is_exact_is_not_measured_on_for_its_time(
         source = project.test_file.read_text()
         project.test_file.write_text(source.replace("return block", "block.view(-1)\n    return block"))
     result = project.run("--perf-json=perf.json", failed=1)
-    (found,) = json.loads((project.pytester.path / "perf.json").read_text())["results"]
+    (found,) = project.results("perf.json")
     assert found["judgement"]["worse"] == [what]
     assert len(found["outcome"].get("fresh", [])) == fresh, "memory may depend on what the process did before"
     result.stdout.re_match_lines(
@@ -324,7 +324,7 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
 
     def samples(*arguments: str) -> list[int]:
         project.run("--perf-json=perf.json", "-k", "not compiled", *arguments).assert_outcomes(passed=6)
-        rows = json.loads((project.pytester.path / "perf.json").read_text())["results"]
+        rows = project.results("perf.json")
         return [row["outcome"]["summary"]["samples"] for row in rows]
 
     assert samples() == [6] * 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -138,7 +137,7 @@ def test_a_row_that_was_disturbed_alone_is_as_fast_as_the_same_code_in_turns(
             r"same +60\.0 ms ×1\.00 \(1\.00…1\.00\) +3\.91 KiB +0%",
         ]
     )
-    rows = json.loads((project.pytester.path / "a.json").read_text())["results"]
+    rows = project.results("a.json")
     ratios = {row["case"].rpartition("[")[2]: row.get("beside", []) for row in rows}
     assert ratios["one]"] == []
     (same,) = ratios["same]"]
@@ -180,4 +179,4 @@ def test_a_run_that_is_stopped_while_rows_take_turns_loses_nothing_else(project:
     project.pytester.makepyfile(test_story=hangs)
     output = interrupted(project.pytester.path, "-m", "perf", "--perf-json=a.json", "-k", "one or same or dies")
     assert "no ratio of times" in output
-    assert len(json.loads((project.pytester.path / "a.json").read_text())["results"]) == 3
+    assert len(project.results("a.json")) == 3

@@ -370,7 +370,7 @@ def test_hangs(perf):
     assert "new, saved" in output
     assert "interrupted: these baselines have one replicate each" in output
     assert list(json.loads(project.baseline_file().read_text())["cases"]) == ["test_work"]
-    (row,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    (row,) = project.results()
     assert row["case"] == "test_story.py::test_work"
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
     assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"
