@@ -231,8 +231,10 @@ def git(project: Project, *arguments: str) -> str:
     return subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True).stdout
 
 
-def commit(project: Project, message: str) -> None:
-    """Commit all that there is."""
+def commit(project: Project, message: str, source: str | None = None) -> None:
+    """Commit all that there is, with this as the tests if it is given."""
+    if source is not None:
+        project.test_file.write_text(source)
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "--message", message)
 

@@ -243,8 +243,7 @@ def test_skipped(perf):
     pytest.skip("not on this machine")
 """
     )
-    repository.test_file.write_text(source)
-    commit(repository, "more cases")
+    commit(repository, "more cases", source)
     changed = source.replace("test_gone(perf):\n    perf(spend, 10", "test_new(perf):\n    perf(spend, 11").replace(
         'assert False, "was broken"', "pass"
     )
@@ -307,8 +306,7 @@ def test_last(perf):
     perf(spend, 20)
     perf.note(loss=2.5)
 """
-    repository.test_file.write_text(source)
-    commit(repository, "a step")
+    commit(repository, "a step", source)
     longer = source.replace("lambda: spend(40))", "lambda: spend(40), optimizer=lambda: spend(10))")
     repository.test_file.write_text(longer.replace("perf(os._exit, 3)", "perf(spend, 5)"))
     result = repository.run("--perf-against=HEAD", "--perf-check=off", passed=3)
@@ -329,8 +327,7 @@ def test_fails_after(perf):
     perf(os._exit, 3)
 """
     )
-    repository.test_file.write_text(source)
-    commit(repository, "dies twice")
+    commit(repository, "dies twice", source)
     broken = source.replace("def test_fails_here(perf):", "def test_fails_here(perf):\n    assert 1 == 2")
     last = "def test_fails_after(perf):\n    perf(spend, 5)\n    assert 3 == 4\n"
     repository.test_file.write_text(broken.partition("def test_fails_after")[0] + last)
@@ -349,8 +346,7 @@ def test_fleeting(perf, number):
     perf(spend, 5)
 """
     )
-    repository.test_file.write_text(source)
-    commit(repository, "a fleeting id")
+    commit(repository, "a fleeting id", source)
     result = repository.run("--perf-against=HEAD", "-k", "fleeting or steady", passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(
         ["*it was not collected again in a fresh process of this side, so nothing was compared", "*-> give it an id *"]
@@ -391,8 +387,7 @@ def test_work(perf):
 
 
 def test_a_call_that_does_no_work_any_more_is_no_improvement(repository: Project) -> None:
-    repository.test_file.write_text(NOTHING.replace("@functools.lru_cache\n", ""))
-    commit(repository, "works")
+    commit(repository, "works", NOTHING.replace("@functools.lru_cache\n", ""))
     repository.test_file.write_text(NOTHING)
     result = repository.run("--perf-against=HEAD", "--perf-budget=1", failed=1)
     result.stdout.fnmatch_lines(["*the measured callable does no work, it is as fast as an empty one*"])
@@ -415,8 +410,7 @@ def test_work(perf):
 
 
 def test_a_cost_in_every_fourth_call_fails_with_the_means_of_all_calls(repository: Project) -> None:
-    repository.test_file.write_text(UNEVEN.replace("EVERY = 4", "EVERY = 10**9"))
-    commit(repository, "the same in each call")
+    commit(repository, "the same in each call", UNEVEN.replace("EVERY = 4", "EVERY = 10**9"))
     repository.test_file.write_text(UNEVEN)
     result = repository.run("--perf-against=HEAD", "--perf-json=out.json", "--perf-counts=off", failed=1)
     result.stdout.re_match_lines(
@@ -468,10 +462,11 @@ def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
 def test_a_part_of_a_split_run_is_compared_with_the_same_cases_of_the_base(repository: Project) -> None:
     path = repository.pytester.path
     (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
-    repository.test_file.write_text(
-        TWO_CASES.replace("def test_steady", "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady")
+    commit(
+        repository,
+        "a case more",
+        TWO_CASES.replace("def test_steady", "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady"),
     )
-    commit(repository, "a case more")
     (path / "test_a_new_one.py").write_text(TWO_CASES)
     repository.cost(ms=130)
     result = repository.run("--perf-against=HEAD", "--part=2", passed=1, failed=1)  # of five, where the base has three
@@ -559,8 +554,7 @@ def test_a_close_name_is_suggested(repository: Project) -> None:
 
 def test_a_base_that_does_not_import_says_why(repository: Project) -> None:
     good = repository.test_file.read_text()
-    repository.test_file.write_text("import no_such_module\n" + good)
-    commit(repository, "broken")
+    commit(repository, "broken", "import no_such_module\n" + good)
     repository.test_file.write_text(good)
     result = repository.run("--perf-against=HEAD", ret=REFUSED)
     result.stderr.fnmatch_lines(["*HEAD (*: its process ended*", "*No module named 'no_such_module'*", "  -> *"])
@@ -581,8 +575,9 @@ def test_a_base_that_imports_this_sides_code_is_refused(repository: Project, tmp
     (path / "hidden" / "library.py").write_text("COST_MS = 100\n")
     (tmp_path / "link").symlink_to(path)
     place = (tmp_path / "link" if through == "a symbolic link" else path) / "hidden"
-    repository.test_file.write_text(f"import sys\nsys.path.insert(0, {str(place)!r})\nimport library\n" + TWO_CASES)
-    commit(repository, "a hard-wired path")
+    commit(
+        repository, "a hard-wired path", f"import sys\nsys.path.insert(0, {str(place)!r})\nimport library\n" + TWO_CASES
+    )
     result = repository.run("--perf-against=HEAD", ret=REFUSED)
     result.stderr.fnmatch_lines(["*imported this side's code: library (*", "  -> *"])
 
@@ -593,8 +588,7 @@ def test_an_installed_copy_of_the_project_is_refused_since_both_sides_would_run_
     path = repository.pytester.path
     (path / "src").mkdir()
     (path / "src" / "library.py").write_text("COST_MS = 100\n")
-    repository.test_file.write_text("import library\n" + TWO_CASES)
-    commit(repository, "a src layout")
+    commit(repository, "a src layout", "import library\n" + TWO_CASES)
     (path / "src" / "library.py").write_text("COST_MS = 200\n")
     installed = tmp_path / "lib" / "site-packages"
     installed.mkdir(parents=True)
@@ -677,8 +671,7 @@ def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tm
     source = TWO_CASES.replace(
         "    perf(spend, 20)", "    (here / f'begun-{os.getpid()}').touch()\n    time.sleep(600)"
     )
-    repository.test_file.write_text("import os, time\n" + source)
-    commit(repository, "slow to set up")
+    commit(repository, "slow to set up", "import os, time\n" + source)
     command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
     running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
     begun = _wait_for(lambda: list(tmp_path.rglob("begun-*")) + list(repository.pytester.path.rglob("begun-*")))
@@ -704,8 +697,7 @@ THIRD_PROCESS_ENDLESS = TWO_CASES.replace(
 def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behind(
     repository: Project, tmp_path: Path
 ) -> None:
-    repository.test_file.write_text("import os, time\n" + THIRD_PROCESS_ENDLESS)
-    commit(repository, "endless in the second pair")
+    commit(repository, "endless in the second pair", "import os, time\n" + THIRD_PROCESS_ENDLESS)
     command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
     running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
 
@@ -725,8 +717,7 @@ def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behin
 
 def test_a_side_that_hangs_is_ended_and_costs_no_other_case(repository: Project) -> None:
     source = TWO_CASES.replace("    perf(spend, 20)", "    HANG\n    perf(spend, 20)")
-    repository.test_file.write_text("import time\n" + source.replace("HANG", "time.sleep(600)"))
-    commit(repository, "hangs there")
+    commit(repository, "hangs there", "import time\n" + source.replace("HANG", "time.sleep(600)"))
     repository.test_file.write_text(source.replace("HANG", "pass"))
     repository.run("--perf-against=HEAD", "--perf-timeout=20", passed=2).stdout.re_match_lines(
         [r"steady .* incomparable", r".*process hung and was stopped: no answer for 20 s.*", r"work .* 0\.0% .* ok"]

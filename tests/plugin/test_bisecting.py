@@ -176,8 +176,7 @@ def test_a_quantity_that_varies_blames_no_commit_by_single_readings(
 
 
 def test_values_are_told_with_their_unit(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    repository.test_file.write_text(CASE.replace("torch.zeros(4)", "torch.zeros(4096)"))
-    commit(repository, "larger")
+    commit(repository, "larger", CASE.replace("torch.zeros(4)", "torch.zeros(4096)"))
     assert main(ask("--quantity=peak")) == 0
     assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", capsys.readouterr().out.splitlines()[0])
 

@@ -142,8 +142,7 @@ def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Pr
 def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved: Project) -> None:
     good = git(saved, "rev-parse", "HEAD~1").strip()
     source = saved.test_file.read_text()
-    saved.test_file.write_text("import no_such_module\n" + source)
-    commit(saved, "broken")
+    commit(saved, "broken", "import no_such_module\n" + source)
     broken = git(saved, "rev-parse", "HEAD").strip()
     file = saved.baseline_file()
     file.write_text(file.read_text().replace(f"{good}+dirty", broken))
