@@ -169,7 +169,13 @@ class Folder:
         (row,) = self.results(name)
         return row
 
-    def edit(self, old: str, new: str, file: str) -> None:
+    def add(self, more: str, file: str = "test_story.py") -> str:
+        """Add to a file, and give all that is in it then."""
+        text = (self.pytester.path / file).read_text() + more
+        (self.pytester.path / file).write_text(text)
+        return text
+
+    def edit(self, old: str, new: str, file: str = "test_story.py") -> None:
         """Change the source."""
         path = self.pytester.path / file
         text = path.read_text()

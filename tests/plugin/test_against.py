@@ -186,11 +186,11 @@ total_budget.TotalBudget.left_s = left_s
 @pytest.fixture
 def spending(repository: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Two cases that need more memory, and one that is a little slower. Time is what they spend, in all processes."""
-    spent, conftest = tmp_path / "spent.txt", repository.pytester.path / "conftest.py"
+    spent = tmp_path / "spent.txt"
     spent.touch()
     monkeypatch.setenv("SPENT", str(spent))
     repository.test_file.write_text(SPENDS)
-    conftest.write_text(conftest.read_text() + TIME_IS_WHAT_IS_SPENT)
+    repository.add(TIME_IS_WHAT_IS_SPENT, "conftest.py")
     repository.cost(ms=10_000)
     commit(repository, "spends")
     repository.cost(ms=10_300, kib=1024)
@@ -225,9 +225,7 @@ def test_with_x_the_comparison_ends_with_the_first_certain_failure(spending: Pro
 
 
 def test_cases_of_one_side_and_ends_other_than_a_number_are_told_apart(repository: Project) -> None:
-    source = (
-        TWO_CASES
-        + """
+    source = repository.add("""
 def test_gone(perf):
     perf(spend, 10)
 
@@ -241,9 +239,8 @@ def test_broken_here(perf):
 def test_skipped(perf):
     import pytest
     pytest.skip("not on this machine")
-"""
-    )
-    commit(repository, "more cases", source)
+""")
+    commit(repository, "more cases")
     changed = source.replace("test_gone(perf):\n    perf(spend, 10", "test_new(perf):\n    perf(spend, 11").replace(
         'assert False, "was broken"', "pass"
     )
@@ -315,9 +312,7 @@ def test_last(perf):
 
 
 def test_what_fails_here_fails_though_the_base_dies_and_a_death_there_hides_no_assertion(repository: Project) -> None:
-    source = (
-        TWO_CASES
-        + """
+    source = repository.add("""
 import os
 
 def test_fails_here(perf):
@@ -325,9 +320,8 @@ def test_fails_here(perf):
 
 def test_fails_after(perf):
     perf(os._exit, 3)
-"""
-    )
-    commit(repository, "dies twice", source)
+""")
+    commit(repository, "dies twice")
     broken = source.replace("def test_fails_here(perf):", "def test_fails_here(perf):\n    assert 1 == 2")
     last = "def test_fails_after(perf):\n    perf(spend, 5)\n    assert 3 == 4\n"
     repository.test_file.write_text(broken.partition("def test_fails_after")[0] + last)
@@ -336,17 +330,14 @@ def test_fails_after(perf):
 
 
 def test_a_case_whose_id_no_other_process_has_is_no_success(repository: Project) -> None:
-    source = (
-        TWO_CASES
-        + """
+    repository.add("""
 import os, pytest
 
 @pytest.mark.parametrize("number", [os.getpid()])
 def test_fleeting(perf, number):
     perf(spend, 5)
-"""
-    )
-    commit(repository, "a fleeting id", source)
+""")
+    commit(repository, "a fleeting id")
     result = repository.run("--perf-against=HEAD", "-k", "fleeting or steady", passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(
         ["*it was not collected again in a fresh process of this side, so nothing was compared", "*-> give it an id *"]
@@ -425,9 +416,7 @@ def test_a_cost_in_every_fourth_call_fails_with_the_means_of_all_calls(repositor
 
 
 def test_text_that_utf8_cannot_hold_crosses_to_the_session_escaped(repository: Project) -> None:
-    repository.test_file.write_text(
-        TWO_CASES
-        + """
+    repository.add("""
 def test_half(perf):
     perf.note(odd="\\udc81")
     perf.work(**{"unit \\udc83": 3})
@@ -437,8 +426,7 @@ def test_half_failure(perf):
     import pytest
     perf(spend, 5)
     pytest.fail("said \\udcff")
-"""
-    )
+""")
     commit(repository, "halves")
     result = repository.run(
         "--perf-against=HEAD", "-k", "half", "--perf-json=out.json", passed=1, failed=1, deselected=2
@@ -461,7 +449,7 @@ def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
 
 def test_a_part_of_a_split_run_is_compared_with_the_same_cases_of_the_base(repository: Project) -> None:
     path = repository.pytester.path
-    (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
+    repository.add(SPLITTER, "conftest.py")
     commit(
         repository,
         "a case more",

@@ -197,9 +197,8 @@ def test_a_process_that_is_stopped_is_not_said_to_hang_and_a_fork_says_nothing_f
 
 
 def test_a_case_that_lives_or_says_what_it_takes_is_left_alone(project: Project) -> None:
-    project.test_file.write_text(
-        BEFORE
-        + """
+    project.test_file.write_text(BEFORE)
+    project.add("""
 def test_many_calls(perf):
     perf(lambda: (time.sleep(0.6), tick()))  # two warm-ups, three samples or more: longer than the limit
 
@@ -212,8 +211,7 @@ def test_marked(perf):
 def test_without(perf):
     time.sleep(2.5)
     perf(tick)
-"""
-    )
+""")
     project.run(QUICK, "--perf-counts=off").assert_outcomes(passed=4)
 
 
@@ -229,10 +227,7 @@ def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> N
 
 def test_a_fresh_process_that_hangs_as_a_whole_is_ended_with_all_that_it_started(project: Project) -> None:
     """Before its first case, where nobody in it watches: while a conftest is imported."""
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(
-        conftest.read_text()
-        + """
+    more = """
 import os, subprocess, sys, time
 import perflab.plugin.case.fresh_process as fresh
 import perflab.plugin.case.hanging as hanging
@@ -243,7 +238,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
     print("about to hang", flush=True)
     time.sleep(600)
 """
-    )
+    project.add(more, "conftest.py")
     started_s = time.monotonic()
     result = project.run("--perf-update", "--perf-replicates=2", QUICK, "-s")
     assert time.monotonic() - started_s < 60

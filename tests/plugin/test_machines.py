@@ -26,8 +26,7 @@ if "STORY_THREADS" in os.environ:
 @pytest.fixture
 def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project that was saved on machine ``a``, and is now on the machine that ``STORY_MACHINE`` names."""
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + ELSEWHERE)
+    project.add(ELSEWHERE, "conftest.py")
     monkeypatch.delenv("PERFLAB_MACHINE", raising=False)
     monkeypatch.setenv("STORY_THREADS", "2")
     move_to("a", monkeypatch)
@@ -216,8 +215,7 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
 
 @pytest.mark.parametrize(("options", "is_told"), [([], True), (["--perf-machine=fleet"], False)])
 def test_a_container_is_told_to_name_its_machine(project: Project, options: list[str], *, is_told: bool) -> None:
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + "\nenvironment.machine_identifier = lambda: ''\n")
+    project.add("\nenvironment.machine_identifier = lambda: ''\n", "conftest.py")
     said = one_line(project.run(*options))
     assert "kept the times of 1 case" in said
     assert ("name it with --perf-machine=NAME" in said) == is_told
@@ -258,8 +256,7 @@ def test_machines_of_one_pool_share_their_times(here: Project, monkeypatch: pyte
     if way == "variable":
         monkeypatch.setenv("PERFLAB_MACHINE", "fleet")
     if way == "ini":
-        ini = here.pytester.path / "tox.ini"
-        ini.write_text(ini.read_text() + "\nperf_machine = fleet\n")
+        here.add("\nperf_machine = fleet\n", "tox.ini")
     here.run("--perf-update", *options).assert_outcomes(passed=1)
     move_to("b", monkeypatch)
     here.cost(ms=130)
@@ -270,8 +267,7 @@ def test_machines_of_one_pool_share_their_times(here: Project, monkeypatch: pyte
 def test_the_command_line_names_the_pool_before_the_variable_and_this_before_the_ini_file(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ini = here.pytester.path / "tox.ini"
-    ini.write_text(ini.read_text() + "\nperf_machine = of-the-ini\n")
+    here.add("\nperf_machine = of-the-ini\n", "tox.ini")
     here.run().stdout.fnmatch_lines(["*machine of-the-ini*"])
     monkeypatch.setenv("PERFLAB_MACHINE", "of-the-variable")
     here.run().stdout.fnmatch_lines(["*machine of-the-variable*"])

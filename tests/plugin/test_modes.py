@@ -48,10 +48,7 @@ def evictions(project: Project) -> list[int]:
 
 def mark(project: Project, arguments: str) -> None:
     """Give the case a marker."""
-    text = project.test_file.read_text()
-    project.test_file.write_text(
-        text.replace("def test_work", f"import pytest\n@pytest.mark.perf({arguments})\ndef test_work")
-    )
+    project.edit("def test_work", f"import pytest\n@pytest.mark.perf({arguments})\ndef test_work")
 
 
 def results(project: Project, *arguments: str) -> list[dict[str, Any]]:
@@ -127,7 +124,7 @@ def test_the_marker_wins_over_the_option_and_the_ini_key_is_the_options_twin(pro
     assert results(project, "--perf-cache=cold")[0].get("mode", {}) == {}
     project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_cache = cold\n")
     assert results(project)[0].get("mode", {}) == {}
-    project.test_file.write_text(project.test_file.read_text().replace("cache='warm'", ""))
+    project.edit("cache='warm'", "")
     assert results(project)[0]["mode"] == {"cache": "cold"}
 
 
@@ -154,9 +151,8 @@ def test_a_case_marked_for_a_graph_is_skipped_by_itself_on_a_cpu_and_the_others_
     project: Project, arguments: list[str]
 ) -> None:
     mark(project, "cuda_graph=True")
-    text = project.test_file.read_text()
-    project.test_file.write_text(
-        f"{text}\n@pytest.fixture\ndef model():\n    raise RuntimeError('made for nothing')\n"
+    project.add(
+        "\n@pytest.fixture\ndef model():\n    raise RuntimeError('made for nothing')\n"
         "\n@pytest.mark.perf(cuda_graph=True)\ndef test_model(perf, model):\n    perf(model)\n"
         "\ndef test_other(perf):\n    perf(work)\n"
     )
@@ -212,10 +208,10 @@ def test_a_prediction_heeds_no_mode(project: Project) -> None:
 def test_a_cold_baseline_is_not_stale_while_its_case_exists_and_is_when_it_is_gone(project: Project) -> None:
     mark(project, "cache='cold'")
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    project.test_file.write_text(project.test_file.read_text().replace("cache='cold'", ""))
+    project.edit("cache='cold'", "")
     project.run("--perf-prune").assert_outcomes(passed=1)
     assert list(project.saved_cases()) == ["test_work {cold}"], "an option brings it back"
-    project.test_file.write_text(project.test_file.read_text().replace("def test_work", "def test_other"))
+    project.edit("def test_work", "def test_other")
     result = project.run("--perf-prune")
     said = one_line(result)  # lines break where the machine's name ends
     for folder in ("cpu-", "exact-cpu-"):

@@ -98,10 +98,10 @@ def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, in
 
 def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restless: Project) -> None:
     folder = restless.pytester.path
-    restless.test_file.write_text(restless.test_file.read_text().replace("40 * number", "0 * number"))
+    restless.edit("40 * number", "0 * number")
     restless.run("--perf-update").assert_outcomes(passed=1)
     before = restless.baseline_file().read_text()
-    restless.test_file.write_text(restless.test_file.read_text().replace("0 * number", "40 * number"))
+    restless.edit("0 * number", "40 * number")
     for mark in folder.glob("process-*"):
         mark.unlink()
     refused = restless.run("--perf-update")

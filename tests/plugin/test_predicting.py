@@ -288,16 +288,14 @@ def test_baselines_that_cannot_be_written_are_refused_before_predicting(project:
 
 def test_beside_pytest_benchmark_its_cases_are_measured_and_ours_predicted(project: Predicted) -> None:
     pytest.importorskip("pytest_benchmark")
-    project.tests(
-        CASE
-        + """
+    more = """
 import pytest
 
 @pytest.mark.perf
 def test_theirs(benchmark):
     assert benchmark(lambda: torch.ones(4).sum().item()) == 4
 """
-    )
+    project.add(more, "test_net.py")
     result = project.predict(
         "-p", "pytest_benchmark.plugin", "--benchmark-max-time=0.1", "--benchmark-json=theirs.json", passed=2
     )

@@ -129,8 +129,7 @@ def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_
 
 
 def test_where_the_run_s_time_is_over_before_a_second_look_nobody_can_tell(story: Story) -> None:
-    conftest = story.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + TIME_ENDS_WITH_THE_LAST_TEST)
+    story.project.add(TIME_ENDS_WITH_THE_LAST_TEST, "conftest.py")
     story.run("--perf-total-budget=155").assert_outcomes(passed=4)
     assert not any(name.startswith("fresh") for name in story.order())
     assert story.verdicts() == FOUND | {"slower_by[a_little]": "inconclusive", "slower_by[much]": "inconclusive"}
@@ -235,10 +234,7 @@ def test_a_case_that_is_expected_to_fail_does_so_in_its_own_phase(story: Story) 
 
 
 def test_a_case_that_fails_in_another_way_waits_for_nothing(story: Story) -> None:
-    conftest = story.path / "conftest.py"
-    conftest.write_text(
-        conftest.read_text()
-        + """
+    more = """
 import pytest
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -247,7 +243,7 @@ def pytest_runtest_call(item):
     if "much" in item.name:
         raise RuntimeError("checked by a plugin, and found wrong")
 """
-    )
+    story.project.add(more, "conftest.py")
     story.run().assert_outcomes(passed=2, failed=2)
     assert story.order() == ["a_little", "much", "nothing", "last", "fresh a_little"]
     assert story.verdicts() == FOUND | {"slower_by[much]": "failed"}

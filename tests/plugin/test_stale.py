@@ -65,20 +65,14 @@ def suite(project: Project) -> Project:
     return project
 
 
-def change(project: Project, old: str, new: str) -> None:
-    text = project.test_file.read_text()
-    assert old in text
-    project.test_file.write_text(text.replace(old, new))
-
-
 def prune(project: Project, *arguments: str) -> str:
     """Prune by collecting alone; what was said."""
     return project.run("--collect-only", "-q", "--perf-prune", *arguments).stdout.str()
 
 
 def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) -> None:
-    change(suite, "def test_b", "def test_other")
-    change(suite, "def test_a", "def test_aa")
+    suite.edit("def test_b", "def test_other")
+    suite.edit("def test_a", "def test_aa")
     said = one_line(suite.run("-k", "test_aa"))
     assert re.search(
         r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*", said
@@ -108,7 +102,7 @@ def test_a_damaged_predicted_file_hides_no_stale_measured_baseline(suite: Projec
     store = PredictedStore(suite.pytester.path / "baselines")
     (path,) = store.save("h100", {"test_story.py::test_gone": predicted_baseline()})
     path.write_text("{")
-    change(suite, "def test_b", "def test_other")
+    suite.edit("def test_b", "def test_other")
     assert "/test_story.json: TestGroup::test_b (remove: --perf-prune)" in one_line(suite.run("-k", "test_a"))
     assert path.read_text() == "{"
 
@@ -144,7 +138,7 @@ def test_a_file_left_without_a_single_test_is_still_seen(suite: Project) -> None
 )
 def test_what_was_not_run_is_not_stale(suite: Project, arguments: list[str]) -> None:
     if "--lf" in arguments:
-        change(suite, "def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
+        suite.edit("def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
         suite.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
         suite.run("-k", "test_a").assert_outcomes(failed=1, deselected=4)
     assert "no stale baselines" in suite.pytest("--collect-only", "--perf-prune", *arguments).stdout.str()
@@ -152,7 +146,7 @@ def test_what_was_not_run_is_not_stale(suite: Project, arguments: list[str]) -> 
 
 
 def test_what_other_tests_of_the_run_say_does_not_hide_a_file_that_was_collected_whole(suite: Project) -> None:
-    change(suite, "def test_a", "def test_other")
+    suite.edit("def test_a", "def test_other")
     suite.pytester.makepyfile(test_second="def test_x():\n    pass\n")
     assert "test_a" in prune(suite, "test_story.py", "test_second.py::test_x")
     assert list(suite.saved_cases()) == ALL[:1] + ALL[2:]
@@ -170,7 +164,7 @@ def test_what_other_tests_of_the_run_say_does_not_hide_a_file_that_was_collected
     ids=["does not import", "is skipped", "is there under a condition", "is switched off", "lists no values here"],
 )
 def test_a_file_that_could_have_more_elsewhere_loses_nothing(suite: Project, old: str, new: str) -> None:
-    change(suite, old, new)
+    suite.edit(old, new)
     said = prune(suite)
     assert "no stale baselines" in said or "nothing was pruned" in said
     assert list(suite.saved_cases()) == ALL
@@ -222,7 +216,7 @@ def test_parameters_that_an_option_or_a_fixture_gives_may_come_back(project: Pro
     by_both: dict[str, Parameters] = {f"test_by_both[{size}-1]": {"size": size, "n": 1} for size in ("small", "large")}
     store(project, by_option | by_fixture | by_both)
     before = list(project.saved_cases())
-    project.test_file.write_text(project.test_file.read_text().replace('["x", "y"]', '["x"]'))
+    project.edit('["x", "y"]', '["x"]')
     for arguments in (["--sizes=small"], []):
         assert "no stale baselines" in prune(project, *arguments)
         assert list(project.saved_cases()) == before
@@ -231,7 +225,7 @@ def test_parameters_that_an_option_or_a_fixture_gives_may_come_back(project: Pro
 def test_parameters_of_an_environment_variable_are_kept_named_and_removed_by_name_alone(
     suite: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change(suite, "[1, 2, 3]", "range(1, 1 + int(__import__('os').environ.get('MOST', '1')))")
+    suite.edit("[1, 2, 3]", "range(1, 1 + int(__import__('os').environ.get('MOST', '1')))")
     assert "stale" not in one_line(suite.run("-k", "test_a"))
     said = " ".join(prune(suite).split())
     assert "no stale baselines kept in baselines/" in said
@@ -250,7 +244,7 @@ def test_parameters_of_an_environment_variable_are_kept_named_and_removed_by_nam
 
 
 def test_workers_tell_what_they_collected(suite: Project) -> None:
-    change(suite, "def test_a", "def test_other")
+    suite.edit("def test_a", "def test_other")
     xdist = ("-n2", "-p", "xdist.plugin")
     result = suite.run(*xdist, "-k", "test_other")
     assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: test_a ", one_line(result))
@@ -262,7 +256,7 @@ def test_workers_tell_what_they_collected(suite: Project) -> None:
 
 
 def test_an_interrupted_run_prunes_nothing(suite: Project) -> None:
-    change(suite, "def test_a(perf):\n    perf(work)", "def test_other(perf):\n    raise KeyboardInterrupt")
+    suite.edit("def test_a(perf):\n    perf(work)", "def test_other(perf):\n    raise KeyboardInterrupt")
     result = suite.run("-k", "test_other", "--perf-prune")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*nothing was pruned: the run did not finish*"])
@@ -319,8 +313,8 @@ def test_a_slowdown_is_found_after_the_test_was_moved_and_the_row_says_what_it_w
 def test_a_test_that_was_renamed_is_compared_with_its_old_name_if_git_knows_its_code(project: Project) -> None:
     begin_repository(project)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
-    change(project, "test_work", "test_renamed")
+    project.edit("test_work", "test_renamed")
     project.cost(ms=100, kib=600)
     assert "compared with test_story.py::test_work, moved" in one_line(project.run("--perf-replicates=2", failed=1))
-    change(project, "assert perf(work) > 0", "assert perf(work) > 1")
+    project.edit("assert perf(work) > 0", "assert perf(work) > 1")
     assert "1 new" in one_line(project.run())

@@ -87,7 +87,7 @@ def test_code_that_got_faster_passes_and_hints_at_saving_it(project: Project) ->
 
 def test_saving_keeps_cases_that_were_not_run_and_new_ones_can_be_saved_alone(project: Project) -> None:
     project.run("--perf-update").assert_outcomes(passed=1)
-    project.test_file.write_text(project.test_file.read_text().replace("test_work", "test_other"))
+    project.edit("test_work", "test_other")
     project.cost(ms=120)
     project.run("--perf-update-new").assert_outcomes(passed=1)
     cases = json.loads(project.baseline_file().read_text())["cases"]
@@ -126,7 +126,7 @@ def test_step(perf):
 
 def test_what_a_plugin_leaves_to_one_part_of_a_split_run_is_measured_again_in_fresh_processes(project: Project) -> None:
     path = project.pytester.path
-    (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
+    project.add(SPLITTER, "conftest.py")
     for name in ("test_other.py", "test_third.py"):  # in the last of three files
         (path / name).write_text("def test_first(perf):\n    perf(sum, range(1000))\n")
     project.test_file.rename(path / "test_zealous.py")
@@ -154,8 +154,7 @@ def test_a_case_whose_id_a_worker_ends_in_the_name_of_its_group_is_the_same_case
     project: Project, crashes: bool
 ) -> None:
     pytest.importorskip("xdist")
-    path = project.pytester.path
-    (path / "conftest.py").write_text((path / "conftest.py").read_text() + GROUPS)
+    project.add(GROUPS, "conftest.py")
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     project.cost(ms=160)
     if crashes:
@@ -165,7 +164,7 @@ def test_a_case_whose_id_a_worker_ends_in_the_name_of_its_group_is_the_same_case
         result.stdout.fnmatch_lines(
             ["measured again 3 times*", "if intended: * test_story.py::test_work --perf-update"]
         )
-    document = read_document(path / "out.json")
+    document = read_document(project.pytester.path / "out.json")
     (found,) = document.results
     assert [found.case] == document.collected == ["test_story.py::test_work"]
     assert found.judgement.verdict == ("failed" if crashes else "regressed")

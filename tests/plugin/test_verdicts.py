@@ -149,9 +149,7 @@ def test_a_long_case_tells_what_is_being_measured_and_how_far_it_is(project: Pro
 
 
 def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project) -> None:
-    project.test_file.write_text(
-        project.test_file.read_text() + "\ndef test_long(perf):\n    perf.requires(seconds=1)\n    perf(work)\n"
-    )
+    project.add("\ndef test_long(perf):\n    perf.requires(seconds=1)\n    perf(work)\n")
     result = project.run("--perf-total-budget=2", "--perf-json=perf.json", "-v", passed=1, skipped=1)
     result.stdout.re_match_lines(
         [
@@ -193,9 +191,8 @@ def test_is_much_too_late(perf):
 
 
 def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Project) -> None:
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + OUT_OF_TIME)
-    project.test_file.write_text(project.test_file.read_text() + LATE)
+    project.add(OUT_OF_TIME, "conftest.py")
+    project.add(LATE)
     project.cost(ms=200)
     result = project.run("-v", "--perf-total-budget=1", "--perf-budget=1", passed=1, skipped=5)
     over = r"skipped: the run's 1\.00 s are over \(--perf-total-budget\)"
@@ -308,7 +305,7 @@ def changed(project: Project, work: str) -> None:
 
 
 def test_a_cache_that_grows_has_no_exact_peak_and_says_so_however_many_calls_fit(project: Project) -> None:
-    project.test_file.write_text(project.test_file.read_text().replace("def work", "cache = []\n\ndef work"))
+    project.edit("def work", "cache = []\n\ndef work")
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     changed(project, "cache.append(block)")
     for budget in ("1", "3"):
@@ -325,7 +322,7 @@ def test_a_cache_that_grows_has_no_exact_peak_and_says_so_however_many_calls_fit
 
 def test_a_queue_that_is_used_up_is_not_called_ok(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
-    project.test_file.write_text(project.test_file.read_text().replace("def work", "queue = [1, 2]\n\ndef work"))
+    project.edit("def work", "queue = [1, 2]\n\ndef work")
     changed(project, "queue and queue.pop()")
     project.run(passed=1).stdout.re_match_lines(
         [
@@ -357,15 +354,12 @@ def test_a_case_without_tensors_has_no_peak_and_says_that_it_needs_no_tensor_mem
 
 
 def test_ctrl_c_keeps_what_was_finished(project: Project) -> None:
-    project.test_file.write_text(
-        project.test_file.read_text()
-        + """
+    project.add("""
 def test_hangs(perf):
     import time
     Path("hanging").touch()
     perf(lambda: time.sleep(600))
-"""
-    )
+""")
     output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
     assert "new, saved" in output
     assert "interrupted: these baselines have one replicate each" in output
