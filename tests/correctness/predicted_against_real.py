@@ -96,8 +96,7 @@ def compared(name: str, make: Callable[[], Work], gpu: Gpu | None = None, calls:
         gpu: as what it is predicted; by default the one that ``nocuda`` says it is.
         calls: how often it is made before it is looked at.
     """
-    predicted = predicted_figures(make, gpu or parse_gpu("h100"))
-    return Compared(name, predicted, real_figures(make, calls))
+    return Compared(name, predicted_figures(make, gpu or parse_gpu("h100")), real_figures(make, calls))
 
 
 def predicted_figures(make: Callable[[], Work], gpu: Gpu) -> Figures:

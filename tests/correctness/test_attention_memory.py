@@ -38,8 +38,7 @@ class LargestTensor(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                elements = tensor.untyped_storage().nbytes() // tensor.itemsize
-                self.elements = max(self.elements, elements)
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize)
         return result
 
 

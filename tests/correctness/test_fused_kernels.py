@@ -245,8 +245,7 @@ def test_no_rows_give_empty_results_and_gradients_of_zero(operator: Operator, de
         x.requires_grad_(x.is_floating_point()) for x in operator.make_inputs((0, 5), torch.float32, device)(0).values()
     ]
     out = operator.function(*leaves)
-    wanted = operator.plain(*leaves)
-    assert out.shape == wanted.shape
+    assert out.shape == operator.plain(*leaves).shape
     for leaf in leaves:
         if leaf.requires_grad:
             (gradient,) = torch.autograd.grad(out.sum(), leaf, retain_graph=True)

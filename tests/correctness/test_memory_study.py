@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perflab.snapshots.analysis import alive_at, levels, parts_by
-from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
+from tests.harness.made_snapshots import read
 
 from .memory_figures import of_the_stream, peak_cells, residual_bytes
 from .memory_study import COMMAND
@@ -16,11 +15,6 @@ from .memory_timelines import CPU, MODELS, PREDICTED, Case, cases, make
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory-study.md"
 TINY = [one for one in cases(PREDICTED) if (one.model, one.context_length) == ("tiny", 128)]
-
-
-def read(case: Case, folder: Path) -> Snapshot:
-    (found,) = read_snapshots(make(case, folder))
-    return found
 
 
 def on_the_page(case: Case) -> list[list[str]]:
@@ -31,14 +25,13 @@ def on_the_page(case: Case) -> list[list[str]]:
 
 @pytest.mark.parametrize("case", TINY, ids=str)
 def test_the_page_has_the_peak_and_composition_that_are_predicted_today(case: Case, tmp_path: Path) -> None:
-    found = read(case, tmp_path)
+    found = read(make(case, tmp_path))
     predicted, _ = on_the_page(case)
     assert predicted == [*peak_cells(case, found), "="], COMMAND
 
 
 def test_a_measured_forward_has_an_activation_for_each_sum_of_the_residual_stream(tmp_path: Path) -> None:
-    found = read(Case(CPU, "tiny", "forward", 128, "fp32"), tmp_path)
-    stream = of_the_stream(found, residual_bytes("tiny", 128))
+    stream = of_the_stream(read(make(Case(CPU, "tiny", "forward", 128, "fp32"), tmp_path)), residual_bytes("tiny", 128))
     assert [one.module for one in stream] == ["blocks.0", "blocks.0", "blocks.1", "blocks.1"]
 
 
@@ -50,7 +43,7 @@ def test_the_page_has_every_case_of_the_study_and_every_recorded_peak_is_the_pre
 
 
 def test_categories_add_up_to_the_level_at_every_moment_of_a_prediction(tmp_path: Path) -> None:
-    found = read(Case(PREDICTED, "tiny", "train_step", 128, "fp32"), tmp_path)
+    found = read(make(Case(PREDICTED, "tiny", "train_step", 128, "fp32"), tmp_path))
     for moment, level in enumerate(levels(found)):
         parts = parts_by(alive_at(found, moment), lambda one: one.category)
         assert sum(one.size_bytes for one in parts.values()) == level

@@ -72,8 +72,7 @@ def test_our_sums_are_the_published_ones_as_far_as_those_were_written() -> None:
 
 
 def test_only_bfloat16_stalls() -> None:
-    stalled = [str(pair) for pair in EXACT_SUMS if has_stalled(pair, accumulate(pair, CPU))]
-    assert stalled == ["bf16+=bf16"]
+    assert [str(pair) for pair in EXACT_SUMS if has_stalled(pair, accumulate(pair, CPU))] == ["bf16+=bf16"]
 
 
 @pytest.mark.parametrize("precision", FORMATS)
@@ -178,8 +177,7 @@ def test_findings_on_sums_part_the_addends_rounding_from_the_sums() -> None:
 
 def test_findings_on_autocast_say_which_tensors_are_low_which_not_and_which_depend() -> None:
     bf16 = {"autocast": "bf16", "loss": "fp32", "first_linear": "bf16", "low_norm": "bf16"}
-    cases = noted(bf16, {**bf16, "low_norm": "fp32"})
-    assert precision_findings("precision: autocast", cases) == [
+    assert precision_findings("precision: autocast", noted(bf16, {**bf16, "low_norm": "fp32"})) == [
         "in autocast's dtype: first linear",
         "fp32 in spite of it: loss",
         "it depends: low norm",

@@ -52,8 +52,7 @@ def test_flops_are_those_of_the_closed_form(impl: str, size: str) -> None:
 
 @pytest.mark.parametrize("training", [{}, {"precision": "bf16"}, {"checkpointing": "every-block"}])
 def test_flops_are_those_that_pytorchs_own_counter_sees_in_a_real_step(training: dict[str, Any]) -> None:
-    setup = setup_of("tiny", attention="naive", training=training)
-    step = setup.training_step()
+    step = setup_of("tiny", attention="naive", training=training).training_step()
     with FlopCounterMode(display=False) as counter:
         step()
     now = predicted("train_step", setup_of("tiny", device="cuda", attention="naive", training=training))

@@ -72,8 +72,7 @@ def test_the_table_of_all_ways_fits_into_eighty_columns_and_names_each_above_its
 
 
 def test_no_bar_is_longer_than_a_line_where_rows_come_to_more_than_the_call() -> None:
-    rows = [row("attention", 50, "aten::bmm"), row("copies", 50, "aten::copy_")]
-    profile = _profile(rows, 30 * MS)
+    profile = _profile([row("attention", 50, "aten::bmm"), row("copies", 50, "aten::copy_")], 30 * MS)
     (bar,) = (line for line in profile_findings([_case("SDPA", profile)]) if line.startswith("  SDPA "))
     assert bar == f"  SDPA {20 * '█'}{20 * '▓'} 30.0 ms"
 

@@ -231,8 +231,7 @@ def test_a_backward_within_a_module_belongs_to_the_modules_of_its_forward() -> N
 
 
 def test_written_out_attention_is_a_category_with_its_backward() -> None:
-    found = profiled(training_step("naive"))
-    written = instances(found, category="attention")
+    written = instances(profiled(training_step("naive")), category="attention")
     assert {"aten::bmm", "aten::_softmax", "aten::_softmax_backward_data"} <= set(written)
     assert "aten::mm" not in written
     assert written["aten::bmm"] == 3 * written["aten::_softmax"] * 2
@@ -359,8 +358,7 @@ def test_an_optimizer_s_work_is_its_own_in_a_step_without_phases_too(name: str) 
 def test_what_was_written_for_other_tools_reads_and_names_modules(tmp_path: Path) -> None:
     profiled(training_step(), tmp_path / "step")
     trace = json.loads((tmp_path / "step.trace.json").read_text())
-    modules = {one["args"].get("module") for one in trace["traceEvents"] if one["ph"] == "X"}
-    assert "blocks.*.attention.q" in modules
+    assert "blocks.*.attention.q" in {one["args"].get("module") for one in trace["traceEvents"] if one["ph"] == "X"}
     folded = (tmp_path / "step.folded").read_text().splitlines()
     assert any(line.startswith("forward;blocks.*.attention.q;aten::linear;aten::matmul;aten::mm ") for line in folded)
 
@@ -467,8 +465,7 @@ def test_a_folder_that_cannot_be_written_costs_the_files_and_not_the_profile(tmp
 
 def test_code_that_fails_in_one_call_more_has_no_profile_and_keeps_its_measurement() -> None:
     calls = iter(range(3))
-    workload = Workload(lambda: next(calls), (), {})
-    profile, problem = try_profile(workload, CPU, ProfilePlan(0.0), lambda _what: None)
+    profile, problem = try_profile(Workload(lambda: next(calls), (), {}), CPU, ProfilePlan(0.0), lambda _what: None)
     assert profile is None
     assert problem is not None
     assert problem.startswith("StopIteration")
@@ -613,8 +610,7 @@ def test_operators_that_launch_nothing_on_cuda_are_counted_and_one_more_of_them_
 
     base, head = found(1), found(4)
     assert {row.operator: row.instances for row in base.rows if row.time_ns == 0}["aten::view"] == 2
-    told = explain(base, head, "main", None)
-    assert explanation_texts(told, timed=False) == ["6 more aten::view on the host"]
+    assert explanation_texts(explain(base, head, "main", None), timed=False) == ["6 more aten::view on the host"]
 
 
 @needs_cuda
@@ -647,5 +643,4 @@ def test_fused_attention_on_cuda_has_its_flops_where_its_kernels_are(backend: SD
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_on_cuda_have_the_flops_of_their_closed_form(name: str) -> None:
     step, flops = convolution_step(name, CUDA)
-    found = profiled(step, device=CUDA)
-    assert flops_by_phase(found) == {"forward": flops, "backward": 2 * flops}
+    assert flops_by_phase(profiled(step, device=CUDA)) == {"forward": flops, "backward": 2 * flops}

@@ -149,8 +149,7 @@ def test_the_ladder_has_each_rung_and_every_pair(device_type: str) -> None:
     names = [switch.name for switch in ladder(device_type)]
     assert names[0] == BOTTOM
     assert {"bf16", "bf16+flash", "bf16+flash+compile", "bf16+flash+compile+fused"} <= set(names)
-    pairs = {frozenset(name.split("+")) for name in names if name.count("+") == 1}
-    assert len(pairs) == 6
+    assert len({frozenset(name.split("+")) for name in names if name.count("+") == 1}) == 6
     assert len(set(names)) == len(names) == 1 + 4 + 5
 
 
@@ -177,8 +176,7 @@ def test_rates_stand_to_each_other_as_the_speeds_do_whenever_each_was_read() -> 
         )
         return tokens_per_second(name, base, 1000, found, paces)
 
-    baseline = rate("baseline", "baseline", 1.0, 1e9)
-    assert baseline == pytest.approx(1000)
+    assert rate("baseline", "baseline", 1.0, 1e9) == pytest.approx(1000)
     assert rate("fused", "baseline", 1.55, 1e9) == pytest.approx(1550)  # the machine was busier: the base took 1.55 s
     assert rate("window", "written-out", 2.0, 1e9) == pytest.approx(1000)
     assert rate("written-out", "baseline", 0.5, 3e9) == pytest.approx(500)

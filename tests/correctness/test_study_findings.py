@@ -81,8 +81,7 @@ def test_bf16_stands_against_fp32_at_each_length_that_has_both() -> None:
         return case("test_step", parameters, ms, phases_ns={"forward": ms * MS / 4, "backward": ms * MS / 2})
 
     pairs = [*in_turns(step(128, "fp32", 10.0), step(128, "bf16", 8.0)), step(256, "fp32", 9.0)]
-    lines = findings_of("end to end", [*pairs, step(256, "bf16", 16.0)])
-    assert lines == [
+    assert findings_of("end to end", [*pairs, step(256, "bf16", 16.0)]) == [
         "small, step: bf16 against fp32 by context length: 128: ×1.25 (1.24…1.26) as fast, 256: took no turns",
         "a backward takes 2.0 times its forward (4 cases)",
     ]

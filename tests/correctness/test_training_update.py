@@ -321,8 +321,7 @@ def test_a_step_that_skips_nothing_reads_no_value_and_counts_what_plain_pytorch_
     read: list[Tensor] = []
     item = Tensor.item
     monkeypatch.setattr(Tensor, "item", lambda value: (read.append(value), item(value))[1])
-    loss = step.forward()
-    step.backward(loss)
+    step.backward(step.forward())
     assert read == []
     step.optimizer()
     steps = [state["step"] for state in step.adamw.state.values()]
@@ -428,5 +427,4 @@ def test_a_clamp_does_not_hide_what_is_not_finite(spoilt: float, device: torch.d
 
 def assert_same(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     assert got.keys() == wanted.keys()
-    different = [name for name in wanted if not torch.equal(got[name], wanted[name])]
-    assert different == []
+    assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []

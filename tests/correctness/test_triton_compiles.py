@@ -84,8 +84,7 @@ def test_there_are_tiles_for_every_head_dimension_on_every_recent_gpu(kernel: st
 
 def test_the_fused_examples_hold_every_kernel_forward_and_backward_and_no_memory() -> None:
     found = fused_launches(SHARED_BYTES[90])
-    kernels = {launch.kernel.__name__ for launch in found.values()}
-    assert kernels == {
+    assert {launch.kernel.__name__ for launch in found.values()} == {
         "weighted_sum_kernel",
         "weighted_sum_backward_kernel",
         "sum_partials_kernel",

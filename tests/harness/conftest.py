@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 
 from perflab.measure import clock
+from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
 
@@ -31,6 +32,12 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Stands in for a CUDA device until the test ends."""
     return FakeCuda().installed(monkeypatch)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The ``perflab`` command."""
+    return Command(capsys)
 
 
 @pytest.fixture(scope="module")

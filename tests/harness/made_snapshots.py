@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from perflab.snapshots.model import Snapshot
+from perflab.snapshots.reading import read_snapshots
+
 MIB = 2**20
 ADDRESS = 0x7F0000000000
 MODEL = ("/home/me/project/model.py", 190, "forward")
@@ -113,3 +116,9 @@ def content(*recordings: Recording, segments: Sequence[dict[str, Any]] = (), **m
 def written(path: Path, made: dict[str, Any], protocol: int = 4) -> Path:
     path.write_bytes(pickle.dumps(made, protocol=protocol))
     return path
+
+
+def read(path: Path) -> Snapshot:
+    """The one device of a file."""
+    (found,) = read_snapshots(path)
+    return found

@@ -248,8 +248,7 @@ def test_a_side_that_would_have_imported_something_else_is_not_forked(tmp_path: 
     ],
 )
 def test_what_a_fork_would_lose_is_not_forked(tmp_path: Path, torch: str, why: str) -> None:
-    start = small_start(tmp_path / "head", torch)
-    assert why in refusal([start])
+    assert why in refusal([small_start(tmp_path / "head", torch)])
 
 
 def test_folders_are_found_as_python_finds_them(tmp_path: Path) -> None:

@@ -146,8 +146,7 @@ def test_an_entry_remembers_its_latest_accepted_changes() -> None:
 
 
 def test_memory_that_grew_by_little_leaves_its_anchor_and_past_the_limit_moves_it() -> None:
-    peaks = [quiet(100 * MS, peak_bytes=size) for size in (1000, 1060, 1120)]
-    held = saved_replicates(*peaks, policy=TENTH)
+    held = saved_replicates(*[quiet(100 * MS, peak_bytes=size) for size in (1000, 1060, 1120)], policy=TENTH)
     anchor = exact(held).memory_anchor
     assert anchor is not None
     assert (anchor.peak_bytes, anchor.steps) == (1000, 2)
@@ -195,8 +194,7 @@ def test_memory_that_adds_up_on_a_gpu_below_the_allocators_rounding_is_seen() ->
 
 
 def test_a_case_that_is_ok_against_its_baseline_and_not_against_its_anchor_has_regressed() -> None:
-    held = saved(100, 103, 106, 109)
-    judgement = judged(109.3, held)
+    judgement = judged(109.3, saved(100, 103, 106, 109))
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.worse == ["latency"]
     assert judgement.latency is not None
@@ -235,10 +233,8 @@ def test_a_step_past_the_limit_is_told_against_the_baseline() -> None:
 
 def test_a_suspect_of_drift_is_measured_again_like_any_other() -> None:
     held = saved(100, 103, 106, 109)
-    first = judge(record(replicate(109 * MS)), held, POLICY)
-    assert first.suspect
-    cleared = judge(record(replicate(109 * MS), fresh=quiet(101 * MS)), held, POLICY)
-    assert cleared.verdict is not Verdict.REGRESSED
+    assert judge(record(replicate(109 * MS)), held, POLICY).suspect
+    assert judge(record(replicate(109 * MS), fresh=quiet(101 * MS)), held, POLICY).verdict is not Verdict.REGRESSED
 
 
 def test_a_doubt_about_a_drift_names_the_anchor() -> None:
@@ -258,8 +254,7 @@ def test_an_anchor_never_makes_a_verdict_better() -> None:
 
 
 def test_an_entry_of_an_older_file_is_its_own_anchor() -> None:
-    old = entry(quiet(100 * MS), recorded="2026-01-01")
-    held = times(successor(old, entry(quiet(103 * MS)), POLICY, None))
+    held = times(successor(entry(quiet(100 * MS), recorded="2026-01-01"), entry(quiet(103 * MS)), POLICY, None))
     assert held.anchor is not None
     assert (held.anchor.recorded, held.anchor.steps) == ("2026-01-01", 1)
 

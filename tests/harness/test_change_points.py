@@ -29,8 +29,7 @@ def changes_of(values: Floats) -> list[Change]:
 @pytest.mark.parametrize("sd", change_table.NOISE_SD)
 @pytest.mark.parametrize("noise", NOISE)
 def test_one_unchanged_series_in_a_hundred_is_alarmed_at_most(noise: str, sd: float) -> None:
-    found = change_table.ours(change_table.unchanged(noise, sd, SERIES))
-    alarmed = sum(map(bool, found))
+    alarmed = sum(map(bool, change_table.ours(change_table.unchanged(noise, sd, SERIES))))
     # At a rate of exactly 1 %, one seed in a hundred has more than 18 of 1,000.
     assert alarmed <= 18
 
@@ -47,8 +46,7 @@ def test_a_step_of_five_percent_in_noise_of_two_is_found_within_five_runs_in_nin
 def test_steps_in_other_noise_are_found_as_often_as_the_documentation_says() -> None:
     least = {"heavy-tailed": 0.95, "outliers": 0.6, "drifting machine": 0.5, "autocorrelated (φ = 0.6)": 0.35}
     for noise, share in least.items():
-        series = change_table.changed(noise, 0.02, 0.05, 300)
-        found = change_table.ours(series[:, : change_table.POINTS + 8])
+        found = change_table.ours(change_table.changed(noise, 0.02, 0.05, 300)[:, : change_table.POINTS + 8])
         assert (
             np.mean([any(abs(at - change_table.POINTS) <= change_table.NEAR for at in one) for one in found]) >= share
         )
@@ -65,8 +63,7 @@ def test_one_step_is_one_change_with_its_size_and_place() -> None:
 
 
 def test_intervals_hold_the_size_and_ranges_the_place_of_most_steps() -> None:
-    rng = np.random.default_rng(3)
-    logs = 0.02 * white(rng, 600, 60)
+    logs = 0.02 * white(np.random.default_rng(3), 600, 60)
     logs[:, 40:] += np.log(1.08)
     found = [changes[0] for changes in find_changes(np.exp(logs).tolist()) if len(changes) == 1]
     assert len(found) > 570
@@ -168,8 +165,7 @@ def test_single_outliers_are_no_change() -> None:
 
 
 def test_a_steady_drift_is_no_step() -> None:
-    values = noisy((100.0, 80)) * np.exp(np.linspace(0.0, 0.05, 80))
-    assert changes_of(values) == []
+    assert changes_of(noisy((100.0, 80)) * np.exp(np.linspace(0.0, 0.05, 80))) == []
 
 
 def test_a_step_in_a_series_longer_than_what_is_looked_at_together() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from perflab.cli import build_parser, main
+from perflab.cli import build_parser
 from perflab.documents import read_document, write_document
 from perflab.journals import read_journal
 from perflab.records import Judgement, Verdict
 from perflab.report.summary import summary
 from perflab.results import Result
+from tests.harness.command import Command
 from tests.harness.make import cuda_environment, document, predicted_result, record, result
 
 BROKEN = Result(case="t.py::test_b", judgement=Judgement(verdict=Verdict.FAILED), failure="wrong")
@@ -29,18 +30,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_report_shows_what_the_run_showed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "a.json"]) == 0
-    shown = capsys.readouterr().out
+def test_report_shows_what_the_run_showed(command: Command) -> None:
+    shown = command("report", "a.json")
     assert shown.splitlines() == [line.text for line in summary(document(result("t.py::test_a")))]
     assert shown.splitlines()[-1] == "1 ok"
 
 
-def test_report_of_a_run_without_baselines_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_run_without_baselines_names_none(command: Command) -> None:
     new = result("t.py::test_a", Verdict.NEW)
     write_document(document(new, baselines=None, preface=["against main"]), Path("a.json"))
-    assert main(["report", "a.json"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = command("report", "a.json").splitlines()
     assert (shown[0], shown[1], shown[-1]) == (
         "against main",
         "cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0",
@@ -48,51 +47,42 @@ def test_report_of_a_run_without_baselines_names_none(capsys: pytest.CaptureFixt
     )
 
 
-def test_report_of_a_run_that_failed_succeeds_in_reporting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "b.json", "--format=markdown"]) == 0
-    assert capsys.readouterr().out.startswith("### perflab: 1 failed\n")
+def test_report_of_a_run_that_failed_succeeds_in_reporting(command: Command) -> None:
+    assert command("report", "b.json", "--format=markdown").startswith("### perflab: 1 failed\n")
 
 
-def test_merge_shows_the_whole_writes_it_and_exits_as_the_run_would(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["merge", "a.json", "b.json"]) == 1
-    assert capsys.readouterr().out.splitlines()[-2:] == ["wrote merged.json", "1 ok · 1 failed"]
+def test_merge_shows_the_whole_writes_it_and_exits_as_the_run_would(here: Path, command: Command) -> None:
+    assert command("merge", "a.json", "b.json", status=1).splitlines()[-2:] == ["wrote merged.json", "1 ok · 1 failed"]
     assert [row.case for row in read_document(here / "merged.json").results] == ["t.py::test_a", "t.py::test_b"]
-    assert main(["merge", "a.json", "--output", "out/one.json"]) == 0
+    command("merge", "a.json", "--output", "out/one.json")
     assert read_document(here / "out/one.json") == document(result("t.py::test_a"), collected=["t.py::test_a"])
 
 
-def test_merge_says_which_part_ended_early(capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_says_which_part_ended_early(command: Command) -> None:
     write_document(document(result("t.py::test_c"), exitstatus=3), Path("c.json"))
-    assert main(["merge", "a.json", "c.json"]) == 1
     said = "c.json: the run stopped with an internal error (exit status 3): cases may be missing"
-    assert said in capsys.readouterr().out
+    assert said in command("merge", "a.json", "c.json", status=1)
 
 
-def test_merge_shows_each_environment_and_says_what_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_shows_each_environment_and_says_what_does_not_count(command: Command) -> None:
     on_gpu = record(environment=cuda_environment())
     write_document(document(result("t.py::test_c", outcome=on_gpu)), Path("gpu.json"))
-    main(["merge", "a.json", "gpu.json"])
-    shown = capsys.readouterr().out
+    shown = command("merge", "a.json", "gpu.json")
     assert shown.count("· torch ") == 2
     assert "another environment" not in shown
     write_document(document(result("t.py::test_a", outcome=on_gpu)), Path("gpu.json"))
-    main(["merge", "a.json", "gpu.json"])
-    assert "also measured in another environment, by an earlier part that is not used: a\n" in capsys.readouterr().out
+    said = "also measured in another environment, by an earlier part that is not used: a\n"
+    assert said in command("merge", "a.json", "gpu.json")
 
 
-def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(command: Command) -> None:
     ok, predicted = result("t.py::test_a[x]"), predicted_result(case="t.py::test_c[x]")
     write_document(document(ok, predicted, BROKEN, exitstatus=1, other_failures=["t.py::test_z"]), Path("c.json"))
-    assert main(["report", "c.json", "--case=[x]"]) == 0
-    chosen = capsys.readouterr().out
+    chosen = command("report", "c.json", "--case=[x]")
     assert chosen.splitlines() == [line.text for line in summary(document(ok, predicted))]
     assert "saved for backward, 32.0 GiB in all" in chosen, "its only prediction stands in full"
-    main(["report", "c.json", "--case=test_a", "--format=markdown"])
-    assert capsys.readouterr().out.startswith("### perflab: 1 ok\n")
-    assert main(["report", "c.json", "--case=nothing"]) == 2
-    assert capsys.readouterr().err == (
+    assert command("report", "c.json", "--case=test_a", "--format=markdown").startswith("### perflab: 1 ok\n")
+    assert command("report", "c.json", "--case=nothing", status=2) == (
         "perflab report: --case=nothing: no case of c.json has that in its name\n"
         "  -> name a part of one that it has: a[x], c[x], b\n"
     )
@@ -116,15 +106,14 @@ def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(capsys: pyt
     ],
 )
 def test_what_cannot_be_used_exits_with_2_and_says_why(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    here: Path, command: Command, arguments: list[str], said: str
 ) -> None:
     for name in ("pipe.json", "pipe.jsonl", "pipe.sqlite"):
         os.mkfifo(name)
     deep = "[" * 200_000
     Path("deep.json").write_text(deep)
     Path("deep.jsonl").write_text(f"\n{deep}\n")
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(said)
+    assert command(*arguments, status=2).startswith(said)
     assert not (here / "merged.json").exists()
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_benchmark.stats import Stats
 
-from perflab.cli import main
 from perflab.compared.records import ComparedCase
 from perflab.documents import write_document
 from perflab.measure.records import Measurement, Paired, summarize
@@ -21,6 +20,7 @@ from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
 from perflab.results import Result
+from tests.harness.command import Command
 from tests.harness.make import MS, document, entry, judge, memory, record, replicate, result
 
 BENCHMARK = ("min", "max", "mean", "std", "iqr", "rounds", "ops")
@@ -169,19 +169,16 @@ def test_markdown_has_the_columns_and_the_order_and_still_shows_regressions_firs
 
 
 def test_report_shows_the_columns_and_the_order_that_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = [measured(FIVE_MS, "t.py::test_first"), measured([MS] * 5, "t.py::test_second")]
     write_document(document(*run), Path("a.json"))
-    assert main(["report", "a.json", "--columns=min,iqr", "--sort=-name"]) == 0
-    (*_, head, first, second, _tally) = capsys.readouterr().out.splitlines()
+    (*_, head, first, second, _tally) = command("report", "a.json", "--columns=min,iqr", "--sort=-name").splitlines()
     assert head.split() == ["case", "min", "iqr", "verdict"]
     assert (first.split()[0], second.split()) == ("second", ["first", "10.0", "ms", "27.5", "ms", "ok"])
-    assert main(["report", "a.json", "--format=markdown", "--columns=rounds"]) == 0
-    assert "| case | rounds | verdict |" in capsys.readouterr().out
-    assert main(["report", "a.json", "--columns=average"]) == 2
-    first, second, *_, last = capsys.readouterr().err.splitlines()
+    assert "| case | rounds | verdict |" in command("report", "a.json", "--format=markdown", "--columns=rounds")
+    first, second, *_, last = command("report", "a.json", "--columns=average", status=2).splitlines()
     assert first == "perflab report: --columns: 'average' is not one of these"
     assert second.startswith("     median, min, max,")
     assert last == "  -> see docs/reference.md, under Columns"

@@ -124,8 +124,7 @@ def test_what_does_not_compile_fails_and_regressed_if_it_once_did() -> None:
     ],
 )
 def test_another_compilers_baseline_is_incomparable(before: KernelBaseline, said: str) -> None:
-    worse = kernel(resources(spill_store_bytes=400))
-    judgement = judge_compiled(worse, before)
+    judgement = judge_compiled(kernel(resources(spill_store_bytes=400)), before)
     assert (judgement.verdict, judgement.reasons) == (Verdict.INCOMPARABLE, [said])
 
 

@@ -74,8 +74,7 @@ def test_it_counts_what_nvidias_calculator_counts(tmp_path: Path) -> None:
         (0, occupancy(a, num_warps=num_warps, registers=registers, shared_bytes=shared)[0])
         for a, num_warps, registers, shared in asked
     ]
-    wrong = [(line, x, y) for line, x, y in zip(lines, ours, theirs, strict=True) if x != y]
-    assert wrong == []
+    assert [(line, x, y) for line, x, y in zip(lines, ours, theirs, strict=True) if x != y] == []
     assert len(asked) > 5000
 
 

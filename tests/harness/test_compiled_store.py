@@ -22,8 +22,7 @@ FILE = "triton-3.9.0/kernels.EXAMPLES.json"
 
 def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
     saved = baseline(resources(registers=111), commit="abc", reason="wider tiles")
-    path = KernelStore(tmp_path).save(WHERE, "3.9.0", {"attend[sm_90]": saved})
-    assert path == tmp_path / FILE
+    assert KernelStore(tmp_path).save(WHERE, "3.9.0", {"attend[sm_90]": saved}) == tmp_path / FILE
     store = KernelStore(tmp_path)
     assert store.baseline(kernel()) == saved
     assert store.baseline(kernel(arch=80)) is None

@@ -21,6 +21,7 @@ from perflab.report.contents import STEPS, quantiles
 from perflab.report.gather import Source, gather
 from perflab.report.markdown import LONGEST_COMMENT, markdown
 from perflab.results import Document, Result
+from tests.harness.command import Command
 from tests.harness.large_page import large_run
 from tests.harness.make import (
     CASE,
@@ -39,12 +40,6 @@ from tests.harness.make import (
     result,
 )
 from tests.harness.test_damage import run_of_everything
-
-
-def shown(*arguments: object, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the command prints as JSON."""
-    assert main([str(one) for one in (*arguments, "--format=json")]) == 0
-    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
 def measured(now_ms: float, before_ms: float | None = None, **changes: Any) -> Result:
@@ -66,10 +61,10 @@ def measured(now_ms: float, before_ms: float | None = None, **changes: Any) -> R
 
 
 def test_a_measured_case_stands_with_its_numbers_and_what_they_were_compared_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     write_document(changed(document(measured(100, 80)), commit="c0ffee+dirty"), tmp_path / "a.json")
-    found = shown("report", tmp_path / "a.json", capsys=capsys)
+    found = command.json("report", tmp_path / "a.json")
     assert (found["kind"], found["schema"]) == ("perflab report", 1)
     (run,) = found["runs"]
     assert (run["label"], run["commit"], run["complete"], run["exitstatus"]) == ("a.json", "c0ffee+dirty", True, 0)
@@ -137,20 +132,16 @@ def test_each_tier_says_what_it_knows() -> None:
     compiled = next(case for case in run.cases if case.tier == "compiled")
     assert compiled.quantities["registers"].unit == "count"
     assert compiled.quantities["shared_bytes"].unit == "bytes"
-    skipped = next(case for case in run.cases if case.verdict == "skipped")
-    assert skipped.short_of[0].of == "--perf-budget"
+    assert next(case for case in run.cases if case.verdict == "skipped").short_of[0].of == "--perf-budget"
     assert set(run.tables) == {"studies", "side_by_side"}
     assert run.verdicts["regressed"] == sum(case.verdict == "regressed" for case in run.cases)
 
 
-def test_what_turns_said_and_readings_without_bound_are_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_turns_said_and_readings_without_bound_are_json(tmp_path: Path, command: Command) -> None:
     paired = Paired(against="main", screen=[1.2, 1.3], detectable=float("inf"), base_ns=80.0 * MS)
     vague = record(replicate(100 * MS, noise=40.0), paired=paired)
-    one = result(outcome=vague, judgement=judge(vague, entry(), Policy()))
-    write_document(document(one), tmp_path / "a.json")
-    (case,) = shown("report", tmp_path / "a.json", capsys=capsys)["runs"][0]["cases"]
+    write_document(document(result(outcome=vague, judgement=judge(vague, entry(), Policy()))), tmp_path / "a.json")
+    (case,) = command.json("report", tmp_path / "a.json")["runs"][0]["cases"]
     assert case["paired"]["screen"] == [1.2, 1.3]
     assert "latency" in case["quantities"]
 
@@ -174,14 +165,12 @@ def test_a_results_file_without_a_commit_still_reads(tmp_path: Path) -> None:
     assert read_document(path).commit is None
 
 
-def test_a_report_as_json_is_named_as_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_as_json_is_named_as_what_it_is(tmp_path: Path, command: Command) -> None:
     source, made = tmp_path / "a.json", tmp_path / "report.json"
     write_document(document(measured(100)), source)
-    assert main(["report", str(source), "--format=json", f"--output={made}"]) == 0
-    capsys.readouterr()
-    for command in ("report", "merge"):
-        assert main([command, str(made)]) == 2
-        said = capsys.readouterr().err
+    command("report", source, "--format=json", f"--output={made}")
+    for kind in ("report", "merge"):
+        said = command(kind, made, status=2)
         assert f"{made} is a report, which perflab report --format=json wrote from a results file" in said
         assert "-> name that results file; a report's JSON is read by perflab history" in said
 
@@ -196,102 +185,88 @@ def files(folder: Path, *runs: Document) -> list[Path]:
     return paths
 
 
-def test_runs_of_one_environment_have_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_one_environment_have_ratios(tmp_path: Path, command: Command) -> None:
     paths = files(tmp_path, document(measured(100)), document(measured(110)))
-    (both,) = shown("compare", *paths, capsys=capsys)["compared"]
+    (both,) = command.json("compare", *paths)["compared"]
     assert both["ratios"]["latency"] == [None, 1.1]
     assert both["ratios"]["peak"] == [None, 1.0]
     assert both["elsewhere"] == [None, None]
-    assert main(["compare", *map(str, paths)]) == 0
-    text = capsys.readouterr().out
+    text = command("compare", *paths)
     assert "110 ms +10.0%" in text
     assert "1: a.json · no commit · 2025-11-20 12:00" in text
-    assert main(["report", *map(str, paths)]) == 0
-    assert capsys.readouterr().out == text
+    assert command("report", *paths) == text
 
 
-def test_a_disturbed_time_is_marked_in_the_run_that_it_is_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disturbed_time_is_marked_in_the_run_that_it_is_of(tmp_path: Path, command: Command) -> None:
     slow = measured(180)
     slow = changed(slow, judgement=changed(slow.judgement, beside=["other processes used 1.6 cores meanwhile"]))
     paths = files(tmp_path, document(measured(100)), document(slow))
-    assert main(["compare", *map(str, paths)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(command("compare", *paths).split())
     assert "180 ms * +80.0%" in text
     assert "100 ms *" not in text
     assert "* disturbed while it was measured." in text
-    assert main(["compare", *map(str, paths), "--format=markdown"]) == 0
-    page = capsys.readouterr().out
+    page = command("compare", *paths, "--format=markdown")
     assert r"180 ms \* +80.0%" in page
     assert r"\* disturbed while it was measured." in page
     file = tmp_path / "page.html"
-    assert main(["compare", *map(str, paths), "--format=html", f"--output={file}"]) == 0
+    command("compare", *paths, "--format=html", f"--output={file}")
     table = file.read_text().partition('id="compared"')[2].partition("</section>")[0]
     (cell,) = re.findall(r"<td[^>]*>(?:(?!</td>).)*\*(?:(?!</td>).)*</td>", table, re.DOTALL)
     assert "180 ms" in cell
     assert "* disturbed while it was measured" in table
     calm = files(tmp_path, document(measured(100)), document(measured(110)))
-    assert main(["compare", *map(str, calm)]) == 0
-    assert "disturbed while" not in capsys.readouterr().out
+    assert "disturbed while" not in command("compare", *calm)
 
 
-def test_runs_of_other_machines_are_labelled_and_have_no_ratio_of_times(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_other_machines_are_labelled_and_have_no_ratio_of_times(tmp_path: Path, command: Command) -> None:
     here = measured(100, environment=environment(machine="aaaaaaaa"))
     there = measured(110, environment=environment(machine="bbbbbbbb"))
     newer = measured(120, environment=environment(machine="bbbbbbbb", torch="2.14.0"))
     paths = files(tmp_path, document(here), document(there), document(newer))
-    (all_three,) = shown("compare", *paths, capsys=capsys)["compared"]
+    (all_three,) = command.json("compare", *paths)["compared"]
     assert "latency" not in all_three["ratios"]
     assert all_three["ratios"]["peak"] == [None, 1.0, None]  # exact, and the same PyTorch: the code's own
     assert all_three["elsewhere"] == [None, "other machine", "other machine, torch 2.13.0 -> 2.14.0"]
     for form in ("text", "markdown"):
-        assert main(["compare", *map(str, paths), f"--format={form}"]) == 0
-        told = capsys.readouterr().out
+        told = command("compare", *paths, f"--format={form}")
         assert "other machine" in told
         assert "+10.0%" not in told
     page = tmp_path / "page.html"
-    assert main(["compare", *map(str, paths), "--format=html", f"--output={page}"]) == 0
+    command("compare", *paths, "--format=html", f"--output={page}")
     assert page.read_text().count("other machine") >= 2
 
 
-def test_a_case_is_compared_with_the_first_run_that_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_is_compared_with_the_first_run_that_has_it(tmp_path: Path, command: Command) -> None:
     other = changed(measured(50), case="t.py::test_new")
     paths = files(tmp_path, document(measured(100)), document(other), document(measured(90), other))
-    first, second = shown("compare", *paths, capsys=capsys)["compared"]
+    first, second = command.json("compare", *paths)["compared"]
     assert (first["cases"], first["ratios"]["latency"]) == ([0, None, 0], [None, None, 0.9])
     assert (second["cases"], second["ratios"]["latency"]) == ([None, 0, 1], [None, None, 1.0])
 
 
-def test_a_run_without_numbers_of_a_case_takes_no_ratio_from_the_later_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_numbers_of_a_case_takes_no_ratio_from_the_later_ones(tmp_path: Path, command: Command) -> None:
     skipped = result(verdict=Verdict.SKIPPED, outcome=None)
     paths = files(tmp_path, document(skipped), document(measured(100)), document(measured(110)))
-    (found,) = shown("compare", *paths, capsys=capsys)["compared"]
+    (found,) = command.json("compare", *paths)["compared"]
     assert (found["cases"], found["ratios"]["latency"]) == ([0, 0, 0], [None, None, 1.1])
-    (found,) = shown("compare", *paths[:1], *paths[:1], capsys=capsys)["compared"]
+    (found,) = command.json("compare", *paths[:1], *paths[:1])["compared"]
     assert found["ratios"] == {}  # no run has any
 
 
-def test_predictions_are_compared_only_for_one_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_are_compared_only_for_one_pytorch(tmp_path: Path, command: Command) -> None:
     base, same, newer = (prediction(torch=torch) for torch in ("2.13.0", "2.13.0", "2.14.0"))
     paths = files(tmp_path, *(document(predicted_result(one, None)) for one in (base, same, newer)))
-    (found,) = shown("compare", *paths, capsys=capsys)["compared"]
+    (found,) = command.json("compare", *paths)["compared"]
     assert found["ratios"]["peak"] == [None, 1.0, None]
     assert found["elsewhere"][2] == "torch 2.13.0 -> 2.14.0"
 
 
-def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(tmp_path: Path, command: Command) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         write_document(document(measured(100)), tmp_path / folder / "perf.json")
     paths = [tmp_path / folder / "perf.json" for folder in ("x", "y")]
-    assert [run["label"] for run in shown("compare", *paths, capsys=capsys)["runs"]] == ["x/perf.json", "y/perf.json"]
+    assert [run["label"] for run in command.json("compare", *paths)["runs"]] == ["x/perf.json", "y/perf.json"]
     for given, said in [
         (["report", *paths, "--sort=name"], "--sort with 2 files\n  -> give --sort with one file"),
         (["report", *paths, "-v"], "--verbose with 2 files\n  -> give --verbose with one file"),
@@ -310,17 +285,14 @@ def test_files_of_one_name_are_told_apart_and_options_of_one_run_are_refused(
         ),
         (["report", *paths, "--case=nothing"], "has that in its name\n  -> name a part of one"),
     ]:
-        assert main([str(one) for one in given]) == 2
-        assert said in capsys.readouterr().err
+        assert said in command(*given, status=2)
 
 
-@pytest.mark.parametrize(("command", "shows_in_full"), [("report", True), ("compare", False)])
+@pytest.mark.parametrize(("kind", "shows_in_full"), [("report", True), ("compare", False)])
 def test_only_the_report_of_one_run_is_said_to_show_a_prediction_in_full(
-    command: str, shows_in_full: bool, capsys: pytest.CaptureFixture[str]
+    kind: str, shows_in_full: bool, command: Command
 ) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    assert ("a single prediction in full" in " ".join(capsys.readouterr().out.split())) is shows_in_full
+    assert ("a single prediction in full" in " ".join(command(kind, "--help").split())) is shows_in_full
 
 
 # --- journals ----------------------------------------------------------------------------------------------------
@@ -332,18 +304,15 @@ def journal(folder: Path, *results: Result, half: bytes = b"") -> Path:
     return path
 
 
-def test_a_journal_is_read_though_its_last_line_is_half_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_journal_is_read_though_its_last_line_is_half_written(tmp_path: Path, command: Command) -> None:
     first, again = measured(100), measured(120)
     other = changed(measured(50), case="t.py::test_b", failure="wrong")
     path = journal(tmp_path, first, other, again, half=to_json(first)[:77])
-    (run,) = shown("report", path, capsys=capsys)["runs"]
+    (run,) = command.json("report", path)["runs"]
     assert [case["case"] for case in run["cases"]] == [CASE, "t.py::test_b"]
     assert run["cases"][0]["quantities"]["latency"]["now"] == 120 * MS  # the last result of a case counts
     assert (run["complete"], run["exitstatus"]) == (False, 1)
-    assert main(["report", str(path)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(command("report", path).split())
     assert "journal of a run" in text
     assert f"the last line of {path.name} is half-written and left out" in text
     whole, notes = read_journal(journal(tmp_path, first))
@@ -374,11 +343,10 @@ def test_a_journal_damaged_elsewhere_is_named_with_the_line(tmp_path: Path) -> N
 # --- markdown ----------------------------------------------------------------------------------------------------
 
 
-def test_markdown_links_to_the_page_and_fits_into_a_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_links_to_the_page_and_fits_into_a_comment(tmp_path: Path, command: Command) -> None:
     write_document(large_run(1000), tmp_path / "a.json")
     address = "https://ci.example/page (1).html"
-    assert main(["report", str(tmp_path / "a.json"), "--format=markdown", f"--page={address}"]) == 0
-    text = capsys.readouterr().out
+    text = command("report", tmp_path / "a.json", "--format=markdown", f"--page={address}")
     assert "](<https://ci.example/page%20%281%29.html>)" in text or "](<https://ci.example/page%20(1).html>)" in text
     assert len(text) <= LONGEST_COMMENT
     assert text.rstrip().endswith("on the page._")
@@ -394,6 +362,6 @@ def test_a_hostile_address_is_no_markdown() -> None:
     assert "\n# big" not in text
 
 
-def test_a_regression_is_judged_by_no_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_is_judged_by_no_comparison(tmp_path: Path, command: Command) -> None:
     bad = changed(measured(200), judgement=Judgement(verdict=Verdict.REGRESSED), failure="slow")
     assert main(["compare", *map(str, files(tmp_path, document(measured(100)), document(bad, exitstatus=1)))]) == 0

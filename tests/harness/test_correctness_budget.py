@@ -32,8 +32,7 @@ def test_a_row_of_nearly_nothing_is_measured_against_the_other_rows() -> None:
 def test_the_worst_row_shows_what_the_other_metrics_miss() -> None:
     """A last row that is all zero, where values shrink like those of causal attention."""
     rows = torch.arange(1, 257, dtype=torch.float64)[:, None]
-    generator = torch.Generator().manual_seed(0)
-    reference = torch.randn(256, 64, generator=generator, dtype=torch.float64) / rows.sqrt()
+    reference = torch.randn(256, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / rows.sqrt()
     plain = reference.to(torch.bfloat16)
     got = plain.clone()
     got[-1] = 0

@@ -10,8 +10,7 @@ from perflab.correctness import compare, compare_all
 
 def make_case(dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     """A reference, and what plain rounding to `dtype` makes of it."""
-    generator = torch.Generator().manual_seed(0)
-    reference = torch.randn(1, 2, 32, 16, generator=generator, dtype=torch.float64)
+    reference = torch.randn(1, 2, 32, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return reference, reference.to(dtype)
 
 
@@ -128,8 +127,7 @@ def test_a_report_puts_what_is_wrong_first() -> None:
 
 def test_a_tensor_that_the_candidate_did_not_give_is_wrong() -> None:
     reference, plain = make_case()
-    report = compare_all({}, {"dq": reference}, {"dq": plain})
-    assert "dq is wrong: missing" in str(report)
+    assert "dq is wrong: missing" in str(compare_all({}, {"dq": reference}, {"dq": plain}))
 
 
 def test_cancelled_terms_widen_the_budget_by_their_rounding_only() -> None:

@@ -189,8 +189,7 @@ def test_few_rows_are_judged_by_more_than_one_draw_of_plain() -> None:
     calls = []
 
     def few(seed: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        return {"x": torch.randn(1, 8, generator=generator)}
+        return {"x": torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))}
 
     def plain(x: Tensor) -> Tensor:
         calls.append(x)

@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from perflab.measure.memory_snapshot import record_memory
-from perflab.snapshots.model import Snapshot, Stack
-from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.model import Stack
 from perflab.snapshots.summary import summarize
-from tests.harness.made_snapshots import content, training, written
+from tests.harness.made_snapshots import content, read, training, written
 
 CPU = torch.device("cpu")
 
@@ -34,11 +33,6 @@ class Operators(torch.nn.Module):
 def call(model: torch.nn.Module) -> torch.Tensor:
     loss: torch.Tensor = model(torch.randn(32, 64))
     return loss
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
 
 
 def line_in(function: object, text: str) -> int:

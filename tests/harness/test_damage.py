@@ -78,8 +78,7 @@ def _predicted(path: Path) -> list[Result]:
 
 
 def _ran_dry(path: Path) -> list[Result]:
-    before = PredictedStore(path.parent.parent).baseline(DRY.place, CASE)
-    return [predicted_result(DRY, before)]
+    return [predicted_result(DRY, PredictedStore(path.parent.parent).baseline(DRY.place, CASE))]
 
 
 def _compiled(path: Path) -> list[Result]:

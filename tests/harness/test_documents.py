@@ -237,8 +237,7 @@ def test_the_order_of_the_whole_is_found_again_from_any_parts_once_one_part_know
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True), max_size=4))
 def test_weaving_loses_nothing_and_repeats_nothing(orders: list[list[str]]) -> None:
-    woven = weave(orders)
-    assert sorted(woven) == sorted({case for order in orders for case in order})
+    assert sorted(weave(orders)) == sorted({case for order in orders for case in order})
 
 
 def test_a_result_that_is_in_no_order_stands_after_the_one_it_followed() -> None:
@@ -326,8 +325,7 @@ def test_a_comparison_that_came_to_nothing_is_taken_back_by_a_comparison_alone()
 
 def test_a_prediction_belongs_to_no_study_whose_findings_could_be_lost() -> None:
     measured = part(result("a", study="s"), findings={"s": ["a is fast"]})
-    merged = merge([measured, part(predicted("b", study="s"), minute=1)])
-    assert merged.findings == {"s": ["a is fast"]}
+    assert merge([measured, part(predicted("b", study="s"), minute=1)]).findings == {"s": ["a is fast"]}
 
 
 # --- files of before -------------------------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def test_counts_that_are_not_gated_are_shown_only() -> None:
 
 def test_only_the_first_kernels_and_lines_are_told() -> None:
     baseline = baseline_of(prediction(), recorded="2026-01-01")
-    now = prediction(**{f"k{i}": i for i in range(1, 9)})
-    said = explain_dry_run(now, baseline, ["launches"])
+    said = explain_dry_run(prediction(**{f"k{i}": i for i in range(1, 9)}), baseline, ["launches"])
     assert said[0] == "launches of k8: 0 -> 8"
     assert said[5:] == ["and 3 more"]
 

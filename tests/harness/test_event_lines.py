@@ -15,8 +15,7 @@ from perflab.errors import SnapshotError
 from perflab.event_lines import as_lines
 from perflab.snapshots import reading, recorded
 from perflab.snapshots.analysis import levels
-from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
+from tests.harness.made_snapshots import read
 
 HEAD = {
     "schema": 3,
@@ -39,11 +38,6 @@ def events_of(seed: int, count: int) -> list[tuple[int, int, int, int]]:
         else:
             live[100 + number] = chance.randrange(1, 9000)
             found.append((1000 * number, live[100 + number], 100 + number, 0))
-    return found
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
     return found
 
 
@@ -119,7 +113,10 @@ import resource, sys
 from pathlib import Path
 from perflab.snapshots import recorded
 from perflab.snapshots.analysis import levels
+from tests.harness.made_snapshots import read
 from perflab.snapshots.reading import read_snapshots
+from tests.harness.made_snapshots import read
+from tests.harness.made_snapshots import read
 recorded.MOST_BYTES = 2**20
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (found,) = read_snapshots(Path(sys.argv[1]))

@@ -64,8 +64,7 @@ def test_pressure_is_the_total_of_some_in_nanoseconds() -> None:
 
 def test_a_process_with_parentheses_in_its_name_is_read_to_its_end() -> None:
     fields = [str(number) for number in range(3, 53)]
-    stat = f"4711 (a (b) c) {' '.join(['S', *fields[1:]])}"
-    assert parse_process(stat) == (4, 14 + 15 + 16 + 17, 39)
+    assert parse_process(f"4711 (a (b) c) {' '.join(['S', *fields[1:]])}") == (4, 14 + 15 + 16 + 17, 39)
 
 
 def host(at_ns: int, busy_ns: int, own_ns: int | None = 0, *, stolen_ns: int = 0, total_ns: int | None = None) -> Host:
@@ -109,8 +108,7 @@ def test_what_a_system_does_not_tell_is_none(end: Host) -> None:
 
 def test_pressure_switches_load_and_frequency_are_of_the_span() -> None:
     begin = Host(at_ns=0, waited_ns=10 * MS, switches=3, load_average=0.5, mhz=2400.0)
-    end = Host(at_ns=S, waited_ns=260 * MS, switches=10, load_average=0.9, mhz=1800.0)
-    found = between(begin, end)
+    found = between(begin, Host(at_ns=S, waited_ns=260 * MS, switches=10, load_average=0.9, mhz=1800.0))
     assert (found.pressure_share, found.involuntary_switches, found.load_average) == (0.25, 7, 0.5)
     assert (found.cpu_mhz_before, found.cpu_mhz_after) == (2400.0, 1800.0)
 

@@ -131,5 +131,4 @@ def test_what_three_points_told_two_are_not_believed_to_tell() -> None:
     search = Search(parabola, 900 * KIB, {4: parabola(4)}, points=None)
     assert search.largest(4) == 30
     assert search.points == 3
-    again = Search(parabola, 2500 * KIB, {4: parabola(4)}, points=search.points)
-    assert again.largest(4) == 50
+    assert Search(parabola, 2500 * KIB, {4: parabola(4)}, points=search.points).largest(4) == 50

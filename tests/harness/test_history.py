@@ -21,6 +21,7 @@ from perflab.history.events import Event, gather
 from perflab.history.judging import FALSE_DISCOVERIES, FEWEST, Found, judge, largest_false_discovery
 from perflab.history.series import Series
 from perflab.history.text import as_text
+from tests.harness.command import Command
 from tests.harness.histories import case_name, contents_in, git, latency, noisy, page_of, step, write_runs
 
 
@@ -47,7 +48,7 @@ def test_a_step_that_several_cases_share_is_one_event_with_size_place_and_cases(
 
 
 def test_commits_between_are_listed_where_the_repository_is_at_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     git(tmp_path, "init", "--quiet")
     commits = []
@@ -59,15 +60,14 @@ def test_commits_between_are_listed_where_the_repository_is_at_hand(
         tmp_path / "nights", 12, {case_name(1): lambda run: {"operators": 5 + (run >= 6)}}, commits=nights.__getitem__
     )
     monkeypatch.chdir(tmp_path)
-    assert main(["history", "nights"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("history", "nights")
     assert f"2026-01-06 to 2026-01-07, {commits[1][:7]}..{commits[4][:7]} (3 commits)" in shown
     assert re.findall(r"[0-9a-f]{7} \d{4}-\d\d-\d\d change (\d)", shown) == ["4", "3", "2"]
     assert "needs more: 5 -> 6 (+1), operators of step[1]" in shown
 
 
 def test_the_commits_between_any_two_runs_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     git(tmp_path, "init", "--quiet")
     commits = []
@@ -77,19 +77,21 @@ def test_the_commits_between_any_two_runs_are_listed(
     write_runs(tmp_path / "nights", 30, {case_name(1): lambda run: {"peak": 5}}, commits=commits.__getitem__)
     monkeypatch.chdir(tmp_path)
     for named in ((commits[2][:9], "2026-01-28"), ("run-027.json", commits[2]), ("2026-01-03T03", "HEAD~2")):
-        assert main(["history", "nights", "--between", *named]) == 0
-        head, *lines = capsys.readouterr().out.splitlines()
+        head, *lines = command("history", "nights", "--between", *named).splitlines()
         ends = [f"{commits[at][:7]} (2026-01-{at + 1:02})" for at in (2, 27)]
         assert head == f"between {ends[0]} and {ends[1]}: 25 commits"
         assert [line.split()[-1] for line in lines] == [str(number) for number in range(27, 2, -1)]
-    assert main(["history", "nights", "--between", commits[2], commits[27], "--format=json"]) == 0
-    found = msgspec.json.decode(capsys.readouterr().out, type=Contents).between
+    found = msgspec.json.decode(
+        command("history", "nights", "--between", commits[2], commits[27], "--format=json"), type=Contents
+    ).between
     assert found is not None
     assert (found.older, found.newer, len(found.commits)) == (2, 27, 25)
-    assert main(["history", "nights", "--between", "nothing", commits[27]]) == 2
-    assert "--between=nothing: no run has that name\n  -> name its commit, date or file" in capsys.readouterr().err
-    assert main(["history", "nights", "--between", "run-001.json", commits[27], "--format=html"]) == 2
-    assert "--between with --format=html" in capsys.readouterr().err
+    assert "--between=nothing: no run has that name\n  -> name its commit, date or file" in command(
+        "history", "nights", "--between", "nothing", commits[27], status=2
+    )
+    assert "--between with --format=html" in command(
+        "history", "nights", "--between", "run-001.json", commits[27], "--format=html", status=2
+    )
 
 
 def test_a_level_that_came_back_is_said_to_have(tmp_path: Path) -> None:
@@ -202,13 +204,12 @@ def test_another_pytorch_begins_new_series_and_the_history_says_so(tmp_path: Pat
     assert contents_in(tmp_path / "mixed").breaks == []
 
 
-def test_a_series_too_short_to_judge_is_not_called_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_series_too_short_to_judge_is_not_called_the_same(tmp_path: Path, command: Command) -> None:
     assert change_points.SHORTEST == FEWEST
     times = [1.00e6, 1.01e6, 1.00e6, 2.00e6, 2.01e6, 2.00e6, 2.01e6, 2.02e6]
     cases = {case_name(1): lambda run: {"latency": times[run], "peak": 5}}
     write_runs(tmp_path / "few", 6, cases)
-    assert main(["history", str(tmp_path / "few")]) == 0
-    shown = capsys.readouterr().out
+    shown = command("history", tmp_path / "few")
     assert "\nno event; 1 series has fewer than 8 runs and was not judged\n" in shown
     assert re.search(r"latency .* too few\n", shown)
     assert re.search(r"peak .* same\n", shown), "one level of what is exact is one, however few runs there are"
@@ -216,8 +217,7 @@ def test_a_series_too_short_to_judge_is_not_called_the_same(tmp_path: Path, caps
         ("latency", False),
         ("peak", True),
     ]
-    assert main(["history", str(tmp_path / "few"), "--format=html"]) == 0
-    page = capsys.readouterr().out
+    page = command("history", tmp_path / "few", "--format=html")
     assert "No event; 1 series has fewer than 8 runs and was not judged." in page
     assert "not judged" in page.partition("<table")[2]
     write_runs(tmp_path / "enough", 8, cases)
@@ -235,14 +235,12 @@ def test_series_too_short_to_judge_are_no_hypotheses_among_the_others() -> None:
     (found,) = judge([alone])
     assert found.is_alarm
     assert found.change.p > FALSE_DISCOVERIES / 300, "three hundred hypotheses more would make it none"
-    few = [series(noisy(lambda run: 1e6, seed)[:5]) for seed in range(300)]
-    assert judge([alone, *few]) == [found]
+    assert judge([alone, *[series(noisy(lambda run: 1e6, seed)[:5]) for seed in range(300)]]) == [found]
 
 
 def test_a_reading_of_nothing_is_no_time_and_silences_no_series(tmp_path: Path) -> None:
     times = noisy(step(20, after=1.3e6), 1)
-    cases = {case_name(1): lambda run: {"latency": times[run] * (run != 5), "peak": 0}}
-    write_runs(tmp_path, 40, cases)
+    write_runs(tmp_path, 40, {case_name(1): lambda run: {"latency": times[run] * (run != 5), "peak": 0}})
     contents = contents_in(tmp_path)
     assert [(row.quantity, row.points) for row in contents.series] == [("latency", 39), ("peak", 40)]
     assert len(contents.events) == 1

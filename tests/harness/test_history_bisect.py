@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.cli import main
 from perflab.data import changed
 from perflab.history.bisect import run
 from perflab.history.bisect.ask import ask, expected_step
@@ -23,20 +22,21 @@ from perflab.history.command import read_history
 from perflab.history.contents import Member
 from perflab.history.series import History
 from perflab.records import Change, Judgement, Verdict
+from tests.harness.command import Command
 from tests.harness.histories import beside_fixed_work, case_name, everywhere, git, latency, noisy, step, write_runs
 
 
 def test_a_phase_is_no_quantity_to_bisect_by_single_readings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     git(tmp_path, "init", "--quiet")
     times = noisy(step(20, after=1.3e6), 1)
     write_runs(tmp_path / "nights", 40, {case_name(1): lambda run: {"forward": times[run]}})
     monkeypatch.chdir(tmp_path)
-    assert main(["history", "nights", "--bisect=step[1]", "--quantity=forward"]) == 2
     assert (
         "--quantity=forward: its readings differ without a change of the code\n"
-        "  -> bisect latency, which is compared A/B" in capsys.readouterr().err
+        "  -> bisect latency, which is compared A/B"
+        in command("history", "nights", "--bisect=step[1]", "--quantity=forward", status=2)
     )
 
 

@@ -14,6 +14,7 @@ from perflab.history.judging import Found
 from perflab.history.machine import without_the_machine
 from perflab.history.series import Series
 from perflab.history.text import as_text
+from tests.harness.command import Command
 from tests.harness.histories import beside_fixed_work, case_name, contents_in, everywhere, write_runs
 
 
@@ -32,18 +33,16 @@ def test_a_step_of_the_calibration_workload_at_the_same_place_is_the_machines(tm
 
 @pytest.mark.parametrize(("case", "machine"), [(1.1, 1.05), (1.05 * 1.05, 1.05), (1.3, 1.05), (0.9, 0.95)])
 def test_what_the_machine_leaves_of_a_change_is_an_alarm_and_both_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: float, machine: float
+    tmp_path: Path, command: Command, case: float, machine: float
 ) -> None:
     """Half of a slowdown is the machine's: the other half is the code's, which nobody is to overlook."""
-    cases = {case_name(1): beside_fixed_work(1, case, **everywhere(machine))}
-    write_runs(tmp_path, 40, cases)
+    write_runs(tmp_path, 40, {case_name(1): beside_fixed_work(1, case, **everywhere(machine))})
     (event,) = contents_in(tmp_path).events
     assert event.kind == "alarm"
     assert event.machine_ratio == pytest.approx(machine, abs=0.01)
     assert event.rest_ratio == pytest.approx(case / machine, rel=0.03)
     assert event.members[0].rest_low < case / machine < event.members[0].rest_high
-    assert main(["history", str(tmp_path), "--fail", "--recent=25"]) == int(case > 1)
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(command("history", tmp_path, "--fail", "--recent=25", status=int(case > 1)).split())
     assert re.search(
         r"the machine changed too: the calibration workload by [+-]\d\.\d%; "
         r"without that, [+-]\d+\.\d% \([+-]\d+\.\d%…[+-]\d+\.\d%\) remains",
@@ -58,8 +57,7 @@ def test_a_slower_machine_is_no_alarm_of_the_code_whenever_it_is_seen(tmp_path: 
             write_runs(folder, runs, {case_name(1): beside_fixed_work(seed, 1.1, **everywhere(1.1))})
             assert main(["history", str(folder), "--fail"]) == 0
             assert [one.kind for one in contents_in(folder).events] in ([], ["machine"])
-            slower = {case_name(1): beside_fixed_work(seed, 1.32, **everywhere(1.1))}
-            write_runs(folder, runs, slower)
+            write_runs(folder, runs, {case_name(1): beside_fixed_work(seed, 1.32, **everywhere(1.1))})
             if runs > 22:
                 (event,) = contents_in(folder).events
                 assert event.rest_ratio == pytest.approx(1.2, rel=0.03)

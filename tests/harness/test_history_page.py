@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.cli import main
 from perflab.history.chart import thinned
 from perflab.history.text import as_text, since_start
 from perflab.history.wording import value_text
 from perflab.units import format_change
 from tests.harness.browser import needs_browser, numbers_in, opened
+from tests.harness.command import Command
 from tests.harness.histories import (
     beside_fixed_work,
     case_name,
@@ -62,9 +62,7 @@ VALUE = re.compile(r"(?<![\w.+-])\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)? (?:ns|µs|ms|s|
 CHANGE = re.compile(r"[+-]\d+\.\d%|[+-]\d[\d.]* (?:B|KiB|MiB|GiB)\b")
 
 
-def test_every_number_of_the_page_stands_in_the_json_beside_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_number_of_the_page_stands_in_the_json_beside_it(tmp_path: Path, command: Command) -> None:
     some_nights(tmp_path / "nights")
     cases = {
         case_name(3): beside_fixed_work(3, 1.2, **everywhere(1.1)),
@@ -72,8 +70,7 @@ def test_every_number_of_the_page_stands_in_the_json_beside_it(
     }
     write_runs(tmp_path / "nights/more", 40, cases)
     page = page_of(tmp_path).read_text(encoding="utf-8")
-    assert main(["history", str(tmp_path / "nights"), "--format=json"]) == 0
-    numbers = set(numbers_in(json.loads(capsys.readouterr().out)))
+    numbers = set(numbers_in(json.loads(command("history", tmp_path / "nights", "--format=json"))))
     known = sorted(numbers)
     shown = [float(number) for number in re.findall(r'data-v="([^"]+)"', page)]
     assert len(shown) > 10
@@ -150,8 +147,7 @@ def test_no_name_fills_a_screen_of_the_page(tmp_path: Path) -> None:
 def test_the_page_tells_two_sizes_apart(tmp_path: Path) -> None:
     large = 473 * 2**20
     write_runs(tmp_path / "nights", 10, {case_name(1): lambda run: {"peak": large - 12 * 2**10 * (run >= 5)}})
-    said = Shown(page_of(tmp_path).read_text(encoding="utf-8")).texts
-    assert {"473.000 MiB", "472.988 MiB"} <= set(said)
+    assert {"473.000 MiB", "472.988 MiB"} <= set(Shown(page_of(tmp_path).read_text(encoding="utf-8")).texts)
 
 
 @needs_browser

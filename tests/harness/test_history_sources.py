@@ -29,6 +29,7 @@ from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.times import BaselineStore
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.results import Document
+from tests.harness.command import Command
 from tests.harness.histories import case_name, contents_in, git, write_runs
 from tests.harness.make import (
     CASE,
@@ -129,8 +130,7 @@ def test_of_a_case_that_was_also_compared_with_a_commit_the_run_has_one_reading(
     write_document(document(*both, created=created), tmp_path / "merged.json")
     later = b"".join(to_json(one) + b"\n" for one in reversed(both))
     (tmp_path / "2026-01-02T03-00-00-000000-1.jsonl").write_bytes(later)
-    alone = document(result(outcome=in_turns), created=created + timedelta(days=2))
-    write_document(alone, tmp_path / "alone.json")
+    write_document(document(result(outcome=in_turns), created=created + timedelta(days=2)), tmp_path / "alone.json")
     (row,) = (row for row in contents_in(tmp_path).series if row.quantity == "latency")
     assert row.values == [7.0 * MS, 7.0 * MS, 9.0 * MS]
 
@@ -168,16 +168,13 @@ def test_runs_of_one_moment_that_differ_are_two(tmp_path: Path) -> None:
     assert (len(contents_in(tmp_path).runs), contents_in(tmp_path).repeated) == (2, 0)
 
 
-def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(tmp_path: Path, command: Command) -> None:
     write_runs(tmp_path, 1000, {case_name(1): lambda run: {"peak": 4096}})
     (tmp_path / "run-500.json").write_bytes((tmp_path / "run-500.json").read_bytes()[:-40])
     (tmp_path / "run-600.json").write_text('{"schema": 1, "benchmarks": []}')
     (tmp_path / "run-700.json").write_bytes(b"\x00\xff\x00")
     (tmp_path / "run-800.json").write_text('{"kind": "perflab report", "schema": 99, "runs": []}')
-    assert main(["history", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown = command("history", tmp_path)
     assert f"{tmp_path}: 996 runs, 2026-01-01 to " in shown
     left_out = [line for line in shown.splitlines() if line.startswith("left out: ")]
     assert [re.findall(r"run-(\d+)", line) for line in left_out] == [["500"], ["600"], ["700"], ["800"]]
@@ -196,12 +193,11 @@ def test_of_a_thousand_files_the_damaged_ones_are_named_and_left_out(
     ],
 )
 def test_whatever_is_wrong_with_one_file_the_others_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, raw: bytes, said: str
+    tmp_path: Path, command: Command, name: str, raw: bytes, said: str
 ) -> None:
     write_runs(tmp_path, 3, {case_name(1): lambda run: {"peak": 4096}})
     (tmp_path / name).write_bytes(raw)
-    assert main(["history", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown = command("history", tmp_path)
     assert ": 3 runs, " in shown
     assert f"left out: {tmp_path / name}: {said}" in shown
 
@@ -258,7 +254,7 @@ def test_a_branch_is_read_without_a_checkout(tmp_path: Path) -> None:
 
 
 def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     policy, here = Policy(), environment(machine="0123abcd")
@@ -280,8 +276,7 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
         git(tmp_path, "add", "--all")
         git(tmp_path, "commit", "--quiet", f"--message=commit {number}")
     monkeypatch.chdir(tmp_path)
-    assert main(["history", "--git", "--format=json"]) == 0
-    found = msgspec.json.decode(capsys.readouterr().out, type=Contents)
+    found = msgspec.json.decode(command("history", "--git", "--format=json"), type=Contents)
     assert found.accepted
     assert [run.file for run in found.runs] == ["commit 0", "commit 2"]
     values = {row.quantity: row.values for row in found.series}
@@ -294,8 +289,7 @@ def test_what_was_accepted_comes_from_the_log_with_commit_and_reason(
         (True, git(tmp_path, "rev-parse", "HEAD~2"), 2),
         (False, git(tmp_path, "rev-parse", "HEAD~2"), 2),
     }
-    assert main(["history", "--git"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("history", "--git")
     assert "accepted, needs more: 1.00 KiB -> 2.00 KiB (+1.00 KiB), peak of step" in shown
     assert "accepted, faster: -20.0%, latency of step" in shown
     assert "reason: a cache, which pays" in shown

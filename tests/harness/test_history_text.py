@@ -15,16 +15,14 @@ from perflab.history.choice import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
 from perflab.history.wording import break_text, pair_text
+from tests.harness.command import Command
 from tests.harness.histories import Values, case_name, contents_in, latency, noisy, some_nights, step, write_runs
 
 
-def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(tmp_path: Path, command: Command) -> None:
     some_nights(tmp_path / "nights")
     asked = ["history", str(tmp_path / "nights")]
-    assert main([*asked, "--format=json"]) == 0
-    found = msgspec.json.decode(capsys.readouterr().out, type=Contents)
+    found = msgspec.json.decode(command(*asked, "--format=json"), type=Contents)
     assert (found.kind, found.schema) == ("perflab history", 1)
     assert found == contents_in(tmp_path / "nights")
     assert main([*asked, "--format=csv", "--quantity=latency", f"--output={tmp_path / 'out.csv'}"]) == 0
@@ -37,42 +35,35 @@ def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(
 
 
 @pytest.mark.parametrize("first", ["=", "+", "-2+3+", "-", "@", "\t=", "\r="])
-def test_a_spreadsheet_computes_nothing_that_a_name_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str
-) -> None:
+def test_a_spreadsheet_computes_nothing_that_a_name_says(tmp_path: Path, command: Command, first: str) -> None:
     write_runs(tmp_path, 4, {f"{first}cmd|' /C calc'!A0": lambda run: {"peak": 1}})
-    assert main(["history", str(tmp_path), "--format=csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("'")
+    assert command("history", tmp_path, "--format=csv").splitlines()[1].startswith("'")
 
 
-def test_a_table_moves_no_cursor_and_leaves_numbers_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_moves_no_cursor_and_leaves_numbers_as_they_are(tmp_path: Path, command: Command) -> None:
     write_runs(
         tmp_path,
         4,
         {"t.py::test_a[\x1b[2J\x9b31m\u202e]": lambda run: {"latency": 1e-7}, "-5": lambda run: {"peak": 1}},
     )
-    assert main(["history", str(tmp_path), "--format=csv"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("history", tmp_path, "--format=csv")
     assert shown.replace("\n", "").isprintable()
     assert r"[\x1b[2J\x9b31m\u202e]" in shown
     assert ",9.9999999999999995e-08," in shown
     assert "\n-5," in shown
 
 
-def test_a_step_of_two_runs_is_said_without_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_of_two_runs_is_said_without_a_size(tmp_path: Path, command: Command) -> None:
     write_runs(tmp_path, 42, {case_name(1): latency(step(40, after=1.3e6), 4)})
     contents = contents_in(tmp_path)
     (event,) = contents.events
     assert (event.ratio, event.members[0].ratio, event.members[0].low, contents.series[0].ratio) == (None,) * 4
     assert "slower: too few runs to say how much, latency of step[1]" in as_text(contents, 100)
     assert re.search(r"latency .* too few +1\n", as_text(contents, 100))
-    assert main(["history", str(tmp_path), "--format=html"]) == 0
-    assert "too few runs to say how much" in capsys.readouterr().out
+    assert "too few runs to say how much" in command("history", tmp_path, "--format=html")
 
 
-def test_a_ramp_is_said_where_no_run_began_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ramp_is_said_where_no_run_began_it(tmp_path: Path, command: Command) -> None:
     cases = {case_name(1): latency(lambda run: 1e6 * 1.1 ** (run / 59), 1), case_name(2): latency(lambda run: 1e6, 2)}
     write_runs(tmp_path, 60, cases)
     contents = contents_in(tmp_path)
@@ -82,8 +73,7 @@ def test_a_ramp_is_said_where_no_run_began_it(tmp_path: Path, capsys: pytest.Cap
     said = r"latency of step\[1\] crept by \+\d\.\d% from 2026-01-01 to 2026-03-01, without a step\n"
     assert re.search(r"\nslow changes, no alarms\n   " + said, text)
     assert re.search(r"latency .* \+\d\.\d% slowly\n", text)
-    assert main(["history", str(tmp_path), "--format=html"]) == 0
-    assert re.search(said[:-2] + "</li>", capsys.readouterr().out)
+    assert re.search(said[:-2] + "</li>", command("history", tmp_path, "--format=html"))
     assert main(["history", str(tmp_path), "--fail"]) == 0
 
 
@@ -110,10 +100,9 @@ def test_a_renamed_case_goes_on_under_its_new_name(tmp_path: Path) -> None:
         assert [break_text(one, alone) for one in alone.breaks] == [said.replace(", and 1 more series", "")]
 
 
-def test_runs_without_a_number_say_so_and_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_without_a_number_say_so_and_what_to_do(tmp_path: Path, command: Command) -> None:
     write_runs(tmp_path, 2, {})
-    assert main(["history", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
+    said = command("history", tmp_path, status=2)
     assert f"{tmp_path}: 2 runs without a number of any case\n  -> measure: pytest -m perf" in said
 
 
@@ -127,14 +116,13 @@ def test_fail_exits_with_1_for_a_recent_alarm_for_the_worse_alone(tmp_path: Path
     assert main(["history", str(tmp_path / "better"), "--fail"]) == 0
 
 
-def test_since_leaves_out_what_is_older(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_since_leaves_out_what_is_older(tmp_path: Path, command: Command) -> None:
     some_nights(tmp_path)
-    assert main(["history", str(tmp_path), "--since=2026-02-05"]) == 0
-    assert ": 5 runs, 2026-02-05 to 2026-02-09; " in capsys.readouterr().out
-    assert main(["history", str(tmp_path), "--since=soon"]) == 2
-    assert "--since=soon is not a date" in capsys.readouterr().err
-    assert main(["history", str(tmp_path), "--case=nothing"]) == 2
-    assert "no series has that name\n  -> there are: step[1], step[2]; latency" in capsys.readouterr().err
+    assert ": 5 runs, 2026-02-05 to 2026-02-09; " in command("history", tmp_path, "--since=2026-02-05")
+    assert "--since=soon is not a date" in command("history", tmp_path, "--since=soon", status=2)
+    assert "no series has that name\n  -> there are: step[1], step[2]; latency" in command(
+        "history", tmp_path, "--case=nothing", status=2
+    )
 
 
 def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:
@@ -185,11 +173,8 @@ def test_names_are_as_long_as_tells_cases_apart(tmp_path: Path) -> None:
         (["--pytest=-x"], "--pytest=-x without --bisect\n  -> add --bisect=CASE"),
     ],
 )
-def test_options_that_would_make_no_difference_are_refused(
-    capsys: pytest.CaptureFixture[str], given: list[str], said: str
-) -> None:
-    assert main(["history", *given]) == 2
-    assert said in capsys.readouterr().err
+def test_options_that_would_make_no_difference_are_refused(command: Command, given: list[str], said: str) -> None:
+    assert said in command("history", *given, status=2)
 
 
 def test_two_values_are_told_so_that_they_differ() -> None:

@@ -57,5 +57,4 @@ def test_a_copy_of_a_namespace_package_is_found(project: Path, tmp_path: Path) -
     ids=["its own source", "another's package", "a folder of tests", "the standard library", "no file"],
 )
 def test_what_is_no_copy_is_none(project: Path, tmp_path: Path, name: str, place: str | None) -> None:
-    modules = {name: module(name, None if place is None else tmp_path / place)}
-    assert copies(modules, [project]) == []
+    assert copies({name: module(name, None if place is None else tmp_path / place)}, [project]) == []

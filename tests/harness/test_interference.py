@@ -139,8 +139,7 @@ def test_a_slowdown_beyond_what_neighbours_do_to_a_thread_that_keeps_its_core_is
     ratio: float, cores_busy: float | None, verdict: Verdict
 ) -> None:
     fresh = quiet(ratio * 100 * MS, neighbours_cores=1.0, cores_busy=cores_busy)
-    before = quiet(100 * MS, cores_busy=None if cores_busy is None else max(1.0, cores_busy))
-    judgement = judged(fresh, before)
+    judgement = judged(fresh, quiet(100 * MS, cores_busy=None if cores_busy is None else max(1.0, cores_busy)))
     assert judgement.verdict is verdict
     assert judgement.disturbed == ["other processes used 1.0 cores meanwhile"]
 

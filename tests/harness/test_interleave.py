@@ -49,8 +49,7 @@ def test_each_block_is_an_order_and_its_reverse_on_one_core(
 
 def test_either_side_begins() -> None:
     draw = random.Random(0)
-    first = [next(places(["head", "base"], 1, [], draw)).side for _ in range(100)]
-    assert 30 < first.count("head") < 70
+    assert 30 < [next(places(["head", "base"], 1, [], draw)).side for _ in range(100)].count("head") < 70
 
 
 def test_short_samples_share_a_turn_and_the_first_of_them_is_thrown_away() -> None:
@@ -148,6 +147,5 @@ def test_what_other_work_took_of_a_call_is_no_part_of_its_time() -> None:
 
 
 def test_two_processes_of_a_side_count_as_one_with_as_many_turns_as_both_have() -> None:
-    both = together([[TurnTime(1.0, 1.0), TurnTime(1.0, 1.0)], [TurnTime(4.0, 5.0)]])
-    assert both == [TurnTime(2.0, 3.0)]
+    assert together([[TurnTime(1.0, 1.0), TurnTime(1.0, 1.0)], [TurnTime(4.0, 5.0)]]) == [TurnTime(2.0, 3.0)]
     assert together([]) == []

@@ -106,8 +106,7 @@ PLAIN = [
 
 def weighed() -> Measurement:
     """A plain case that is measured and counted."""
-    rows = torch.ones(64, 64)
-    workload = Workload(torch.add, (rows, 1), {})
+    workload = Workload(torch.add, (torch.ones(64, 64), 1), {})
     counter = CallCounter(CPU, compiler_state())
     current_environment(CPU)
     return measure(workload, CPU, Plan(1e7), lambda _text: None, label="a case", counter=counter).measurement

@@ -230,8 +230,7 @@ def test_a_suspect_that_fresh_processes_do_not_confirm_is_ok_and_says_so() -> No
 
 def test_the_first_reading_has_no_say_once_there_are_fresh_ones() -> None:
     moderate = judge(record(replicate(110 * MS), fresh=quiet(SLOW)), entry(), POLICY)
-    extreme = judge(record(replicate(1000 * MS), fresh=quiet(SLOW)), entry(), POLICY)
-    assert moderate == extreme
+    assert moderate == judge(record(replicate(1000 * MS), fresh=quiet(SLOW)), entry(), POLICY)
 
 
 def test_a_difference_below_the_floor_is_ok_however_large_its_share() -> None:
@@ -258,15 +257,13 @@ def test_a_slowdown_within_the_noise_of_the_baselines_replicates_is_inconclusive
 
 def test_noise_within_the_baselines_processes_widens_the_limit_too() -> None:
     shaky = [replicate(100 * MS, noise=0.2) for _ in range(3)]
-    judgement = judge(record(replicate(115 * MS)), entry(shaky), POLICY)
-    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judge(record(replicate(115 * MS)), entry(shaky), POLICY).verdict is Verdict.INCONCLUSIVE
 
 
 def test_replicates_that_agree_perfectly_do_not_make_a_percent_past_the_threshold_a_regression() -> None:
     before = [replicate(100 * MS, noise=0.0) for _ in range(3)]
     fresh = [replicate(105.5 * MS, noise=0.0) for _ in range(3)]
-    judgement = judge(record(replicate(105.5 * MS), fresh=fresh), entry(before), POLICY)
-    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert judge(record(replicate(105.5 * MS), fresh=fresh), entry(before), POLICY).verdict is Verdict.INCONCLUSIVE
 
 
 def test_the_threshold_is_the_policys() -> None:
@@ -365,8 +362,7 @@ def test_a_slowdown_far_beyond_the_machines_own_is_the_codes() -> None:
 def test_a_calibration_workload_within_its_own_noise_excuses_nothing() -> None:
     before = quiet(100 * MS, calibration_ns={"interpreter": 1000.0})
     fresh = quiet(106.5 * MS, calibration_ns={"interpreter": 1019.0})
-    judgement = judge(record(replicate(106.5 * MS), fresh=fresh), entry(before), POLICY)
-    assert judgement.verdict is Verdict.REGRESSED
+    assert judge(record(replicate(106.5 * MS), fresh=fresh), entry(before), POLICY).verdict is Verdict.REGRESSED
 
 
 @pytest.mark.parametrize(("before", "now"), [(None, 2000.0), (1000.0, None), (None, None)])

@@ -131,8 +131,7 @@ def test_a_count_on_which_the_other_side_s_processes_disagree_counts_beyond_what
 
 
 def test_a_slow_case_that_also_does_more_is_measured_again_and_both_are_named() -> None:
-    first = judge(record(now(130 * MS, operators=113)), before(operators=112), POLICY)
-    assert first.suspect
+    assert judge(record(now(130 * MS, operators=113)), before(operators=112), POLICY).suspect
     again = record(now(130 * MS, operators=113), fresh=quiet(130 * MS, counts={"operators": 113}))
     judgement = judge(again, before(operators=112), POLICY)
     assert judgement.worse == ["latency", "counts"]
@@ -154,8 +153,7 @@ def shown(judgement: Judgement) -> list[str]:
 def test_the_table_shows_counts_that_changed_and_no_others() -> None:
     changed = judge(record(now(operators=1118, allocations=7)), before(operators=1112, allocations=7), POLICY)
     assert shown(changed)[2:] == ["  operators 1,112 -> 1,118"]
-    same = judge(record(now(operators=112)), before(operators=112), POLICY)
-    assert shown(same)[2:] == []
+    assert shown(judge(record(now(operators=112)), before(operators=112), POLICY))[2:] == []
 
 
 def test_a_failure_has_a_row_for_each_count_that_changed() -> None:

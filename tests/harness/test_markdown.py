@@ -100,8 +100,7 @@ def test_what_failed_stands_before_what_is_only_unclear_and_the_rest_keeps_its_o
 
 def test_reasons_stand_with_the_verdict_and_are_no_markup() -> None:
     why = Judgement(verdict=Verdict.INCONCLUSIVE, reasons=["a|b <b>*bold*</b> `x`"])
-    text = markdown(document(result("t.py::test_x", judgement=why)))
-    (row,) = cells(text)[2:]
+    (row,) = cells(markdown(document(result("t.py::test_x", judgement=why))))[2:]
     assert row[-1] == r"inconclusive<br>a\|b &lt;b&gt;\*bold\*&lt;/b&gt; \`x\`"
 
 

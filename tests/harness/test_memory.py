@@ -82,8 +82,7 @@ def test_a_mebibyte_more_is_seen_exactly() -> None:
 
 
 def test_what_is_held_and_what_grows_make_the_peak() -> None:
-    x = torch.ones(1000)
-    memory = measured(torch.exp, x)
+    memory = measured(torch.exp, torch.ones(1000))
     assert memory.held_bytes == 1000 * FLOAT
     assert memory.growth_bytes == 1000 * FLOAT
     assert memory.peak_bytes == 2000 * FLOAT

@@ -19,8 +19,7 @@ def test_the_default_mode_is_stored_under_the_node_id_alone() -> None:
 
 
 def test_every_mode_has_a_name_of_its_own() -> None:
-    names = [identity("test_x.py::test_y[a]", mode) for mode in MODES]
-    assert names[1:] == [
+    assert [identity("test_x.py::test_y[a]", mode) for mode in MODES][1:] == [
         "test_x.py::test_y[a] {cold}",
         "test_x.py::test_y[a] {graph}",
         "test_x.py::test_y[a] {cold, graph}",
@@ -41,5 +40,4 @@ def test_a_mode_that_does_not_exist_is_not_read() -> None:
 def test_merging_keeps_a_case_in_each_mode_that_it_was_measured_in() -> None:
     warm, cold = result(verdict=Verdict.NEW), result(verdict=Verdict.NEW, mode=Mode(cache="cold"))
     again = result(verdict=Verdict.OK, mode=Mode(cache="cold"))
-    merged = merge([document(warm), document(cold), document(again)])
-    assert merged.results == [warm, again]
+    assert merge([document(warm), document(cold), document(again)]).results == [warm, again]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from perflab.cli import main
 from perflab.profiles.events import shown_shapes
 from perflab.profiles.nsys.export import opened
 from perflab.profiles.nsys.names import case_and_pass, named, shapes_of
@@ -21,6 +20,7 @@ from perflab.profiles.nsys.reading import Reading, chosen_process, read
 from perflab.profiles.nsys.text import lines
 from perflab.profiles.records import GAPS
 
+from .command import Command
 from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, global_tid, write_run
 
 REAL = Path(__file__).with_name("nsys_2022_4_nvtx.sqlite")
@@ -30,20 +30,6 @@ REAL = Path(__file__).with_name("nsys_2022_4_nvtx.sqlite")
 def reading_of(path: Path, only: str | None = None) -> Reading:
     with opened(path) as export:
         return read(export, chosen_process(export, None), only, lambda text: None)
-
-
-def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Status of ``perflab nsys`` and what it prints, errors last."""
-    status = main(["nsys", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out + captured.err
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    """What it prints, whose status is as expected."""
-    found, text = answered(capsys, *arguments)
-    assert found == status, text
-    return text
 
 
 def altered(path: Path, *statements: str) -> None:
@@ -111,7 +97,7 @@ def test_a_call_and_its_phases_stand_beside_the_timer_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.product)
 def test_a_launch_of_a_cuda_graph_is_one_row_of_the_device_s_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+    tmp_path: Path, command: Command, layout: Layout
 ) -> None:
     """As ``--cuda-graph-trace=graph`` records it, which is nsys's default."""
     maker = Maker(tmp_path / "graphs.sqlite", layout)
@@ -131,7 +117,7 @@ def test_a_launch_of_a_cuda_graph_is_one_row_of_the_device_s_work(
     rows = {row.category: row.time_ns for row in case.profile.rows if row.time_ns}
     assert rows["other"] == 800 * US
     assert sum(time_ns for category, time_ns in rows.items() if category in GAPS) <= 40 * US
-    text = said(capsys, str(maker.path), "--verbose")
+    text = command("nsys", maker.path, "--verbose")
     assert "CUDA graph 7" in text
     assert "6 launches of CUDA graphs count as one kernel each: nsys profile --cuda-graph-trace=node" in one_lined(text)
     assert "1 kernels end before they begin" in text
@@ -260,8 +246,8 @@ def test_a_range_of_a_thread_is_open_on_that_thread_alone() -> None:
     assert ranges.stretch(3, 1)[0] == NONE
 
 
-def test_a_real_export_without_cuda_shows_its_ranges_and_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, str(REAL))
+def test_a_real_export_without_cuda_shows_its_ranges_and_says_what_it_lacks(command: Command) -> None:
+    text = command("nsys", REAL)
     assert "Nsight Systems 2022.4.2.1, schema 3.0.0 · process" in text
     assert "attention: scores" in text
     assert "note: could not look at kernels, because the export has no table of CUDA work: trace cuda too" in one_lined(
@@ -269,33 +255,30 @@ def test_a_real_export_without_cuda_shows_its_ranges_and_says_what_it_lacks(caps
     )
 
 
-def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_any_characters_are_shown_on_their_line(tmp_path: Path, command: Command) -> None:
     maker = Maker(tmp_path / "it's a [file] #1?.sqlite")
     maker.range("evil\x1b[31m\nname '\"; DROP TABLE x", 0, 100 * US)
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.process(4321, "pro\ncess")
-    text = said(capsys, str(maker.close()))
-    assert "evil\\x1b[31m name '\"; DROP TABLE x" in text
+    assert "evil\\x1b[31m name '\"; DROP TABLE x" in command("nsys", maker.close())
 
 
-def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_are_listed_and_one_is_asked_for(tmp_path: Path, command: Command) -> None:
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("ours", 10 * US, 20 * US, 30 * US)
     maker.process(77, "wor\x1b[31mk\ner")
     maker.launch("theirs", 10 * US, 20 * US, 90 * US, thread=77, process=77)
     path = str(maker.close())
-    text = said(capsys, path, status=2)
+    text = command("nsys", path, status=2)
     assert "has 2 processes with ranges or CUDA work: 77 (wor\\x1b[31mk er), 4321 (python)" in text
     assert f"\n  -> name one: perflab nsys --process=PID {path}" in text
-    text = said(capsys, path, "--process=77")
+    text = command("nsys", path, "--process=77")
     assert "theirs<float>" in text
     assert "ours<float>" not in text
-    assert "has no process 5 " in said(capsys, path, "--process=5", status=2)
+    assert "has no process 5 " in command("nsys", path, "--process=5", status=2)
 
 
-def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(tmp_path: Path, command: Command) -> None:
     whole = write_run(tmp_path / "run.sqlite")
     cut = tmp_path / "cut.sqlite"
     cut.write_bytes(whole.read_bytes()[:-5000])
@@ -311,23 +294,22 @@ def test_a_foreign_file_a_cut_one_and_a_missing_one_are_refused(
         (tmp_path / "none.sqlite", "does not exist"),
         (tmp_path / "folder.sqlite", "is a directory"),
     ):
-        text = said(capsys, str(path), status=2)
+        text = command("nsys", path, status=2)
         assert problem in text
         assert "\n  -> " in text
 
 
-def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_damaged_inside_is_refused(tmp_path: Path, command: Command) -> None:
     whole = bytearray(write_run(tmp_path / "run.sqlite").read_bytes())
     whole[4096:-4096] = b"\xff" * (len(whole) - 8192)
     path = tmp_path / "damaged.sqlite"
     path.write_bytes(whole)
-    text = said(capsys, str(path), status=2)
-    assert "damaged.sqlite is damaged: database disk image is malformed" in text
+    assert "damaged.sqlite is damaged: database disk image is malformed" in command("nsys", path, status=2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
 def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+    tmp_path: Path, command: Command, layout: Layout
 ) -> None:
     whole = write_run(tmp_path / "run.sqlite", layout, calls=3, with_operators=2).read_bytes()
     path = tmp_path / "changed.sqlite"
@@ -338,7 +320,7 @@ def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
             most = chance.choice((8192, len(whole)))  # the schema stands at the beginning
             changed[chance.randrange(most)] = chance.randrange(256)
         path.write_bytes(changed)
-        status, text = answered(capsys, str(path))
+        status, text = command.answered("nsys", path)
         assert status == 0 or (status == 2 and text.startswith("perflab nsys: ") and text.count("\n  -> ") == 1), seed
         assert all(line.isprintable() for line in text.split("\n")), seed
 
@@ -347,13 +329,13 @@ def test_bytes_changed_anywhere_give_a_table_or_an_error_in_two_lines(
     ("value", "shown"), [("'soon'", "'soon'"), ("x'00'", r"b'\x00'"), ("50000000.5", "50000000.5"), ("NULL", "None")]
 )
 def test_values_of_another_kind_are_named_by_table_and_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, shown: str
+    tmp_path: Path, command: Command, value: str, shown: str
 ) -> None:
     path = write_run(tmp_path / "run.sqlite")
     altered(path, "PRAGMA writable_schema = ON", "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
     for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"):
         altered(path, f"UPDATE {table} SET end = {value} WHERE rowid = 3")
-    text = said(capsys, str(path), status=2)
+    text = command("nsys", path, status=2)
     odd = f"CUPTI_ACTIVITY_KIND_KERNEL, row 3: end is {shown}, which is no whole number"
     assert f"run.sqlite has a value that no nsys writes: {odd}\n  -> export it again with nsys" in text
 
@@ -380,20 +362,15 @@ def test_kernels_and_ranges_without_an_end_that_can_be_are_left_out_and_a_note_s
     ],
 )
 def test_arguments_that_do_not_fit_say_what_to_write(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str
+    command: Command, arguments: tuple[str, ...], problem: str
 ) -> None:
-    try:
-        status = main(["nsys", *arguments])
-    except SystemExit as ended:  # argparse's
-        status = int(ended.code or 0)
-    assert status == 2
-    assert problem in capsys.readouterr().err
+    assert problem in command("nsys", *arguments, status=2)
 
 
-def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, command: Command) -> None:
     path = write_run(tmp_path / "run.sqlite")
     altered(path, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
-    text = said(capsys, str(path))
+    text = command("nsys", path)
     assert (
         "could not look at the ranges of kernels, because the export has no table CUPTI_ACTIVITY_KIND_RUNTIME: trace"
         in one_lined(text)
@@ -401,38 +378,36 @@ def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, capsys: p
     problem = "for 140 of 140 kernels the export does not say what launched them"
     assert f"could not look at the operators of {CASE}, because {problem}" in one_lined(text)
     altered(path, "DROP TABLE NVTX_EVENTS", "CREATE TABLE NVTX_EVENTS (begin INTEGER)")
-    text = said(capsys, str(path), status=2)
+    text = command("nsys", path, status=2)
     assert "NVTX_EVENTS has no column start, end, eventType, globalTid" in text
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.product)
 def test_without_the_table_of_names_kernels_stay_apart_and_a_note_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: Layout
+    tmp_path: Path, command: Command, layout: Layout
 ) -> None:
     path = write_run(tmp_path / "run.sqlite", layout)
     altered(path, "DROP TABLE StringIds")
-    text = said(capsys, str(path))
+    text = command("nsys", path)
     problem = "could not look at names of kernels, and of ranges that have them there, because the export has no table"
     assert f"note: {problem} StringIds: export all tables" in one_lined(text)
     assert len(set(re.findall(r"^  kernel (\d+) ", text, re.MULTILINE))) == 6
     if layout.registered:
         assert "(no name)" in text
-        assert f"run.sqlite has no range 'step'; {problem} StringIds" in said(
-            capsys, str(path), "--range=step", status=2
-        )
+        assert f"run.sqlite has no range 'step'; {problem} StringIds" in command("nsys", path, "--range=step", status=2)
     else:
         assert f"profile of {CASE}" in text
 
 
 def test_without_nsys_a_run_and_a_report_say_how_to_get_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sh = shutil.which("sh")
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "report.nsys-rep").write_bytes(b"x")
     assert sh is not None
     for arguments in ((str(tmp_path / "report.nsys-rep"),), ("--", sh, "-c", "true")):
-        text = said(capsys, *arguments, status=2)
+        text = command("nsys", *arguments, status=2)
         assert (
             "nsys is not installed\n  -> install NVIDIA Nsight Systems and add it to PATH; or export it where" in text
         )
@@ -447,12 +422,11 @@ def test_without_nsys_a_run_and_a_report_say_how_to_get_it(
     ],
 )
 def test_an_nsys_of_an_unknown_version_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: str, problem: str
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, version: str, problem: str
 ) -> None:
     program(tmp_path, f'echo "{version}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    text = said(capsys, "--", "sh", "-c", "true", status=2)
-    assert problem in text
+    assert problem in command("nsys", "--", "sh", "-c", "true", status=2)
 
 
 def program(folder: Path, script: str) -> None:
@@ -489,36 +463,36 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_runs_under_nsys_with_its_ranges_and_its_status_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, monkeypatch)
-    text = said(capsys, "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3', status=3)
+    text = command("nsys", "--output=report", "--", "sh", "-c", 'test "$PERFLAB_NVTX" = 1 && exit 3', status=3)
     assert f"profile of {CASE}: one call, 581 µs on cuda" in text
     given = (tmp_path / "arguments").read_text().splitlines()
     assert {"--trace=cuda,nvtx", "--sample=none", "--output=report"} <= set(given)
 
 
 def test_an_export_of_an_earlier_run_is_never_shown_as_this_one_s(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, monkeypatch)
     run = ("--output=report", "--", "sh", "-c", "true")
-    said(capsys, *run)
+    command("nsys", *run)
     later = (tmp_path / "report.sqlite").stat().st_mtime + 1000
     os.utime(tmp_path / "report.sqlite", (later, later))
     program(tmp_path, NSYS.replace("cp run.sqlite", "true"))
     for arguments in (run, ("report.nsys-rep",)):
-        text = said(capsys, *arguments, status=2)
+        text = command("nsys", *arguments, status=2)
         assert "nsys cannot export report.nsys-rep: it ended with status 0 and wrote nothing\n  -> " in text
     program(tmp_path, NSYS.replace("cp run.sqlite", "head -c 5000 run.sqlite >").replace("done ;;", "done; exit 1 ;;"))
-    said(capsys, "report.nsys-rep", status=2)
+    command("nsys", "report.nsys-rep", status=2)
     assert not (tmp_path / "report.sqlite").exists()
 
 
-def test_one_case_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_case_of_a_run_is_read(tmp_path: Path, command: Command) -> None:
     path = str(write_run(tmp_path / "run.sqlite"))
-    assert f"profile of {CASE}" in said(capsys, path, "--case=small")
-    text = said(capsys, path, "--case=large", status=2)
+    assert f"profile of {CASE}" in command("nsys", path, "--case=small")
+    text = command("nsys", path, "--case=large", status=2)
     assert f"has that in its name\n  -> name a part of one that it has: {CASE}" in text
 
 
@@ -529,7 +503,7 @@ def test_a_case_beyond_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_executed_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, NSYS.replace("sh) break", "./bench) break"))
     write_run(tmp_path / "run.sqlite")
@@ -539,13 +513,12 @@ def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_execu
     monkeypatch.chdir(tmp_path)
     for path in (bench, write_run(tmp_path / "export")):
         path.chmod(0o755)
-    said(capsys, "--output=report", "--", "./bench", status=7)
-    text = said(capsys, "./export")
-    assert f"profile of {CASE}" in text
+    command("nsys", "--output=report", "--", "./bench", status=7)
+    assert f"profile of {CASE}" in command("nsys", "./export")
 
 
 def test_results_are_written_beside_a_report_of_any_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, NSYS.replace("sh) break", "pytest) break"))
     write_run(tmp_path / "run.sqlite")
@@ -554,7 +527,7 @@ def test_results_are_written_beside_a_report_of_any_name(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.chdir(tmp_path)
-    answered(capsys, "--output=it's/report", "--", "pytest", "-m", "perf")
+    command.answered("nsys", "--output=it's/report", "--", "pytest", "-m", "perf")
     assert shlex.split((tmp_path / "given").read_text()) == [f"--perf-json={tmp_path}/it's/report.json"]
 
 
@@ -649,36 +622,33 @@ def test_kernels_of_a_thread_that_could_work_for_several_are_said_to_be_outside(
 
 @pytest.mark.parametrize("value", ["'soon'", "x'00'", "1e300"])
 def test_odd_values_beside_a_range_that_was_never_closed_are_refused_or_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+    tmp_path: Path, command: Command, value: str
 ) -> None:
     maker = Maker(tmp_path / "odd.sqlite")
     maker.range("step", 0, None)
     maker.range("other", 0, 10 * US, 77 << 24)
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.connection.execute(f"UPDATE NVTX_EVENTS SET end = {value} WHERE text = 'other'")
-    text = said(capsys, str(maker.close()), "--process=4321")
-    assert "step" in text
+    assert "step" in command("nsys", maker.close(), "--process=4321")
 
 
-def test_an_export_of_kernels_alone_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_of_kernels_alone_is_read(tmp_path: Path, command: Command) -> None:
     path = write_run(tmp_path / "run.sqlite")
     altered(path, "DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME", "DROP TABLE NVTX_EVENTS")
-    text = said(capsys, str(path), "--verbose")
-    assert "softmax" in text
+    assert "softmax" in command("nsys", path, "--verbose")
 
 
-def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, command: Command) -> None:
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.range("load", 0, 10 * US, global_tid(77, 77))
-    text = said(capsys, str(maker.close()), "--process=77")
-    assert "load" in text
+    assert "load" in command("nsys", maker.close(), "--process=77")
 
 
-def test_a_case_is_asked_for_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_is_asked_for_where_there_is_none(tmp_path: Path, command: Command) -> None:
     maker = Maker(tmp_path / "plain.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
-    text = said(capsys, str(maker.close()), "--case=x", status=2)
+    text = command("nsys", maker.close(), "--case=x", status=2)
     assert "has no cases of perflab's\n  -> leave --case out, or name ranges: --range=NAME" in text
 
 

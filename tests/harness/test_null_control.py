@@ -69,8 +69,7 @@ def test_one_slow_case_of_thirty_is_found_in_less_than_three_times_the_quiet_run
     _, quiet_s = shares(monkeypatch, "quiet", 0.0, cases=30, runs=10)
     for _ in range(20):
         machine = Machine(draw)
-        slowdowns = {f"case {number}": 0.05 * (number == 17) for number in range(30)}
-        found = compared(monkeypatch, machine, slowdowns)
+        found = compared(monkeypatch, machine, {f"case {number}": 0.05 * (number == 17) for number in range(30)})
         assert [case for case, finding in found.items() if finding.verdict is Verdict.REGRESSED] == ["case 17"]
         assert machine.seconds <= 3.0 * min(quiet_s)
 
@@ -221,8 +220,7 @@ def test_a_slowdown_below_the_floor_takes_no_more_pairs_than_none(monkeypatch: p
     # Calls take 10 ms here.
     for slowdown in (0.10, -0.10):
         machine = Machine(random.Random(20261123))
-        found = compared(monkeypatch, machine, {"one": slowdown}, floor_ns=5e6)["one"]
-        assert found.verdict is Verdict.OK
+        assert compared(monkeypatch, machine, {"one": slowdown}, floor_ns=5e6)["one"].verdict is Verdict.OK
         assert len(machine.rounds) == 2
     slow = compared(monkeypatch, Machine(random.Random(20261123)), {"one": 1.0}, floor_ns=5e6)["one"]
     assert slow.verdict is Verdict.REGRESSED

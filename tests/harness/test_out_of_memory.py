@@ -53,8 +53,7 @@ def test_what_is_alive_is_that_of_the_moment_of_failure() -> None:
     assert found.asked_by.operator == "aten::empty"
     first = _failing.__code__.co_firstlineno
     assert found.asked_by.line == f"tests/harness/test_out_of_memory.py:{first + 7}"
-    callers = [int(line.rpartition(":")[2]) - first for line in found.asked_by.stack]
-    assert callers == [7, 11]
+    assert [int(line.rpartition(":")[2]) - first for line in found.asked_by.stack] == [7, 11]
     (one,) = (part for part in found.alive.parts if part.operator == "aten::ones")
     assert (one.stack, one.line) == ([one.line], f"tests/harness/test_out_of_memory.py:{first + 10}")
     sizes = {(one.category, one.module): one.size_bytes for one in found.alive.parts if one.operator != "aten::ones"}

@@ -80,12 +80,10 @@ class Mute(torch.Tensor):
 
 
 def test_what_cannot_be_summed_up_or_is_no_tensor_is_compared_as_far_as_it_goes() -> None:
-    sparse = between(lambda model, x: x.to_sparse(), lambda model, x: x.to_sparse())
-    assert sparse["the returned value"] == 0.0
+    assert between(lambda model, x: x.to_sparse(), lambda model, x: x.to_sparse())["the returned value"] == 0.0
     twice = between(lambda model, x: x.to_sparse(), lambda model, x: 2 * x.to_sparse())
     assert 0.1 < twice["the returned value"] < 1.0
-    mute = between(lambda model, x: Mute(x), lambda model, x: Mute(x))
-    assert mute["the returned value"] == 0.0
+    assert between(lambda model, x: Mute(x), lambda model, x: Mute(x))["the returned value"] == 0.0
     assert between(lambda *_: 2.0, lambda *_: 1.0)["the returned value"] == 0.5
     endless = between(lambda *_: {"a": [torch.full((), math.inf)]}, lambda *_: {"a": [torch.full((), math.inf)]})
     assert set(endless.values()) == {0.0}

@@ -279,8 +279,7 @@ def test_the_text_has_a_sum_the_largest_changes_and_the_rest_in_one() -> None:
         ]
     )
     base = Peak(parts=[part(-1024, -1, category="let go"), part(8, operator="aten::mm", module="", line="")])
-    texts = peak_texts(explain_peak(base, head, "main", 8952))
-    assert texts == [
+    assert peak_texts(explain_peak(base, head, "main", 8952)) == [
         "+8.74 KiB = +4.00 KiB 2 more blocks of aten::mul in blocks.* (net.py:7), activations",
         "+2.00 KiB 1 more block in head, parameters",
         "+1.00 KiB less let go before the peak of aten::mul in blocks.* (net.py:7)",

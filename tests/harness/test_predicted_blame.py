@@ -57,8 +57,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("shape", "fault", "module", "operator", "line"), TABLE)
 def test_the_cause_is_named_first(shape: str, fault: str, module: str, operator: str, line: str) -> None:
-    now = predicted(shape, fault)
-    judgement = judge_predicted(now, baseline_of(predicted(shape), recorded=""), Policy())
+    judgement = judge_predicted(predicted(shape, fault), baseline_of(predicted(shape), recorded=""), Policy())
     assert judgement.verdict is Verdict.REGRESSED
     first = judgement.reasons[0]
     assert first.startswith(module)

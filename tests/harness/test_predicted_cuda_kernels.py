@@ -152,8 +152,7 @@ def test_a_sum_of_many_numbers_is_staged_by_block(
 
 
 def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
-    given = [meta(4, 512, 2560), [0, 1], True]
-    t4 = hidden_blocks("aten::sum", given, gpu=Processor(40, 75))
+    t4 = hidden_blocks("aten::sum", [meta(4, 512, 2560), [0, 1], True], gpu=Processor(40, 75))
     assert t4 == (4 * 2560 * 16 * 128, 4 * 20)
 
 
@@ -171,5 +170,4 @@ def test_what_is_joined_in_more_than_four_dimensions_is_copied_one_by_one() -> N
 
 
 def test_a_softmax_that_is_safe_of_empty_rows_holds_a_second_one() -> None:
-    scores = meta(2, 4, 8, 16)
-    assert hidden_bytes("aten::_safe_softmax", [scores, -1]) == 1024 * 4 + 1024 + 64
+    assert hidden_bytes("aten::_safe_softmax", [meta(2, 4, 8, 16), -1]) == 1024 * 4 + 1024 + 64

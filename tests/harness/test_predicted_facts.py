@@ -41,8 +41,7 @@ def test_most_of_it_is_in_the_innermost_module_with_half_of_it_and_of_one_operat
     assert mostly_in([part("activations", "blocks.*.a", "x", 1), part("activations", "blocks.*.b", "y", 1)]) == (
         "blocks.*.a x"
     ), "half is enough"
-    thirds = [part("activations", f"blocks.*.{name}", name, 1) for name in "abc"]
-    assert mostly_in(thirds) == "blocks.*"
+    assert mostly_in([part("activations", f"blocks.*.{name}", name, 1) for name in "abc"]) == "blocks.*"
     assert mostly_in([part("temporaries", "", "aten::cat", 1)]) == "aten::cat"
     assert mostly_in([part("temporaries", name, name, 1) for name in "abc"]) == ""
 

@@ -59,8 +59,7 @@ def test_a_failure_says_nothing_of_time_where_none_is_known() -> None:
 def test_a_failures_limits_say_what_slack_there_is_and_what_is_not_gated() -> None:
     policy = Policy(memory_threshold=0.01, gate_counts=False)
     lines = explain_prediction(predicted_result(grown(), predicted_baseline(), policy=policy), None).splitlines()
-    limits = {line.split("  ")[0]: line.removesuffix("  failed").split()[-1] for line in lines[3:8]}
-    assert limits == {
+    assert {line.split("  ")[0]: line.removesuffix("  failed").split()[-1] for line in lines[3:8]} == {
         "peak memory": "+1%",
         "saved for backward": "+1%",
         "FLOPs": "exact",

@@ -64,8 +64,7 @@ def test_everything_is_told_with_what_it_is_for_and_where() -> None:
 
 
 def test_what_a_module_has_kept_for_itself_is_its_own() -> None:
-    outer = nn.Sequential(Net())
-    found = told(held(outer))
+    found = told(held(nn.Sequential(Net())))
     assert found[("inputs", "0", 7)] == 1
     assert found[("inputs", "0", 9)] == 1
 
@@ -84,14 +83,12 @@ def test_a_weight_that_all_layers_have_is_no_layers_own() -> None:
     layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(8))
     for layer in layers:
         layer.weight = layers[0].weight
-    found = {one.tensor.numel(): one.layer for one in held(layers)}
-    assert found == {9: None, 3: Layer("", 7)}
+    assert {one.tensor.numel(): one.layer for one in held(layers)} == {9: None, 3: Layer("", 7)}
 
 
 def test_views_of_one_storage_are_there_once_with_all_of_it() -> None:
     whole = torch.zeros(100)
-    parts = whole[:10], whole[20:30].view(2, 5), whole
-    trace = traced_as_is(work(lambda: None, parts))
+    trace = traced_as_is(work(lambda: None, (whole[:10], whole[20:30].view(2, 5), whole)))
     assert [alloc.size_bytes for alloc in trace.held] == [400]
 
 
@@ -99,8 +96,7 @@ def test_parameters_that_are_views_of_one_flat_tensor_are_parameters() -> None:
     flat = torch.zeros(20)
     model = nn.Linear(3, 5)
     model.weight.data, model.bias.data = flat[:15].view(5, 3), flat[15:]
-    trace = traced_as_is(work(lambda: None, flat, model))
-    assert exact(trace).composition == {"parameters": 80}
+    assert exact(traced_as_is(work(lambda: None, flat, model))).composition == {"parameters": 80}
 
 
 def test_of_layers_that_are_left_out_nothing_is_there() -> None:
@@ -122,8 +118,7 @@ def test_what_other_layers_have_too_stays_when_some_are_left_out() -> None:
     layers, table = nn.ModuleList(Net() for _ in range(8)), nn.BatchNorm1d(5)
     for layer in layers:
         layer.norm = table
-    found = list(reachable((layers,)))
-    book = book_of(found)
+    book = book_of(list(reachable((layers,))))
     with book.cut(3) as left_out:
         few = list(holdings(list(reachable((layers,))), book, left_out))
     assert [one.layer for one in few if one.module == "*.norm"] == [None] * 5

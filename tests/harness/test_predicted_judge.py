@@ -51,8 +51,7 @@ def test_operators_in_another_order_on_other_lines_or_in_two_rows_are_the_same()
 
 
 def test_a_tensor_kept_alive_in_each_block_fails_and_is_named() -> None:
-    kept = part("temporaries", "blocks.*", "aten::mul", 5 * GIB // 4, 32, "model.py:45")
-    judgement = judged(with_more(kept))
+    judgement = judged(with_more(part("temporaries", "blocks.*", "aten::mul", 5 * GIB // 4, 32, "model.py:45")))
     assert (judgement.verdict, judgement.worse) == (Verdict.REGRESSED, ["memory"])
     assert judgement.reasons == [
         "blocks.* keeps 32 more tensors at the peak: temporaries of aten::mul, +1.25 GiB (model.py:45)"
@@ -112,8 +111,7 @@ def test_numbers_past_what_a_float_holds_are_compared_to_the_last_one() -> None:
 
 
 def test_less_is_improved_and_less_of_one_does_not_make_up_for_more_of_another() -> None:
-    leaner = prediction(at_peak=USUAL.at_peak[:-1])
-    assert judged(leaner).verdict is Verdict.IMPROVED
+    assert judged(prediction(at_peak=USUAL.at_peak[:-1])).verdict is Verdict.IMPROVED
     traded = prediction(at_peak=USUAL.at_peak[:-1], costs=[*USUAL.costs, cost("head", "aten::mm", 1, flops=10)])
     assert (judged(traded).verdict, judged(traded).worse) == (Verdict.REGRESSED, ["flops", "bytes", "operators"])
 
@@ -134,8 +132,7 @@ def test_without_a_baseline_it_is_new() -> None:
 
 
 def test_another_pytorchs_operators_are_not_compared() -> None:
-    judgement = judged(with_more(cost("head", "aten::mm")), prediction(torch="2.12.1"))
-    assert judgement == Judgement(
+    assert judged(with_more(cost("head", "aten::mm")), prediction(torch="2.12.1")) == Judgement(
         verdict=Verdict.INCOMPARABLE, reasons=["baseline from another PyTorch: torch 2.12.1 then, 2.13.0 now"]
     )
 
@@ -235,8 +232,7 @@ def test_what_backward_does_for_an_operator_is_told_after_it_however_large() -> 
 
 def test_the_operator_that_was_called_instead_is_told() -> None:
     first, *rest = USUAL.costs
-    judgement = judged(prediction(costs=[changed(first, operator="aten::bmm", calls=64), *rest]))
-    assert judgement.reasons[0] == (
+    assert judged(prediction(costs=[changed(first, operator="aten::bmm", calls=64), *rest])).reasons[0] == (
         "blocks.*.attention.q, forward: 64 more aten::bmm instead of 32 aten::mm, +32.0 TFLOP, +32.0 KiB moved "
         "(model.py:41)"
     )

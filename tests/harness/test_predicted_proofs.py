@@ -103,8 +103,7 @@ def test_what_a_run_of_few_layers_leaves_in_them_does_not_make_them_unlike_the_o
     assert (first.layers_run, first.notes) == ([3, 4], [])
     assert (again.layers_run, again.notes) == ([3, 4], [])
     assert again.trace.layers == {"": 10}
-    made = sum(one.name == "aten::mul" for one in ops(again.trace, "mul"))
-    assert made == len(ops(whole.trace, "mul")) == 10
+    assert sum(one.name == "aten::mul" for one in ops(again.trace, "mul")) == len(ops(whole.trace, "mul")) == 10
 
 
 def test_attributes_that_a_test_sets_in_one_layer_still_make_it_unlike_the_others() -> None:

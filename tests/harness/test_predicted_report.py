@@ -141,8 +141,7 @@ def test_what_many_cases_say_alike_stands_once_below_the_table() -> None:
 
 
 def test_a_worse_case_names_what_grew_before_all_else_and_what_is_not_gated_too() -> None:
-    lines = text_of(predicted_result(grown(), predicted_baseline())).splitlines()
-    assert lines[2:8] == [
+    assert text_of(predicted_result(grown(), predicted_baseline())).splitlines()[2:8] == [
         "  peak memory +1.25 GiB · FLOPs +2.00 TFLOP · bytes moved +32.0 KiB",
         "    operators +32",
         "  blocks.*.attention.q, forward: 32 more aten::bmm, +2.00 TFLOP, +32.0 KiB moved",

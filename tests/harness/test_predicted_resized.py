@@ -61,5 +61,4 @@ def test_calls_that_do_other_things_at_other_sizes_are_not_to_be_interpolated() 
 
 
 def test_a_size_that_would_be_negative_is_none() -> None:
-    reckoned = Interpolated({4: Outline((512, 5120), (0, 1)), 6: Outline((512, 15360), (0, 1))})
-    assert reckoned.peak_bytes(1) == 512
+    assert Interpolated({4: Outline((512, 5120), (0, 1)), 6: Outline((512, 15360), (0, 1))}).peak_bytes(1) == 512

@@ -88,8 +88,7 @@ def test_the_answer_fits_and_the_next_does_not_on_any_curve_from_any_start(
 ) -> None:
     counted = Counted(curve)
     known = {size: curve(size) for size in known_sizes}
-    answer = largest(counted, room, start=start, step=step, known=known)
-    check(answer, curve, room, step)
+    check(largest(counted, room, start=start, step=step, known=known), curve, room, step)
     # Nothing is asked twice, nothing that is known, nothing past the end; and a bound on the worst.
     assert len(set(counted.asked)) == len(counted.asked)
     assert not set(counted.asked) & set(known)
@@ -112,8 +111,7 @@ def sample_of(each: range, curve_of: Callable[[int], Curve]) -> list[int]:
     for number in each:
         curve = curve_of(number)
         counted = Counted(curve)
-        answer = largest(counted, 79 * GIB, start=4, known={4: curve(4)})
-        check(answer, curve, 79 * GIB, 1)
+        check(largest(counted, 79 * GIB, start=4, known={4: curve(4)}), curve, 79 * GIB, 1)
         calls.append(len(counted.asked))
     return calls
 

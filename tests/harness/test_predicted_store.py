@@ -82,8 +82,7 @@ def test_what_did_not_change_stays_as_it_was_saved_unless_a_reason_is_given(tmp_
     parameters = {"limit": float("inf"), "name": "\udcff"}
     store.save("h100", {CASE: predicted_baseline(commit="first", parameters=parameters), OTHER: predicted_baseline()})
     before = path.read_bytes()
-    again = predicted_baseline(recorded="2027-01-01", commit="later", parameters=parameters)
-    store.save("h100", {CASE: again})
+    store.save("h100", {CASE: predicted_baseline(recorded="2027-01-01", commit="later", parameters=parameters)})
     assert path.read_bytes() == before
     store.save("h100", {CASE: predicted_baseline(prediction(peak_bytes=5), recorded="2027-01-01", commit="later")})
     found = PredictedStore(tmp_path).baseline("h100", CASE)

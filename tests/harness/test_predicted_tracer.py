@@ -189,8 +189,7 @@ def test_an_operator_that_saves_its_own_result_does_not_keep_it_for_ever(functio
         return out.detach()
 
     trace = traced_as_is(work(call))
-    allocated = {alloc.block for alloc in allocs(trace)}
-    assert allocated == {free.block for free in frees(trace)} | trace.result_blocks
+    assert {alloc.block for alloc in allocs(trace)} == {free.block for free in frees(trace)} | trace.result_blocks
     assert exact(trace).peak_bytes <= (1 + 4) * 8 * 4
 
 

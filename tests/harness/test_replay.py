@@ -34,8 +34,7 @@ def addresses(seen: Replay) -> dict[int, int]:
 
 
 def test_the_peak_is_of_what_is_alive_together() -> None:
-    call = trace(block(1, 30 * MIB), OP, Free(1), block(2, 12 * MIB), Free(2), held=(block(0, 9 * MIB),))
-    seen = replay(call)
+    seen = replay(trace(block(1, 30 * MIB), OP, Free(1), block(2, 12 * MIB), Free(2), held=(block(0, 9 * MIB),)))
     assert seen.peak_allocated_bytes == 39 * MIB
     assert seen.peak_reserved_bytes == 50 * MIB  # 20 for what is held, 30 that the second block finds free
     assert addresses(seen) == {0: FIRST_ADDRESS, 1: FIRST_ADDRESS + 20 * MIB, 2: FIRST_ADDRESS + 20 * MIB}
@@ -59,15 +58,13 @@ def test_the_second_round_finds_the_cache_and_may_need_more_than_the_first() -> 
 
 
 def test_what_outlives_the_call_dies_before_the_next_one() -> None:
-    call = trace(block(1, 40 * MIB), result=frozenset({1}))
-    seen = replay(call)
+    seen = replay(trace(block(1, 40 * MIB), result=frozenset({1})))
     assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (40 * MIB, 40 * MIB)
 
 
 def test_new_gradients_take_the_place_of_the_old_ones_from_call_to_call() -> None:
     old, new = block(0, 40 * MIB), block(1, 40 * MIB)
-    call = trace(Free(0), block(2, 11 * MIB), new, Free(2), held=(old,), gradients=[0, 1], temporaries=[2])
-    seen = replay(call)
+    seen = replay(trace(Free(0), block(2, 11 * MIB), new, Free(2), held=(old,), gradients=[0, 1], temporaries=[2]))
     # The first call has no old gradient, so blocks 2 and 1 open a segment each. The new gradient is the next call's old
     # one, and there both blocks find their place again.
     second = FIRST_ADDRESS + 12 * MIB
@@ -94,8 +91,7 @@ def test_a_gradient_that_later_calls_add_to_is_the_block_that_the_first_one_made
 def test_optimizer_state_comes_to_be_when_the_first_optimizer_begins_and_finds_what_is_free_then() -> None:
     state = block(0, 40 * MIB)
     step = Op("aten::_foreach_lerp_", Place("optimizer"), 0, 0, "float32")
-    call = trace(block(1, 40 * MIB), Free(1), step, held=(state,), **{"optimizer state": [0]})
-    seen = replay(call)
+    seen = replay(trace(block(1, 40 * MIB), Free(1), step, held=(state,), **{"optimizer state": [0]}))
     assert addresses(seen)[0] == FIRST_ADDRESS  # where block 1 was; that takes another place from then on
     assert (addresses(seen)[1], seen.peak_reserved_bytes) == (FIRST_ADDRESS + 40 * MIB, 80 * MIB)
 
@@ -110,15 +106,13 @@ def test_cublas_asks_for_a_workspace_with_the_first_product_of_each_thread() -> 
 
 
 def test_what_the_call_let_go_and_nothing_replaces_is_there_again_for_the_next_call() -> None:
-    call = trace(Free(0), block(1, 60 * MIB), Free(1), held=(block(0, 40 * MIB),))
-    seen = replay(call)
+    seen = replay(trace(Free(0), block(1, 60 * MIB), Free(1), held=(block(0, 40 * MIB),)))
     assert (seen.peak_allocated_bytes, seen.peak_reserved_bytes) == (60 * MIB, 100 * MIB)
     assert seen.log[0][:3] == ("free", addresses(seen)[0], 40 * MIB)
 
 
 def test_the_workspace_of_libraries_counts_and_stays() -> None:
-    call = trace(block(1, 4 * MIB), Free(1), held=(block(0, 10 * MIB),))
-    seen = replay(call, workspace_bytes=8 * MIB)
+    seen = replay(trace(block(1, 4 * MIB), Free(1), held=(block(0, 10 * MIB),)), workspace_bytes=8 * MIB)
     assert seen.peak_allocated_bytes == 22 * MIB
     assert seen.peak_reserved_bytes == 30 * MIB  # both large blocks below 10 MiB share a segment
 

@@ -370,8 +370,7 @@ def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
 
 
 def looked_at_again(fresh: list[Replicate], **changes: object) -> str:
-    now = record(fresh[0], fresh=fresh, **changes)
-    text = explain(judged(now, peak_bytes=2**20), ACCEPT)
+    text = explain(judged(record(fresh[0], fresh=fresh, **changes), peak_bytes=2**20), ACCEPT)
     assert max(len(line) for line in text.splitlines()[1:-1]) <= 80  # between headline and command
     return " ".join(text.split())
 
@@ -398,8 +397,7 @@ def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence() -> No
 def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
     baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=now.environment)
     policy = Policy(memory_threshold=threshold)
-    judgement = judge(now, baseline, policy)
-    return explain(Result(case=CASE, outcome=now, judgement=judgement, policy=policy), ACCEPT)
+    return explain(Result(case=CASE, outcome=now, judgement=judge(now, baseline, policy), policy=policy), ACCEPT)
 
 
 def hungrier(peak_bytes: int, median_ns: float = 100 * MS, **changes: object) -> Record:
@@ -444,8 +442,7 @@ def test_running_out_of_memory_is_said_with_the_size_asked_for() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE])
 def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(verdict: Verdict) -> None:
-    unjudged = result(judgement=Judgement(verdict=verdict, reasons=["for this reason"]))
-    text = explain(unjudged, ACCEPT)
+    text = explain(result(judgement=Judgement(verdict=verdict, reasons=["for this reason"])), ACCEPT)
     assert f"could not be judged ({verdict}), and --perf-check fails such cases" in text
     assert "why: for this reason" in text
 

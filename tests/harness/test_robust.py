@@ -59,8 +59,7 @@ def coverage(before: int, now: int, trials: int = 4000) -> float:
     covered = 0
     for _ in range(trials):
         old = [math.exp(draw.gauss(0.0, 0.02)) for _ in range(before)]
-        new = [1.2 * math.exp(draw.gauss(0.0, 0.02)) for _ in range(now)]
-        ratio = compare(old, new, noise=0.0)
+        ratio = compare(old, [1.2 * math.exp(draw.gauss(0.0, 0.02)) for _ in range(now)], noise=0.0)
         covered += ratio.low <= 1.2 <= ratio.high
     return covered / trials
 

@@ -17,8 +17,7 @@ ASIDE = {"disable", "skip", "prune", "prune-case", "baselines", "device", "kerne
 
 def mode(pytester: pytest.Pytester, *arguments: str, alone: bool = False) -> RunMode:
     """Of a case that was selected beside another test, or alone."""
-    config = pytester.parseconfig(*arguments)
-    return mode_of(config, [CASE] if alone else [CASE, OTHER], [CASE])
+    return mode_of(pytester.parseconfig(*arguments), [CASE] if alone else [CASE, OTHER], [CASE])
 
 
 @pytest.mark.parametrize(

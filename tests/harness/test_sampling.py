@@ -91,9 +91,7 @@ def test_warm_up_ends_once_two_successive_readings_agree(virtual_clock: VirtualC
 
 
 def test_readings_that_never_agree_end_with_a_quarter_of_the_budget_and_are_marked(virtual_clock: VirtualClock) -> None:
-    work = Work(virtual_clock, lambda call: (100 if call % 2 else 200) * MS)
-    warmup = warm(work, budget_ns=10 * S)
-    assert not warmup.settled
+    assert not warm(Work(virtual_clock, lambda call: (100 if call % 2 else 200) * MS), budget_ns=10 * S).settled
     assert 2.5 * S <= virtual_clock.now_ns <= 3 * S
 
 
@@ -120,8 +118,7 @@ def test_a_warm_up_of_zero_leaves_the_very_first_call_to_the_first_sample(virtua
     work = Work(virtual_clock, lambda call: 500 * MS if call == 0 else 10 * MS)
     warmup = warm(work, warmup=0)
     assert warmup.repetitions == 1
-    samples = sampled(work, budget_ns=1 * S, repetitions=warmup.repetitions)
-    assert samples[0].total_ns == 500 * MS
+    assert sampled(work, budget_ns=1 * S, repetitions=warmup.repetitions)[0].total_ns == 500 * MS
 
 
 def test_warm_up_ends_on_a_clock_that_stands_still(virtual_clock: VirtualClock) -> None:
@@ -143,8 +140,7 @@ def test_warm_up_ends_on_a_clock_that_stands_still(virtual_clock: VirtualClock) 
 def test_sampling_stops_long_before_the_budget_once_the_median_is_known_to_a_percent(
     virtual_clock: VirtualClock,
 ) -> None:
-    samples = sampled(Work(virtual_clock, lambda call: 10 * MS + call % 3 * US), budget_ns=60 * S)
-    assert len(samples) >= 12
+    assert len(sampled(Work(virtual_clock, lambda call: 10 * MS + call % 3 * US), budget_ns=60 * S)) >= 12
     assert 0.3 * S <= virtual_clock.now_ns <= 1 * S
 
 

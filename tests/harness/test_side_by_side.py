@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import merge, write_document
 from perflab.measure.records import Beside, OutOfMemory, Quote
@@ -17,6 +16,7 @@ from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.results import Result
+from tests.harness.command import Command
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 
 
@@ -154,8 +154,7 @@ def test_what_did_not_run_says_why_below_those_that_did() -> None:
 
 def test_quotes_stand_last_once_and_take_part_in_no_ratio() -> None:
     quotes = [Quote(source="H100, compiled", ns=5 * MS, phases_ns={"forward": 2 * MS})]
-    shown = lines(*in_turns(case("sdpa", 10, quotes=quotes), case("naive", 30, quotes=quotes)))
-    assert shown[2:] == [
+    assert lines(*in_turns(case("sdpa", 10, quotes=quotes), case("naive", 30, quotes=quotes)))[2:] == [
         "  sdpa                    10.0 ms   ±0.2%              1.00  1.00 MiB",
         "  naive                   30.0 ms   ±0.2%  3.00 (2.97…3.03)  1.00 MiB",
         "  quoted: H100, compiled  5.00 ms",
@@ -176,8 +175,7 @@ def test_a_parameter_asked_for_is_set_side_by_side_in_place_of_the_cases_own() -
 def test_a_level_that_its_id_does_not_show_leaves_the_others_by_name() -> None:
     def odd(impl: str, identifier: str) -> Result:
         node = f"t.py::test_a[{identifier}]"
-        found = record(case=node, parameters={"impl": impl, "length": 5})
-        return result(node, outcome=found, side_by_side="impl")
+        return result(node, outcome=record(case=node, parameters={"impl": impl, "length": 5}), side_by_side="impl")
 
     assert lines(odd("one", "x"), odd("two", "y"))[1] == "a[length=5]"
 
@@ -190,13 +188,11 @@ def test_a_runs_summary_and_its_markdown_hold_the_table() -> None:
     assert shown[at + 1 : at + 3] == ["|---|--:|--:|--:|--:|", "| sdpa | 10.0 ms | ±0.2% | 1.00 | 1.00 MiB |"]
 
 
-def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "a.json"
     write_document(document(case("naive", 30), case("naive", 90, 256)), file)
-    assert main(["report", str(file), "--side-by-side=seq_len"]) == 0
-    assert "side by side: seq_len" in capsys.readouterr().out
-    assert main(["report", str(file), "--side-by-side=seqlen"]) == 2
-    assert capsys.readouterr().err == (
+    assert "side by side: seq_len" in command("report", file, "--side-by-side=seq_len")
+    assert command("report", file, "--side-by-side=seqlen", status=2) == (
         f"perflab report: --side-by-side=seqlen: nothing to compare in {file}\n"
         "  -> name a parameter of which a case has several levels; its cases have: impl, seq_len\n"
     )

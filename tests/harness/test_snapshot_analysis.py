@@ -25,18 +25,11 @@ from perflab.snapshots.analysis import (
     peak_moment,
 )
 from perflab.snapshots.difference import compare
-from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.tables import Report, Table
 from perflab.snapshots.timeline import by_category, thinned
-from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, segment, training, written
+from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, block, content, read, segment, training, written
 from tests.harness.traced import Work, exact, phased, traced_as_is, traced_fake
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
 
 
 def table(report: Report, key: str) -> Table:
@@ -178,8 +171,7 @@ def test_segments_and_the_cache_stand_in_the_summary(tmp_path: Path) -> None:
     pieces = [block(2 * MIB), block(6 * MIB, "inactive", 0), block(MIB, asked=MIB - 5), block(11 * MIB, "inactive", 0)]
     made = training().add("segment_free", 0, 8 * MIB).add("segment_alloc", 0, 9 * MIB)
     report = summarize(read(written(tmp_path / "a.pickle", content(made, segments=[segment(pieces, 64 * MIB)]))), "a")
-    total = table(report, "segments").rows[-1]
-    assert total == ("all segments", 20 * MIB, 3 * MIB, 3 * MIB - 5, 17 * MIB, None)
+    assert table(report, "segments").rows[-1] == ("all segments", 20 * MIB, 3 * MIB, 3 * MIB - 5, 17 * MIB, None)
     assert table(report, "segments").rows[0][-1] == 11 * MIB
     assert [row[1:] for row in table(report, "cache").rows] == [(2, 29 * MIB), (1, 8 * MIB), (1, None)]
 
@@ -193,8 +185,7 @@ def test_sizes_that_the_allocator_rounds_further_are_noted(tmp_path: Path) -> No
 
 def test_out_of_memory_says_what_was_asked_and_what_was_alive(tmp_path: Path) -> None:
     made = Recording().alloc(0, 8 * MIB, MODEL).add("oom", 0, 70 * MIB, MODEL, device_free=MIB)
-    report = summarize(read(written(tmp_path / "full.pickle", content(made))), "full")
-    full = table(report, "out_of_memory_1")
+    full = table(summarize(read(written(tmp_path / "full.pickle", content(made))), "full"), "out_of_memory_1")
     assert full.rows == (("asked for", 70 * MIB), ("free on the device", MIB), ("alive: unknown", 8 * MIB))
     assert "model.py:190 forward" in full.note
 

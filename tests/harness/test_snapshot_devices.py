@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perflab.cli import main
+from tests.harness.command import Command
 from tests.harness.made_snapshots import MIB, MODEL, Recording, content, written
 
 
@@ -32,24 +30,16 @@ def full() -> Recording:
     return large().add("oom", 0, 80 * MIB, MODEL, device_free=MIB)
 
 
-def said(capsys: pytest.CaptureFixture[str], *given: object) -> dict[str, Any]:
-    assert main(["memory", *map(str, given), "--format=json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_the_device_that_ran_out_is_shown_and_a_note_names_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_device_that_ran_out_is_shown_and_a_note_names_the_others(tmp_path: Path, command: Command) -> None:
     path = written(tmp_path / "a.pickle", content(steady(), full(), large()))
-    report = said(capsys, path)
+    report = command.json("memory", path)
     assert (report["device"], report["peak_bytes"]) == ("cuda:1", 900 * MIB)
     others = "the file also has cuda:0 with a peak of 10.0 MiB; cuda:2 with a peak of 900 MiB (--device)"
     assert f"only cuda:1 is shown; {others}" in report["notes"]
-    other = said(capsys, path, "--device=0")
+    other = command.json("memory", path, "--device=0")
     assert (other["device"], other["peak_bytes"]) == ("cuda:0", 10 * MIB)
     assert any("cuda:1 with a peak of 900 MiB, out of memory; cuda:2" in note for note in other["notes"])
-    alone = said(capsys, written(tmp_path / "b.pickle", content(steady())))
+    alone = command.json("memory", written(tmp_path / "b.pickle", content(steady())))
     assert not [note for note in alone["notes"] if "--device" in note]
 
 
@@ -67,25 +57,24 @@ def test_the_device_that_ran_out_is_shown_and_a_note_names_the_others(
 )
 def test_a_comparison_is_of_one_device(
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
     before: list[Recording],
     after: list[Recording],
     given: tuple[str, ...],
     compared: tuple[str, str],
 ) -> None:
     first, second = written(tmp_path / "a.pickle", content(*before)), written(tmp_path / "b.pickle", content(*after))
-    report = said(capsys, first, second, *given)
+    report = command.json("memory", first, second, *given)
     assert [report[key].rsplit(" ", 1)[1] for key in ("before", "after")] == [f"{one})" for one in compared]
     assert (f"{first}: only {compared[0]} is shown" in " ".join(report["notes"])) == (len(before) > 1)
 
 
 def test_files_that_have_no_device_in_common_are_not_compared_unless_both_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     first = written(tmp_path / "a.pickle", content(Recording(), steady(), large()))
     second = written(tmp_path / "b.pickle", content(steady()))
-    assert main(["memory", str(first), str(second)]) == 2
-    error = capsys.readouterr().err
+    error = command("memory", first, second, status=2)
     assert f"no device is in both: {first} has cuda:1, cuda:2 and {second} has cuda:0" in error
     assert "-> name one of each: --device=1,0" in error
-    assert said(capsys, first, second, "--device=1,0")["change_bytes"] == 0
+    assert command.json("memory", first, second, "--device=1,0")["change_bytes"] == 0

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from perflab.cli import main
 from perflab.report.escaping import one_line
 from perflab.snapshots.picture import COLORS
 from perflab.snapshots.tables import shown
 from perflab.units import format_bytes
 from tests.harness.browser import needs_browser, opened
+from tests.harness.command import Command
 from tests.harness.made_snapshots import MIB, Recording, block, content, segment, training, written
 
 HOSTILE = "</title><script>alert(1)</script>\x1b[31m|`*_\u202e&"
@@ -64,11 +64,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return written(tmp_path / "before.pickle", first), written(tmp_path / "after.pickle", second)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main(["memory", *map(str, arguments)]) == 0
-    return capsys.readouterr().out
-
-
 def unescaped(cell: str) -> str:
     return html.unescape(re.sub(r"\\(.)", r"\1", cell)).strip()
 
@@ -76,10 +71,10 @@ def unescaped(cell: str) -> str:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("rows", [2, 12])
 def test_all_four_formats_say_the_same_numbers(
-    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], count: int, rows: int
+    files: tuple[Path, Path], command: Command, count: int, rows: int
 ) -> None:
     given = [*files[:count], f"--rows={rows}"]
-    text, markdown, data, page = (told(capsys, *given, f"--format={one}") for one in FORMATS)
+    text, markdown, data, page = (command("memory", *given, f"--format={one}") for one in FORMATS)
     content, tables = json.loads(data), Page(page).tables
     listed = [[unescaped(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in markdown.splitlines()]
     printed = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
@@ -123,29 +118,27 @@ def clean(cell: str, column: str = "") -> str:
     return "…" + line[-59:] if column == "line" else line[:59] + "…"
 
 
-def test_lines_of_a_long_path_are_told_apart_in_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_a_long_path_are_told_apart_in_a_terminal(tmp_path: Path, command: Command) -> None:
     folder = "/home/me/projects/a-language-model-of-ours/source/language_model/layers"
     made = Recording().alloc(0, 2 * MIB, ("/home/me/train.py", 3, "main"))
     for number, line in enumerate((190, 191, 191)):
         made.alloc((number + 1) * 64 * MIB, MIB, (f"{folder}/transformer.py", line, "forward"))
     path = written(tmp_path / "a.pickle", content(made))
     place = f"{folder.removeprefix('/home/me/')}/transformer.py"
-    text = told(capsys, path)
+    text = command("memory", path)
     for title in ("by line", "of one size and stack"):
         table = text.split(title)[1].split("\n\n")[0]
         assert [table.count(f"…{(place + line)[-59:]} ") for line in (":190", ":191")] == [1, 1], table
     later = written(
         tmp_path / "b.pickle", content(made.alloc(900 * MIB, MIB, (f"{folder}/transformer.py", 195, "forward")))
     )
-    assert f"…{(place + ':195')[-59:]} " in told(capsys, path, later).split("Change by line")[1]
-    assert f"{place}:190" in unescaped(told(capsys, path, "--format=markdown"))
+    assert f"…{(place + ':195')[-59:]} " in command("memory", path, later).split("Change by line")[1]
+    assert f"{place}:190" in unescaped(command("memory", path, "--format=markdown"))
 
 
-def test_a_page_loads_nothing_and_shows_hostile_names_as_text(
-    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_loads_nothing_and_shows_hostile_names_as_text(files: tuple[Path, Path], command: Command) -> None:
     for given in (files[1:], files):
-        page = told(capsys, *given, "--format=html")
+        page = command("memory", *given, "--format=html")
         seen = Page(page)
         assert len(re.findall("<script", page)) == 1 + len(given)  # ours, and data of each picture
         assert seen.addresses == []
@@ -153,12 +146,12 @@ def test_a_page_loads_nothing_and_shows_hostile_names_as_text(
         assert "default-src 'none'" in page
         assert "alert(1)" in page
         assert not {"\x1b", "\u202e"} & {*page}
-        text, markdown = (told(capsys, *given, f"--format={one}") for one in ("text", "markdown"))
+        text, markdown = (command("memory", *given, f"--format={one}") for one in ("text", "markdown"))
         assert not {"\x1b", "\u202e"} & {*text, *markdown}
         assert "<script>" not in markdown
 
 
-def test_errors_of_the_command_name_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_command_name_the_remedy(tmp_path: Path, command: Command) -> None:
     path = written(tmp_path / "a.pickle", content(Recording().alloc(0, 5)))
     for given, named in [
         ([path, path, path], "3 files are given\n  -> give one to show it, or two to compare them"),
@@ -167,24 +160,23 @@ def test_errors_of_the_command_name_the_remedy(tmp_path: Path, capsys: pytest.Ca
         ([tmp_path / "none"], "No such file"),
         ([tmp_path], "Is a directory"),
     ]:
-        assert main(["memory", *map(str, given)]) == 2
-        assert named in capsys.readouterr().err
+        assert named in command("memory", *given, status=2)
 
 
-def test_a_snapshot_of_nothing_but_one_free_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_of_nothing_but_one_free_is_shown(tmp_path: Path, command: Command) -> None:
     path = written(tmp_path / "a.pickle", content(Recording(frames=False, marks=False).free(0, 512)))
     for one in FORMATS:
-        assert "512" in told(capsys, path, f"--format={one}")
+        assert "512" in command("memory", path, f"--format={one}")
 
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_draws_the_timeline_in_both_schemes(
-    tmp_path: Path, browser: Any, capsys: pytest.CaptureFixture[str], scheme: str
+    tmp_path: Path, browser: Any, command: Command, scheme: str
 ) -> None:
     path = written(tmp_path / "training.pickle", content(training(3)))
     page = tmp_path / "page.html"
-    page.write_text(told(capsys, path, "--format=html"), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     with opened(browser, page, color_scheme=scheme) as seen:
         back = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 28)")

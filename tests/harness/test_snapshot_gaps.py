@@ -9,16 +9,10 @@ import pytest
 
 from perflab.errors import SnapshotError
 from perflab.snapshots.devices import choose
-from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stacks import is_user_s
 from perflab.snapshots.stages import of_marks, steps_of
-from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, segment, written
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
+from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, read, segment, written
 
 
 def test_steps_touch_and_where_torch_optim_alone_marks_they_hold_the_forward() -> None:
@@ -95,8 +89,7 @@ def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
 
 def test_stacks_of_what_is_alive_at_the_end_are_taken_from_the_segments(tmp_path: Path) -> None:
     made = Recording(frames=False).alloc(0, MIB)
-    frames = Recording().stack(MODEL, TRAIN)
-    kept = segment([block(MIB, frames=frames), block(MIB, "inactive")])
+    kept = segment([block(MIB, frames=Recording().stack(MODEL, TRAIN)), block(MIB, "inactive")])
     found = read(written(tmp_path / "state.pickle", content(made, segments=[kept])))
     assert [(one.allocated_at, one.stack[0].line) for one in found.blocks] == [(1, MODEL[1])]
 

@@ -13,7 +13,7 @@ import pytest
 
 from perflab.snapshots.analysis import categories_of, levels
 from perflab.snapshots.at_once import Events
-from perflab.snapshots.model import Snapshot, Stage
+from perflab.snapshots.model import Stage
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import picture
 from perflab.snapshots.reading import read_snapshots
@@ -21,7 +21,7 @@ from perflab.snapshots.stages import of_annotations
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import by_category
 from perflab.snapshots.unpickling import Unpickling
-from tests.harness.made_snapshots import MIB, MODEL, Recording, block, content, segment, training, written
+from tests.harness.made_snapshots import MIB, MODEL, Recording, block, content, read, segment, training, written
 
 DEEP_TUPLE = b")" + b"\x85" * 1_000_000
 WIDE_TUPLE = b"(" + b")\x94" + b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(60)) + b"t"
@@ -138,11 +138,6 @@ def test_numbers_that_no_device_has_are_refused(tmp_path: Path) -> None:
     assert said.count("\n  ->") == len(made) + 2, said
 
 
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
-
-
 def test_what_is_no_event_among_events_moves_none_to_another_device(tmp_path: Path) -> None:
     first, second = read_snapshots(written(tmp_path / "a.pickle", content_of([7, EVENT], [{**EVENT, "size": 1024}])))
     assert [(one.device, one.blocks[0].size_bytes) for one in (first, second)] == [("cuda:0", 512), ("cuda:1", 1024)]
@@ -227,8 +222,7 @@ def test_a_hundred_thousand_stages_are_thinned(tmp_path: Path) -> None:
         made.mark = f"part {number}"
         made.alloc(number * MIB, 512, MODEL)
     found = read(written(tmp_path / "a.pickle", content(made)))
-    drawn = picture(found, by_category(found), 0)
-    assert len(drawn) < 2**20
+    assert len(picture(found, by_category(found), 0)) < 2**20
 
 
 @pytest.mark.parametrize("hostile", ["\ud800", "</title><script>\x1b[31m\u202e"])

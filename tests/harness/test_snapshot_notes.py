@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.cli import main
 from perflab.measure.live_tensors import held_bytes
 from perflab.measure.memory import measure_memory
 from perflab.measure.memory_snapshot import record_call, record_memory
@@ -23,8 +22,8 @@ from perflab.reachable import in_hands_of
 from perflab.snapshots.analysis import alive_at, levels, parts_by, peak_moment
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.notes import BEGIN, Look, Notes
-from perflab.snapshots.reading import read_snapshots
-from tests.harness.made_snapshots import ADDRESS, MIB, MODEL, TRAIN, Recording, content, training, written
+from tests.harness.command import Command
+from tests.harness.made_snapshots import ADDRESS, MIB, MODEL, TRAIN, Recording, content, read, training, written
 
 CPU = torch.device("cpu")
 WIDTH, LAYERS, ROWS = 64, 3, 16
@@ -63,11 +62,6 @@ def step_of(model: torch.nn.Module, data: torch.Tensor) -> Step:
     step = Step(lambda: model(data).square().mean(), lambda loss: loss.backward(), update)
     step.run()
     return step
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
 
 
 def size_of(snapshot: Snapshot, category: str, moment: int) -> int:
@@ -110,9 +104,8 @@ def test_at_every_moment_the_categories_add_up_to_what_the_file_s_events_say(tmp
     assert found.moments == len(written_down["events"]) > 50
 
 
-def test_modules_bear_the_names_that_the_model_gives_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    step = step_of(Net(), torch.randn(ROWS, WIDTH))
-    path = record_call(step, tmp_path / "step", CPU).path
+def test_modules_bear_the_names_that_the_model_gives_them(tmp_path: Path, command: Command) -> None:
+    path = record_call(step_of(Net(), torch.randn(ROWS, WIDTH)), tmp_path / "step", CPU).path
     found = read(path)
     saved = [one for one in found.blocks if one.category == "activations" and one.size_bytes == 4 * ROWS * 4 * WIDTH]
     assert [one.module for one in saved] == [f"blocks.{number}" for number in range(LAYERS)]
@@ -120,8 +113,7 @@ def test_modules_bear_the_names_that_the_model_gives_them(tmp_path: Path, capsys
     assert sorted(weights) == sorted(
         3 * [f"blocks.{number}.{one}" for number in range(LAYERS) for one in ("up", "down")]
     )
-    assert main(["memory", str(path), "--rows=100"]) == 0
-    text = capsys.readouterr().out
+    text = command("memory", path, "--rows=100")
     assert "blocks.*.up" in text
     assert "known by pointer" in text
     assert "Linear" not in text.split("Alive at the peak, by module")[1].split("by line")[0]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.cuda._memory_viz import _profile_to_snapshot
 
-from perflab.cli import main
 from perflab.snapshots.analysis import levels
 from perflab.snapshots.device import rounded
 from perflab.snapshots.reading import read_snapshots
+from tests.harness.command import Command
 
 
 def profiled(steps: int = 2) -> dict[str, Any]:
@@ -43,9 +43,7 @@ def levels_backwards(made: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_a_snapshot_of_a_profile_has_its_levels_and_categories(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], protocol: int
-) -> None:
+def test_a_snapshot_of_a_profile_has_its_levels_and_categories(tmp_path: Path, command: Command, protocol: int) -> None:
     made, path = profiled(), tmp_path / "profile.pickle"
     path.write_bytes(pickle.dumps(made, protocol=protocol))
     (found,) = read_snapshots(path)
@@ -53,7 +51,6 @@ def test_a_snapshot_of_a_profile_has_its_levels_and_categories(
     told = {event["category"] for event in made["device_traces"][0] if event["action"] == "alloc"}
     assert {"gradient", "optimizer_state", "activation"} <= told <= {block.category for block in found.blocks}
     for form in ("text", "markdown", "html", "json"):
-        assert main(["memory", str(path), f"--format={form}"]) == 0
-        shown = capsys.readouterr().out
+        shown = command("memory", path, f"--format={form}")
     parts = json.loads(shown)["tables"]["by_category"]
     assert sum(part["bytes"] for part in parts) == max(levels_backwards(made))

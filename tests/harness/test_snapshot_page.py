@@ -9,25 +9,19 @@ from typing import Any
 
 import pytest
 
-from perflab.cli import main
 from perflab.page.render import policy
 from perflab.snapshots import page_blocks
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import Axes
-from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
 from tests.harness.browser import Seen, needs_browser, opened
-from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, training, written
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
+from tests.harness.command import Command
+from tests.harness.made_snapshots import MIB, TRAIN, Recording, content, of_few_kinds, read, training, written
 
 
 def unlike_blocks(events: int, function: str) -> Snapshot:
@@ -53,19 +47,14 @@ def test_a_page_of_a_hundred_thousand_events_takes_less_than_5_mb(tmp_path: Path
     assert f"peak {format_bytes(max(level))} at moment {peak_moment(level):,}</text>" in page
 
 
-def told(capsys: pytest.CaptureFixture[str], path: Path) -> str:
-    assert main(["memory", str(path), "--format=html"]) == 0
-    return capsys.readouterr().out
-
-
 @needs_browser
 @pytest.mark.parametrize("key", ["category", "largest"])
 def test_pointing_at_a_block_says_what_it_is_and_a_click_lists_what_is_alive_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, key: str
+    tmp_path: Path, command: Command, browser: Any, key: str
 ) -> None:
     path = written(tmp_path / "a.pickle", content(training(3)))
     found, page = read(path), tmp_path / "a.html"
-    page.write_text(told(capsys, path), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     level = levels(found)
     peak = peak_moment(level)
     axes = Axes(found.moments, level[peak])
@@ -190,12 +179,10 @@ def test_a_page_of_a_hundred_thousand_events_follows_the_pointer(tmp_path: Path,
 
 
 @needs_browser
-def test_a_search_finds_blocks_by_line_size_and_category(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
-) -> None:
+def test_a_search_finds_blocks_by_line_size_and_category(tmp_path: Path, command: Command, browser: Any) -> None:
     path = written(tmp_path / "a.pickle", content(of_few_kinds(2, 5000)))
     found, page = read(path), tmp_path / "a.html"
-    page.write_text(told(capsys, path), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     wanted = [one for one in found.blocks if one.stack[0].line == 117 and format_bytes(one.size_bytes) == "1.25 MiB"]
     assert len(wanted) > 5
     with opened(browser, page) as seen:
@@ -217,12 +204,12 @@ def test_a_search_finds_blocks_by_line_size_and_category(
 
 @needs_browser
 def test_a_list_that_lacks_blocks_says_how_much(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_blocks, "MOST_CHARACTERS", 12_000)
     path, page = written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))), tmp_path / "a.html"
     found, level = read(path), levels(read(path))
-    page.write_text(told(capsys, path), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     (data,) = re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"))
     listed = len(json.loads(data)["kind"])
     drawn = json.loads(data)["shown"]
@@ -254,15 +241,13 @@ def test_a_list_that_lacks_blocks_says_how_much(
 
 
 @needs_browser
-def test_a_long_stack_is_read_whole_in_the_list(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
-) -> None:
+def test_a_long_stack_is_read_whole_in_the_list(tmp_path: Path, command: Command, browser: Any) -> None:
     calls = [
         (f"/home/me/project/a_module_of_a_long_name_{one}.py", one, "a_function_of_a_long_name") for one in range(5)
     ]
     made = Recording().alloc(0, MIB, *calls).alloc(64 * MIB, MIB, (f"/home/me/project/{'x' * 200}.py", 1, "main"))
     path, page = written(tmp_path / "a.pickle", content(made)), tmp_path / "a.html"
-    page.write_text(told(capsys, path), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     for width in (1280, 500):
         with opened(browser, page, viewport={"width": width, "height": 900}) as seen:
             open_list(seen)
@@ -275,10 +260,10 @@ def test_a_long_stack_is_read_whole_in_the_list(
 
 @needs_browser
 def test_without_script_the_stacking_is_switched_and_bands_have_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
+    tmp_path: Path, command: Command, browser: Any
 ) -> None:
     path, page = written(tmp_path / "a.pickle", content(training(3))), tmp_path / "a.html"
-    page.write_text(told(capsys, path), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     with opened(browser, page, java_script_enabled=False) as seen:
         assert not seen.page.locator(".blocks").is_visible()
         for key, other in (("category", "largest"), ("largest", "category"), ("category", "largest")):
@@ -290,13 +275,11 @@ def test_without_script_the_stacking_is_switched_and_bands_have_names(
 
 
 @needs_browser
-def test_what_a_recording_names_ends_no_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
-) -> None:
+def test_what_a_recording_names_ends_no_script(tmp_path: Path, command: Command, browser: Any) -> None:
     hostile = "</script><script>alert(1)</script><!--<script>\u2028\u202e\x1b"
     made = Recording().alloc(0, MIB, (f"/home/me/{hostile}.py", 7, hostile), TRAIN)
     path, page = written(tmp_path / "a.pickle", content(made)), tmp_path / "a.html"
-    text = told(capsys, path)
+    text = command("memory", path, "--format=html")
     assert f'content="{policy("timeline.js")}"' in text
     assert (text.count("<script"), text.count("</script>"), text.count("<style")) == (2, 2, 1)
     page.write_text(text, encoding="utf-8")
@@ -308,9 +291,7 @@ def test_what_a_recording_names_ends_no_script(
 
 
 @needs_browser
-def test_numbers_of_the_script_are_written_as_all_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any
-) -> None:
+def test_numbers_of_the_script_are_written_as_all_others(tmp_path: Path, command: Command, browser: Any) -> None:
     sizes = [1, 512, 1023, 1024, 10 * 1024 - 1, 99_900, 1_048_500, MIB, 3 * MIB + 77, 2**30 - 600_000, 2**41, 2**52]
     sizes += [1025 * 512, 1027 * 512, MIB * 9 // 8, MIB * 11 // 8, MIB * 41 // 4]  # in the middle of two texts
     events, at_us = [], 0
@@ -320,7 +301,7 @@ def test_numbers_of_the_script_are_written_as_all_others(
     path, page = tmp_path / "a.json", tmp_path / "a.html"
     path.write_text(json.dumps({"schema": 1, "device": "cpu", "events": events}), encoding="utf-8")
     found = read(path)
-    page.write_text(told(capsys, path), encoding="utf-8")
+    page.write_text(command("memory", path, "--format=html"), encoding="utf-8")
     with opened(browser, page) as seen:
         open_list(seen)
         for row, block in zip(
@@ -336,14 +317,13 @@ def test_numbers_of_the_script_are_written_as_all_others(
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation_in_a_page_of_two_pictures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], browser: Any, scheme: str
+    tmp_path: Path, command: Command, browser: Any, scheme: str
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     both = [str(written(tmp_path / f"{steps}.pickle", content(training(steps)))) for steps in (2, 3)]
-    assert main(["memory", *both, "--format=html"]) == 0
     page = tmp_path / "both.html"
-    page.write_text(capsys.readouterr().out, encoding="utf-8")
+    page.write_text(command("memory", *both, "--format=html"), encoding="utf-8")
     for width in (1280, 400):
         with opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
             seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")

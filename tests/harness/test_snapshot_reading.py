@@ -19,7 +19,7 @@ from perflab.measure.memory_snapshot import record_memory
 from perflab.snapshots.analysis import alike, alive_at
 from perflab.snapshots.at_once import Events
 from perflab.snapshots.devices import choose
-from perflab.snapshots.model import Snapshot, Stage
+from perflab.snapshots.model import Stage
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.unpickling import Unpickling
 from tests.harness.made_snapshots import (
@@ -30,17 +30,13 @@ from tests.harness.made_snapshots import (
     Recording,
     block,
     content,
+    read,
     segment,
     training,
     written,
 )
 
 STATE = segment([block(2 * MIB), block(18 * MIB, "inactive", 0)], 64 * MIB)
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
 
 
 class Harm:
@@ -140,8 +136,7 @@ def test_a_bomb_takes_no_memory_and_ends_with_an_error(tmp_path: Path, name: str
 def test_every_protocol_and_every_version_s_keys_read_alike(
     tmp_path: Path, protocol: int, keys: dict[str, bool]
 ) -> None:
-    made = content(training(3, **keys), segments=[STATE])
-    found = read(written(tmp_path / "snapshot.pickle", made, protocol))
+    found = read(written(tmp_path / "snapshot.pickle", content(training(3, **keys), segments=[STATE]), protocol))
     assert (found.source, found.device, found.moments, len(found.blocks)) == ("PyTorch", "cuda:0", 19, 10)
     first, last = found.blocks[0], found.blocks[-1]
     assert (first.requested_bytes, first.size_bytes, first.address) == (4 * MIB + 100, 4 * MIB + 512, ADDRESS)

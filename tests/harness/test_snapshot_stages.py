@@ -9,21 +9,15 @@ import torch
 
 from perflab.measure.memory_snapshot import record_memory
 from perflab.snapshots.analysis import levels, peak_moment
-from perflab.snapshots.model import Snapshot, Stage
-from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.model import Stage
 from perflab.snapshots.stages import of_marks
 from perflab.snapshots.summary import stage_at, summarize
-from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, content, written
+from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, content, read, written
 
 CPU = torch.device("cpu")
 MAIN = ("/home/me/project/train.py", 30, "<module>")
 OPERATOR = ("/build/aten/src/ATen/Operators_1.cpp", 700, "at::_ops::mm::call(at::Tensor const&, at::Tensor const&)")
 HOOK = ("/home/me/project/model.py", 60, "hook")
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
 
 
 def test_a_moment_without_a_mark_ends_a_stage_and_one_of_another_thread_does_not() -> None:
@@ -112,8 +106,7 @@ def test_where_frees_have_the_stacks_of_their_blocks_they_end_no_stage(tmp_path:
     made.free(0, MIB, MODEL, TRAIN)
     made.mark = "backward"
     made.free(64 * MIB, MIB, TRAIN)
-    found = read(written(tmp_path / "a.pickle", content(made)))
-    assert found.stages == [Stage("backward", 0, 4)]
+    assert read(written(tmp_path / "a.pickle", content(made))).stages == [Stage("backward", 0, 4)]
 
 
 def test_marks_without_stacks_say_that_nobody_knows_whose_the_moments_between_are(tmp_path: Path) -> None:

@@ -19,16 +19,10 @@ from perflab.snapshots.model import Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.page_blocks import page_blocks
 from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, WIDTH, Axes, picture
-from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import stage_at, summarize
 from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
 from perflab.units import BYTES_PER, format_bytes, format_ns
-from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, training, written
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
+from tests.harness.made_snapshots import MIB, MODEL, TRAIN, Recording, content, of_few_kinds, read, training, written
 
 
 def drawn_by_category(found: Snapshot) -> str:
@@ -192,8 +186,7 @@ def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_th
 
 def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
     found = read(written(tmp_path / "a.pickle", content(training(3))))
-    drawn = drawn_by_category(found)
-    labels = re.findall(r'<text class="moment"[^>]*>([^<]*)</text>', drawn)
+    labels = re.findall(r'<text class="moment"[^>]*>([^<]*)</text>', drawn_by_category(found))
     moments, times, (name,) = labels[:-1:2], labels[1:-1:2], labels[-1:]
     assert name == "allocations and frees so far; time since the first of them"
     assert moments == [str(number) for number in range(0, 19, 2)]

@@ -88,8 +88,7 @@ def test_a_file_that_is_gone_takes_all_along_where_the_baselines_are_this_projec
 
 
 def test_a_file_that_was_not_seen_whole_leaves_all(root: Path) -> None:
-    stored = {"test_gone": Stored(is_ours=True)}
-    assert find_missing(MODULE, stored, Collection(), root, is_ours=True) == ([], [])
+    assert find_missing(MODULE, {"test_gone": Stored(is_ours=True)}, Collection(), root, is_ours=True) == ([], [])
 
 
 # --- moved and renamed tests ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import merge, read_document, write_document
 from perflab.measure.records import OutOfMemory, Quote
@@ -28,6 +26,7 @@ from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.report.view import STANDARD, View
 from perflab.results import Document, Result
+from tests.harness.command import Command
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 
 STUDY = "switches"
@@ -168,8 +167,7 @@ def test_utilisation_is_of_the_best_rate_that_the_run_has_read_on_that_machine_i
         return case(name, matmul_flops_per_second=rate, matmul_precision=precision, **work, **changes)
 
     run = [at("a", 1.25e11), at("b", 2e11), at("c", 1.25e11, "float32"), at("d", 1.25e11, None)]
-    elsewhere = at("e", 8e11, environment=cuda_environment())
-    here, _ = studies([*run, elsewhere])[0].tables
+    here, _ = studies([*run, at("e", 8e11, environment=cuda_environment())])[0].tables
     assert [row.cells[0].text for row in here.rows] == ["50%", "50%", "80%", "80%"]
 
 
@@ -219,8 +217,7 @@ def test_a_mode_stands_behind_the_label_or_in_the_head_where_all_share_it() -> N
 
 def test_a_case_without_numbers_says_why_across_the_columns() -> None:
     long = "needs 33.0 s of 12.0 s left, and says so in more words than would fit into one line of a terminal"
-    shown = lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))
-    assert shown[2:] == [
+    assert lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))[2:] == [
         "eager               10.0 ms     1",
         "fused               out of memory (16.0 GiB asked for)",
         "flash               skipped: needs 33.0 s of 12.0 s left, and says so in more",
@@ -255,8 +252,7 @@ def test_times_rates_and_peaks_stand_against_the_case_with_the_bases_level_and_t
         case("eager", 20, peak_bytes=50 * 2**20, facts={"loss": 3.5}, **common),
         case("compiled", 15, peak_bytes=31 * 2**20, facts={"loss": 3.0}, **common),
     )
-    shown = lines(compiled, eager, case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common), width=110)
-    assert shown == [
+    assert lines(compiled, eager, case("compiled", 15, "bf16", peak_bytes=50 * 2**20, **common), width=110) == [
         "study: switches · against switch=eager",
         "step[small-…]                     median     std                  tokens/s           peak  loss",
         "compiled-fp32  15.0 ms ×0.75 (0.74…0.76)  150 µs  34.1 k ×1.33 (1.32…1.35)  31.0 MiB -38%     3",
@@ -311,8 +307,7 @@ def test_columns_that_do_not_fit_stand_below_with_the_labels_again() -> None:
         *("step[small-…-fp32]", "eager", "compiled") * 2,
     ]
     assert sum(" ".join(shown).count(f"fact number {n}") for n in range(8)) == 8
-    wide = lines(case("eager", facts=facts), case("compiled", facts=facts), width=150)
-    assert len(wide) == 4
+    assert len(lines(case("eager", facts=facts), case("compiled", facts=facts), width=150)) == 4
 
 
 words = st.text(st.characters(codec="ascii", exclude_categories=("Cc", "Zs")), min_size=1, max_size=60)
@@ -375,18 +370,14 @@ def test_markdown_has_the_table_whole_and_the_findings_as_a_list() -> None:
     ]
 
 
-def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_command_gives_tables_as_json_with_units_and_the_machine(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "a.json"
-    quotes = [Quote(source="H100", ns=MS)]
-    base = case("eager", 20, facts={"loss": "nan"}, quotes=quotes)
+    base = case("eager", 20, facts={"loss": "nan"}, quotes=[Quote(source="H100", ns=MS)])
     rows = in_turns(base, case("compiled", 10, versus="switch=eager"))
     made = run(*rows, skipped("flash", "no"), findings={STUDY: ["so"]})
     write_document(made, file)
     assert read_document(file) == made
-    assert main(["report", str(file), "--format=json"]) == 0
-    (only,) = json.loads(capsys.readouterr().out)["runs"]
+    (only,) = command.json("report", file)["runs"]
     (study,) = only["tables"]["studies"]
     assert (study["study"], study["versus"], study["findings"]) == (STUDY, ["switch=eager"], ["so"])
     (table,) = study["tables"]
@@ -415,14 +406,13 @@ def test_a_run_without_a_study_shows_none() -> None:
 
 def test_findings_stand_where_one_part_has_all_results_of_the_study_that_count() -> None:
     whole = run(case("eager"), case("compiled"), findings={STUDY: ["of both"]})
-    elsewhere = run(result("t.py::test_other"), minute=1)
-    assert merge([whole, elsewhere]).findings == {STUDY: ["of both"]}
+    assert merge([whole, run(result("t.py::test_other"), minute=1)]).findings == {STUDY: ["of both"]}
     again = run(case("eager"), case("compiled"), minute=2, findings={STUDY: ["anew"]})
     assert merge([again, whole]).findings == {STUDY: ["anew"]}
 
 
 def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     one = run(case("eager"), findings={STUDY: ["of one"]})
     other = run(case("compiled"), minute=1, findings={STUDY: ["of the other"]})
@@ -431,8 +421,7 @@ def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_to
     monkeypatch.chdir(tmp_path)
     write_document(one, Path("one.json"))
     write_document(other, Path("other.json"))
-    assert main(["merge", "one.json", "other.json"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("merge", "one.json", "other.json")
     assert [line.split()[0] for line in shown.split("study: switches\n")[1].splitlines()[1:3]] == ["eager", "compiled"]
     assert "of the other" not in shown
     assert "findings left out, because no part has all results of the study: switches" in shown

@@ -69,8 +69,7 @@ def test_past_the_shorter_time_it_is_called_off_with_the_operators_so_far(
 
 def test_time_counts_from_the_start_and_operators_are_shown_now_and_then(time: VirtualClock) -> None:
     shown: list[str] = []
-    watch = allowed(shown.append)
-    operators(watch, time, 9)
+    operators(allowed(shown.append), time, 9)
     assert len(shown) == 900 // SHOW_EVERY
     assert shown[0] == f"{SHOW_EVERY} operators, 1 s of 10 s"
     assert shown[-1] == "900 operators, 9 s of 10 s"

@@ -43,8 +43,7 @@ def test_what_is_kept_of_pairs_has_the_logarithms_that_were_seen(logs: list[floa
 
 @given(st.lists(st.floats(-40.0, 40.0), min_size=2, max_size=3), st.lists(st.floats(-40.0, 40.0), max_size=16))
 def test_no_pairs_are_too_wild_to_be_judged(screen: list[float], confirm: list[float]) -> None:
-    wild = Paired(against=THERE, base_ns=90.0 * MS, screen=as_ratios(screen), confirm=as_ratios(confirm))
-    settled(wild)
+    settled(Paired(against=THERE, base_ns=90.0 * MS, screen=as_ratios(screen), confirm=as_ratios(confirm)))
 
 
 def test_a_slowdown_that_could_be_the_machine_s_is_unsettled() -> None:
@@ -64,8 +63,7 @@ def test_fastest_calls_half_a_threshold_slower_are_unsettled_though_the_median_i
 
 def test_differences_below_the_floor_are_settled() -> None:
     before = quiet(10_000.0)
-    reading = replicate(10_400.0, fastest_ns=10_400.0)
-    assert not judge(record(reading), entry(before), POLICY).unsettled
+    assert not judge(record(replicate(10_400.0, fastest_ns=10_400.0)), entry(before), POLICY).unsettled
 
 
 def test_a_suspect_is_first_measured_in_fresh_processes_and_what_these_confirm_needs_no_turns() -> None:

@@ -64,8 +64,7 @@ def test_what_a_workload_has_in_its_hands_is_its_call_and_arguments() -> None:
     def call(*_args: object, **_kwargs: object) -> None:
         """Takes anything."""
 
-    workload = Workload(call, (data,), {"option": option})
-    assert workload.roots == (call, (data,), {"option": option})
+    assert Workload(call, (data,), {"option": option}).roots == (call, (data,), {"option": option})
 
 
 def test_what_a_step_has_in_its_hands_are_its_phases() -> None:

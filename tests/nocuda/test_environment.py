@@ -29,8 +29,7 @@ def built(tmp_path: Path) -> Built:
 
 def test_a_gpu_is_told_by_its_fields(built: Built) -> None:
     gpu = Gpu(name="NVIDIA L4", total_bytes=24 << 30, context_bytes=1, capability=89, multiprocessors=58, devices=2)
-    said = nocuda.environment(gpu, built=built, base={})["NOCUDA_GPU"]
-    assert said == (
+    assert nocuda.environment(gpu, built=built, base={})["NOCUDA_GPU"] == (
         f"name=NVIDIA L4;total_bytes={24 << 30};context_bytes=1;capability=89;multiprocessors=58;"
         f"l2_bytes={50 << 20};devices=2"
     )

@@ -135,8 +135,7 @@ def test_triton_compiles_with_its_own_assembler_and_launches(tmp_path: Path) -> 
     """``ptxas`` is real; a kernel that needs more shared memory than a block can have is refused by Triton itself."""
     path = tmp_path / "kernels.py"
     path.write_text(TRITON)
-    run = f"import runpy; runpy.run_path({str(path)!r})"
-    lines = said_by(run, TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    lines = said_by(f"import runpy; runpy.run_path({str(path)!r})", TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert (lines[0], lines[2:]) == ("1 90 True", ["0", "1"])
     assert lines[1].startswith("out of resource: shared memory, Required: ")
     assert "Hardware limit: 232448" in lines[1]
@@ -197,8 +196,7 @@ def test_a_launch_that_no_gpu_would_take_is_refused(
     assert c.cuModuleLoadData(ctypes.byref(module), b"") == 0
     assert c.cuModuleGetFunction(ctypes.byref(function), module, b"kernel_of_a_test") == 0
     before = library().launches
-    got = c.cuLaunchKernel(function, *grid, *block, shared, None, None, None)
-    assert got == said
+    assert c.cuLaunchKernel(function, *grid, *block, shared, None, None, None) == said
     assert library().launches - before == (not said)
     c.cudaGetLastError()
 

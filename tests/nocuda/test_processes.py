@@ -50,8 +50,7 @@ def test_nvml_knows_the_same_device() -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name(0)
     assert pynvml.nvmlDeviceGetUUID(handle) == f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    again = pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(handle))
-    assert pynvml.nvmlDeviceGetIndex(again) == 0
+    assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(handle))) == 0
     held = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     free, total = torch.cuda.mem_get_info()
@@ -116,8 +115,7 @@ print(sorted({row.operator for row in profile.rows if row.kernel}))
     ],
 )
 def test_a_case_on_a_cpu_leaves_the_device_alone_and_kernels_are_seen_after_it(before: str) -> None:
-    lines = said_by(FIRST + before + THEN)
-    assert lines == ["False False", "2", "['aten::clamp_min_', 'aten::mm']"]
+    assert said_by(FIRST + before + THEN) == ["False False", "2", "['aten::clamp_min_', 'aten::mm']"]
 
 
 def test_where_a_first_profile_blinded_the_process_nothing_is_counted_and_a_profile_says_why() -> None:

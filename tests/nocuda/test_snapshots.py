@@ -17,7 +17,7 @@ from perflab.measure.workload import Step, Workload
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.device import rounded
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
+from tests.harness.made_snapshots import read
 
 from .active import needs_nocuda
 
@@ -51,11 +51,6 @@ def record(path: Path, protocol: int | None = None, **how: object) -> tuple[int,
         path.write_bytes(pickle.dumps(torch.cuda.memory._snapshot(), protocol=protocol))
     torch.cuda.memory._record_memory_history(enabled=None)
     return seen
-
-
-def read(path: Path) -> Snapshot:
-    (found,) = read_snapshots(path)
-    return found
 
 
 @pytest.mark.parametrize("stacks", ["python", "all"])
@@ -118,8 +113,7 @@ def test_out_of_memory_is_told_with_what_was_asked(tmp_path: Path, capsys: pytes
     torch.cuda.memory._dump_snapshot(str(path))
     torch.cuda.memory._record_memory_history(enabled=None)
     assert main(["memory", str(path), "--format=json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (asked, free, *alive) = told["tables"]["out_of_memory_1"]
+    (asked, free, *alive) = json.loads(capsys.readouterr().out)["tables"]["out_of_memory_1"]
     assert (asked["what"], asked["bytes"]) == ("asked for", 1 << 50)
     assert free["bytes"] > 0
     assert sum(one["bytes"] for one in alive) == torch.cuda.memory_allocated()

@@ -63,8 +63,7 @@ def dumped(path: Path) -> Snapshot:
     for shown in ([path], [path, path]):
         for form in ("text", "markdown", "json", "html"):
             assert main(["memory", *map(str, shown), f"--format={form}"]) == 0
-    level = levels(found)
-    assert min(level) >= 0
+    assert min(levels(found)) >= 0
     return found
 
 

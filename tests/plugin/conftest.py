@@ -91,6 +91,8 @@ EXAMPLES = [KernelExample("double", double, {"x_ptr": torch.empty(128, device="m
 """
 """A module of a user's with one registered Triton kernel."""
 
+REFUSED = pytest.ExitCode.USAGE_ERROR
+
 A_DAY_MS = 24 * 3600 * 1000
 """A call that takes so long, in virtual time, leaves a run of an hour no time for another look at it."""
 
@@ -123,22 +125,71 @@ def interrupted(folder: Path, *arguments: str) -> str:
     return output
 
 
-def run_pytest(pytester: pytest.Pytester, python: str, *arguments: str) -> pytest.RunResult:
-    """What pytester's subprocess gives, with another Python."""
+def run_pytest(
+    pytester: pytest.Pytester, python: str, *arguments: str, ret: int | None = None, **outcomes: int
+) -> pytest.RunResult:
+    """What pytester's subprocess gives, with another Python; its outcomes and exit status are those given, if any."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "executable", python)
-        return pytester.runpytest_subprocess(*arguments, timeout=240)
+        result = pytester.runpytest_subprocess(*arguments, timeout=240)
+    if outcomes:
+        result.assert_outcomes(**outcomes)
+    assert ret is None or result.ret == ret
+    return result
 
 
-class Project:
+def one_line(result: pytest.RunResult) -> str:
+    """What was printed, in one line however it was wrapped."""
+    return " ".join(result.stdout.str().split())
+
+
+class Folder:
+    """A project whose sessions run in processes of their own."""
+
+    def __init__(self, pytester: pytest.Pytester, python: str, ini: str = "") -> None:
+        self.pytester = pytester
+        self.python = python
+        pytester.makeini(f"[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n{ini}")
+
+    def pytest(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        """One session, which chooses by nothing but the arguments."""
+        return run_pytest(self.pytester, self.python, *arguments, **expected)
+
+    def perflab(self, *arguments: str) -> pytest.RunResult:
+        """The command."""
+        return self.pytester.run(self.python, "-m", "perflab", *arguments, timeout=240)
+
+    def results(self, name: str = "results.json") -> list[dict[str, Any]]:
+        """What a results file has of each case."""
+        rows: list[dict[str, Any]] = json.loads((self.pytester.path / name).read_text())["results"]
+        return rows
+
+    def result(self, name: str = "results.json") -> dict[str, Any]:
+        """What it has of the only case."""
+        (row,) = self.results(name)
+        return row
+
+    def add(self, more: str, file: str = "test_story.py") -> str:
+        """Add to a file, and give all that is in it then."""
+        text = (self.pytester.path / file).read_text() + more
+        (self.pytester.path / file).write_text(text)
+        return text
+
+    def edit(self, old: str, new: str, file: str = "test_story.py") -> None:
+        """Change the source."""
+        path = self.pytester.path / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+
+class Project(Folder):
     """A project of one perf case whose time (virtual) and memory (real) are set from outside."""
 
     def __init__(self, pytester: pytest.Pytester, python: str = sys.executable) -> None:
-        self.pytester = pytester
-        self.python = python
+        super().__init__(pytester, python)
         pytester.makeconftest(CONFTEST)
         self.test_file = pytester.makepyfile(test_story=CASE)
-        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
         self.cost(ms=100, kib=512)
 
     def cost(self, *, ms: int, kib: int = 512) -> None:
@@ -149,14 +200,24 @@ class Project:
         """CPU cores that other processes use beside each of the next processes, and beside all after the last."""
         (self.pytester.path / "neighbours.txt").write_text(" ".join(map(str, cores)))
 
-    def run(self, *args: str) -> pytest.RunResult:
-        """One more session, in a process of its own."""
-        return run_pytest(self.pytester, self.python, "-m", "perf", *args)
+    def run(self, *args: str, **expected: int) -> pytest.RunResult:
+        """One more session of the perf cases."""
+        return self.pytest("-m", "perf", *args, **expected)
 
     def baseline_file(self) -> Path:
         """The one file of committed times that there is."""
         (path,) = (self.pytester.path / "baselines").glob("cpu-*/*.json")
         return path
+
+    def saved_cases(self) -> dict[str, Any]:
+        """The cases with committed times, by name."""
+        cases: dict[str, Any] = json.loads(self.baseline_file().read_text())["cases"]
+        return cases
+
+    def saved_case(self) -> dict[str, Any]:
+        """The only one."""
+        (case,) = self.saved_cases().values()
+        return dict(case)
 
     def exact_file(self) -> Path:
         """The one file of exact quantities that there is."""
@@ -173,12 +234,13 @@ def git(project: Project, *arguments: str) -> str:
     """What git prints, asked in the project's folder."""
     identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
     command = ["git", *identity, *arguments]
-    done = subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True)
-    return done.stdout
+    return subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True).stdout
 
 
-def commit(project: Project, message: str) -> None:
-    """Commit all that there is."""
+def commit(project: Project, message: str, source: str | None = None) -> None:
+    """Commit all that there is, with this as the tests if it is given."""
+    if source is not None:
+        project.test_file.write_text(source)
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "--message", message)
 

@@ -16,7 +16,7 @@ import pytest
 from perflab.compared.sides.checkout import other_side
 from perflab.documents import read_document
 from perflab.errors import RivalError
-from tests.plugin.conftest import SPLITTER, Project, begin_repository, commit, git, run_pytest, worktrees
+from tests.plugin.conftest import REFUSED, SPLITTER, Project, begin_repository, commit, git, one_line, worktrees
 
 TWO_CASES = """
 from pathlib import Path
@@ -85,8 +85,7 @@ def test_a_faster_version_that_computes_a_wrong_gradient_says_so(repository: Pro
     repository.cost(ms=100, kib=1)
     commit(repository, "a step")
     repository.cost(ms=80, kib=2)
-    result = repository.run("--perf-against=HEAD")
-    result.assert_outcomes(passed=2)
+    result = repository.run("--perf-against=HEAD", passed=2)
     result.stdout.re_match_lines(
         [r"step .* improved", r"\s+outputs differ: gradients by 5\.0e-01 of the largest", r"random .* improved"]
     )
@@ -100,9 +99,7 @@ def test_a_slower_change_of_a_test_that_was_moved_fails_and_says_what_it_was(rep
     else:
         repository.test_file.write_text(TWO_CASES.replace("test_work", "test_renamed"))
     repository.cost(ms=104)
-    result = repository.run("--perf-against=before")
-    result.assert_outcomes(passed=1, failed=1)
-    said = " ".join(result.stdout.str().split())
+    said = one_line(repository.run("--perf-against=before", passed=1, failed=1))
     assert "compared with test_story.py::test_work, moved" in said
     assert "only in the base" not in said
     assert "1 ok · 1 regressed" in said
@@ -140,14 +137,12 @@ def _out(project: Project) -> str:
 
 
 def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(repository: Project) -> None:
-    result = repository.run("--perf-against=before", "-k", "work")
-    result.assert_outcomes(passed=1, deselected=1)
+    result = repository.run("--perf-against=before", "-k", "work", passed=1, deselected=1)
     result.stdout.re_match_lines([r"head: [0-9a-f]{7} .*· base: before.*", r"work .* 0\.0% .* ok", "1 ok"])
     assert worktrees(repository) == 1
     (place,) = (place for place in _shelf(repository).iterdir() if place.is_dir())
     (place / "cost.txt").write_text("300 512")  # somebody meddles with the kept worktree
-    again = repository.run("--perf-against=main", "-k", "work")
-    again.stdout.re_match_lines([r"work .* 0\.0% .* ok"])
+    repository.run("--perf-against=main", "-k", "work").stdout.re_match_lines([r"work .* 0\.0% .* ok"])
     assert worktrees(repository) == 1
 
 
@@ -191,11 +186,11 @@ total_budget.TotalBudget.left_s = left_s
 @pytest.fixture
 def spending(repository: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Two cases that need more memory, and one that is a little slower. Time is what they spend, in all processes."""
-    spent, conftest = tmp_path / "spent.txt", repository.pytester.path / "conftest.py"
+    spent = tmp_path / "spent.txt"
     spent.touch()
     monkeypatch.setenv("SPENT", str(spent))
     repository.test_file.write_text(SPENDS)
-    conftest.write_text(conftest.read_text() + TIME_IS_WHAT_IS_SPENT)
+    repository.add(TIME_IS_WHAT_IS_SPENT, "conftest.py")
     repository.cost(ms=10_000)
     commit(repository, "spends")
     repository.cost(ms=10_300, kib=1024)
@@ -224,16 +219,13 @@ def test_what_fails_already_is_not_measured_on_and_its_cause_is_looked_for_withi
 
 
 def test_with_x_the_comparison_ends_with_the_first_certain_failure(spending: Project) -> None:
-    result = spending.run("--perf-against=HEAD", "--perf-budget=500", "--perf-json=out.json", "-x")
-    result.assert_outcomes(failed=1)
+    result = spending.run("--perf-against=HEAD", "--perf-budget=500", "--perf-json=out.json", "-x", failed=1)
     assert pairs_of(spending) == {"grows": 2}
     result.stdout.fnmatch_lines(["grows needs more memory than in HEAD*", "*stopping after 1 failures*"])
 
 
 def test_cases_of_one_side_and_ends_other_than_a_number_are_told_apart(repository: Project) -> None:
-    source = (
-        TWO_CASES
-        + """
+    source = repository.add("""
 def test_gone(perf):
     perf(spend, 10)
 
@@ -247,17 +239,14 @@ def test_broken_here(perf):
 def test_skipped(perf):
     import pytest
     pytest.skip("not on this machine")
-"""
-    )
-    repository.test_file.write_text(source)
+""")
     commit(repository, "more cases")
     changed = source.replace("test_gone(perf):\n    perf(spend, 10", "test_new(perf):\n    perf(spend, 11").replace(
         'assert False, "was broken"', "pass"
     )
     changed = changed.replace("def test_broken_here(perf):", "def test_broken_here(perf):\n    assert 1 == 2")
     repository.test_file.write_text(changed)
-    result = repository.run("--perf-against=HEAD", "--perf-json=perf.json")
-    result.assert_outcomes(passed=4, failed=1, skipped=1)
+    result = repository.run("--perf-against=HEAD", "--perf-json=perf.json", passed=4, failed=1, skipped=1)
     result.stdout.fnmatch_lines(
         [
             "*assert 1 == 2",
@@ -285,13 +274,10 @@ def test_modules_that_share_no_case_and_a_new_file_are_no_error(repository: Proj
         (path / "test_another.py").read_text().replace("test_last(perf):", "test_renamed(perf):\n    assert perf")
     )
     (path / "test_brand_new.py").write_text(TWO_CASES)
-    result = repository.run("--perf-against=HEAD")
-    result.assert_outcomes(passed=6)
-    result.stdout.fnmatch_lines(
+    repository.run("--perf-against=HEAD", passed=6).stdout.fnmatch_lines(
         ["*only in the base: test_another.py::test_last", "first * ok", "renamed * new", "3 ok · 3 new"]
     )
-    alone = repository.run("--perf-against=HEAD", "test_brand_new.py")
-    alone.assert_outcomes(passed=2)
+    alone = repository.run("--perf-against=HEAD", "test_brand_new.py", passed=2)
     alone.stdout.fnmatch_lines(["steady * new", "work * new", "2 new"])
 
 
@@ -317,20 +303,16 @@ def test_last(perf):
     perf(spend, 20)
     perf.note(loss=2.5)
 """
-    repository.test_file.write_text(source)
-    commit(repository, "a step")
+    commit(repository, "a step", source)
     longer = source.replace("lambda: spend(40))", "lambda: spend(40), optimizer=lambda: spend(10))")
     repository.test_file.write_text(longer.replace("perf(os._exit, 3)", "perf(spend, 5)"))
-    result = repository.run("--perf-against=HEAD", "--perf-check=off")
-    result.assert_outcomes(passed=3)
+    result = repository.run("--perf-against=HEAD", "--perf-check=off", passed=3)
     result.stdout.fnmatch_lines(["step * +25.0% * unchecked", "dies_there * incomparable", "last * 0.0% * unchecked"])
     result.stdout.fnmatch_lines(["study: ends", "case * loss", "dies_there  incomparable: *", "last * 2.5"])
 
 
 def test_what_fails_here_fails_though_the_base_dies_and_a_death_there_hides_no_assertion(repository: Project) -> None:
-    source = (
-        TWO_CASES
-        + """
+    source = repository.add("""
 import os
 
 def test_fails_here(perf):
@@ -338,33 +320,25 @@ def test_fails_here(perf):
 
 def test_fails_after(perf):
     perf(os._exit, 3)
-"""
-    )
-    repository.test_file.write_text(source)
+""")
     commit(repository, "dies twice")
     broken = source.replace("def test_fails_here(perf):", "def test_fails_here(perf):\n    assert 1 == 2")
     last = "def test_fails_after(perf):\n    perf(spend, 5)\n    assert 3 == 4\n"
     repository.test_file.write_text(broken.partition("def test_fails_after")[0] + last)
-    result = repository.run("--perf-against=HEAD", "-k", "fails")
-    result.assert_outcomes(failed=2, deselected=2)
+    result = repository.run("--perf-against=HEAD", "-k", "fails", failed=2, deselected=2)
     result.stdout.fnmatch_lines(["*assert 1 == 2", "*assert 3 == 4"])
 
 
 def test_a_case_whose_id_no_other_process_has_is_no_success(repository: Project) -> None:
-    source = (
-        TWO_CASES
-        + """
+    repository.add("""
 import os, pytest
 
 @pytest.mark.parametrize("number", [os.getpid()])
 def test_fleeting(perf, number):
     perf(spend, 5)
-"""
-    )
-    repository.test_file.write_text(source)
+""")
     commit(repository, "a fleeting id")
-    result = repository.run("--perf-against=HEAD", "-k", "fleeting or steady")
-    result.assert_outcomes(passed=1, failed=1, deselected=1)
+    result = repository.run("--perf-against=HEAD", "-k", "fleeting or steady", passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(
         ["*it was not collected again in a fresh process of this side, so nothing was compared", "*-> give it an id *"]
     )
@@ -382,8 +356,7 @@ def test_a_package_that_is_named_by_pyargs_is_compared(repository: Project, monk
     packed = path / "ours_of_perf" / "test_in.py"
     packed.write_text(packed.read_text().replace("100", "130"))
     monkeypatch.setenv("PYTHONPATH", f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    result = repository.run("--perf-against=HEAD", "--pyargs", "ours_of_perf.test_in")
-    result.assert_outcomes(failed=1)
+    result = repository.run("--perf-against=HEAD", "--pyargs", "ours_of_perf.test_in", failed=1)
     result.stdout.re_match_lines([r"packed .* \+30\.0% .* REGRESSED"])
 
 
@@ -405,11 +378,9 @@ def test_work(perf):
 
 
 def test_a_call_that_does_no_work_any_more_is_no_improvement(repository: Project) -> None:
-    repository.test_file.write_text(NOTHING.replace("@functools.lru_cache\n", ""))
-    commit(repository, "works")
+    commit(repository, "works", NOTHING.replace("@functools.lru_cache\n", ""))
     repository.test_file.write_text(NOTHING)
-    result = repository.run("--perf-against=HEAD", "--perf-budget=1")
-    result.assert_outcomes(failed=1)
+    result = repository.run("--perf-against=HEAD", "--perf-budget=1", failed=1)
     result.stdout.fnmatch_lines(["*the measured callable does no work, it is as fast as an empty one*"])
 
 
@@ -430,11 +401,9 @@ def test_work(perf):
 
 
 def test_a_cost_in_every_fourth_call_fails_with_the_means_of_all_calls(repository: Project) -> None:
-    repository.test_file.write_text(UNEVEN.replace("EVERY = 4", "EVERY = 10**9"))
-    commit(repository, "the same in each call")
+    commit(repository, "the same in each call", UNEVEN.replace("EVERY = 4", "EVERY = 10**9"))
     repository.test_file.write_text(UNEVEN)
-    result = repository.run("--perf-against=HEAD", "--perf-json=out.json", "--perf-counts=off")
-    result.assert_outcomes(failed=1)
+    result = repository.run("--perf-against=HEAD", "--perf-json=out.json", "--perf-counts=off", failed=1)
     result.stdout.re_match_lines(
         [
             r"work is slower than in HEAD.*",
@@ -447,9 +416,7 @@ def test_a_cost_in_every_fourth_call_fails_with_the_means_of_all_calls(repositor
 
 
 def test_text_that_utf8_cannot_hold_crosses_to_the_session_escaped(repository: Project) -> None:
-    repository.test_file.write_text(
-        TWO_CASES
-        + """
+    repository.add("""
 def test_half(perf):
     perf.note(odd="\\udc81")
     perf.work(**{"unit \\udc83": 3})
@@ -459,40 +426,38 @@ def test_half_failure(perf):
     import pytest
     perf(spend, 5)
     pytest.fail("said \\udcff")
-"""
-    )
+""")
     commit(repository, "halves")
-    result = repository.run("--perf-against=HEAD", "-k", "half", "--perf-json=out.json")
-    result.assert_outcomes(passed=1, failed=1, deselected=2)
+    result = repository.run(
+        "--perf-against=HEAD", "-k", "half", "--perf-json=out.json", passed=1, failed=1, deselected=2
+    )
     assert "said \\udcff" in result.stdout.str()
     (one,) = (one for one in json.loads(_out(repository))["results"] if "failure" not in one["case"])
     assert one["outcome"]["work"] == {"unit \\udc83": 3.0}
 
 
 def test_an_empty_name_is_refused_before_the_gate_is_off_unseen(repository: Project) -> None:
-    result = repository.run("--perf-against=")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = repository.run("--perf-against=", ret=REFUSED)
     result.stderr.fnmatch_lines(["*--perf-against is empty*", "*is the variable set?"])
 
 
 def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
     repository.test_file.write_text(TWO_CASES.replace("test_steady", "test_new"))
-    result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new")
-    result.assert_outcomes(failed=1, deselected=1)
+    result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new", failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*new could not be judged (new), and --perf-check fails such cases*"])
 
 
 def test_a_part_of_a_split_run_is_compared_with_the_same_cases_of_the_base(repository: Project) -> None:
     path = repository.pytester.path
-    (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
-    repository.test_file.write_text(
-        TWO_CASES.replace("def test_steady", "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady")
+    repository.add(SPLITTER, "conftest.py")
+    commit(
+        repository,
+        "a case more",
+        TWO_CASES.replace("def test_steady", "def test_first(perf):\n    perf(spend, 20)\n\ndef test_steady"),
     )
-    commit(repository, "a case more")
     (path / "test_a_new_one.py").write_text(TWO_CASES)
     repository.cost(ms=130)
-    result = repository.run("--perf-against=HEAD", "--part=2")  # of five, where the base has three
-    result.assert_outcomes(passed=1, failed=1)
+    result = repository.run("--perf-against=HEAD", "--part=2", passed=1, failed=1)  # of five, where the base has three
     result.stdout.re_match_lines([r"steady .* ok", r"work .* \+30\.0% .* REGRESSED", "1 ok · 1 regressed"])
     result.stdout.no_fnmatch_line("*only in the base*")
 
@@ -502,8 +467,7 @@ def test_a_part_of_a_split_run_is_compared_with_the_same_cases_of_the_base(repos
 )
 def test_workers_are_not_used_and_change_nothing(repository: Project, words: list[str]) -> None:
     pytest.importorskip("xdist")
-    result = repository.run("-p", "xdist.plugin", *words)
-    result.assert_outcomes(passed=2)
+    result = repository.run("-p", "xdist.plugin", *words, passed=2)
     result.stdout.re_match_lines([r"steady .* ok", r"work .* ok", "2 ok"])
     # The worker's own announcements; its name alone is also in the path of a test that a worker runs.
     result.stdout.no_re_match_line(r"(\[gw\d\]|created: \d+/\d+ worker|\d+ workers? \[)")
@@ -517,7 +481,7 @@ def test_the_ini_key_leaves_a_run_of_the_whole_project_its_workers(
     worker = "import os\n\ndef test_plain():\n    assert os.environ['PYTEST_XDIST_WORKER']\n"
     repository.pytester.makepyfile(test_plain=worker)
     words = ["-p", "xdist.plugin", "-n2", "--override-ini=perf_against=before", *chosen]
-    result = run_pytest(repository.pytester, repository.python, *words)
+    result = repository.pytest(*words)
     assert result.parseoutcomes()["passed"] == 1 + untimed
     assert result.ret == 0
     assert ("2 cases ran once, untimed" in result.stdout.str()) == bool(untimed)
@@ -526,7 +490,7 @@ def test_the_ini_key_leaves_a_run_of_the_whole_project_its_workers(
 def test_workers_that_turn_out_to_have_perf_cases_alone_name_what_has_them_compared(repository: Project) -> None:
     pytest.importorskip("xdist")
     words = ["-p", "xdist.plugin", "-n2", "--override-ini=perf_against=before", "test_story.py"]
-    result = run_pytest(repository.pytester, repository.python, *words)
+    result = repository.pytest(*words)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         ["*perf_against compares one case at a time, and*workers run several", "*-> add -m perf, or -n0"]
@@ -536,8 +500,9 @@ def test_workers_that_turn_out_to_have_perf_cases_alone_name_what_has_them_compa
 def test_another_checkout_can_be_named_by_its_path(repository: Project, tmp_path: Path) -> None:
     git(repository, "clone", "--quiet", ".", str(tmp_path / "other"))
     (tmp_path / "other" / "cost.txt").write_text("80 512")
-    result = repository.run(f"--perf-against={tmp_path / 'other'}", "-k", "work", "--perf-check=off")
-    result.assert_outcomes(passed=1, deselected=1)
+    result = repository.run(
+        f"--perf-against={tmp_path / 'other'}", "-k", "work", "--perf-check=off", passed=1, deselected=1
+    )
     result.stdout.re_match_lines([r"work .* \+25\.0% .* unchecked"])
     assert worktrees(repository) == 0
 
@@ -553,8 +518,7 @@ def test_an_installed_version_is_measured_by_this_sides_tests(repository: Projec
     installed = tmp_path / "installed"
     installed.mkdir()
     (installed / "library.py").write_text("COST_MS = 80\n")
-    result = repository.run(f"--perf-against={installed}", "-k", "steady", "--perf-check=off")
-    result.assert_outcomes(passed=1, deselected=1)
+    result = repository.run(f"--perf-against={installed}", "-k", "steady", "--perf-check=off", passed=1, deselected=1)
     result.stdout.re_match_lines([r"steady .* \+25\.0% .* unchecked"])
 
 
@@ -568,24 +532,19 @@ def test_an_installed_version_is_measured_by_this_sides_tests(repository: Projec
 )
 def test_what_cannot_be_compared_with_is_refused_at_once(repository: Project, against: str, said: str) -> None:
     (repository.pytester.path / "empty").mkdir()
-    result = repository.run(f"--perf-against={against}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([said, "  -> *"])
+    repository.run(f"--perf-against={against}", ret=REFUSED).stderr.fnmatch_lines([said, "  -> *"])
 
 
 def test_a_close_name_is_suggested(repository: Project) -> None:
     git(repository, "update-ref", "refs/remotes/origin/feature", "HEAD")
-    result = repository.run("--perf-against=feature")
-    result.stderr.fnmatch_lines(["*-> did you mean origin/feature?"])
+    repository.run("--perf-against=feature").stderr.fnmatch_lines(["*-> did you mean origin/feature?"])
 
 
 def test_a_base_that_does_not_import_says_why(repository: Project) -> None:
     good = repository.test_file.read_text()
-    repository.test_file.write_text("import no_such_module\n" + good)
-    commit(repository, "broken")
+    commit(repository, "broken", "import no_such_module\n" + good)
     repository.test_file.write_text(good)
-    result = repository.run("--perf-against=HEAD")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = repository.run("--perf-against=HEAD", ret=REFUSED)
     result.stderr.fnmatch_lines(["*HEAD (*: its process ended*", "*No module named 'no_such_module'*", "  -> *"])
 
 
@@ -604,10 +563,10 @@ def test_a_base_that_imports_this_sides_code_is_refused(repository: Project, tmp
     (path / "hidden" / "library.py").write_text("COST_MS = 100\n")
     (tmp_path / "link").symlink_to(path)
     place = (tmp_path / "link" if through == "a symbolic link" else path) / "hidden"
-    repository.test_file.write_text(f"import sys\nsys.path.insert(0, {str(place)!r})\nimport library\n" + TWO_CASES)
-    commit(repository, "a hard-wired path")
-    result = repository.run("--perf-against=HEAD")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    commit(
+        repository, "a hard-wired path", f"import sys\nsys.path.insert(0, {str(place)!r})\nimport library\n" + TWO_CASES
+    )
+    result = repository.run("--perf-against=HEAD", ret=REFUSED)
     result.stderr.fnmatch_lines(["*imported this side's code: library (*", "  -> *"])
 
 
@@ -617,15 +576,13 @@ def test_an_installed_copy_of_the_project_is_refused_since_both_sides_would_run_
     path = repository.pytester.path
     (path / "src").mkdir()
     (path / "src" / "library.py").write_text("COST_MS = 100\n")
-    repository.test_file.write_text("import library\n" + TWO_CASES)
-    commit(repository, "a src layout")
+    commit(repository, "a src layout", "import library\n" + TWO_CASES)
     (path / "src" / "library.py").write_text("COST_MS = 200\n")
     installed = tmp_path / "lib" / "site-packages"
     installed.mkdir(parents=True)
     (installed / "library.py").write_text("COST_MS = 100\n")
     monkeypatch.setenv("PYTHONPATH", str(installed))
-    result = repository.run("--perf-against=HEAD", "-k", "steady")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = repository.run("--perf-against=HEAD", "-k", "steady", ret=REFUSED)
     result.stderr.fnmatch_lines(["*runs installed copies of this project's code: library (*", "*--editable*"])
 
 
@@ -686,8 +643,7 @@ def test_a_folder_of_the_cache_that_perflab_has_not_marked_is_left_alone(reposit
 
 
 def test_saving_and_comparing_in_turns_exclude_each_other(repository: Project) -> None:
-    result = repository.run("--perf-against=HEAD", "--perf-update")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = repository.run("--perf-against=HEAD", "--perf-update", ret=REFUSED)
     result.stderr.fnmatch_lines(["*neither uses nor saves baselines*"])
 
 
@@ -695,8 +651,7 @@ def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: py
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     if shutil.which("git") is not None:
         pytest.skip("git lies beside this Python")
-    result = repository.run("--perf-against=HEAD")
-    result.stderr.fnmatch_lines(["*a commit needs git, which is not installed*"])
+    repository.run("--perf-against=HEAD").stderr.fnmatch_lines(["*a commit needs git, which is not installed*"])
 
 
 def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tmp_path: Path) -> None:
@@ -704,8 +659,7 @@ def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tm
     source = TWO_CASES.replace(
         "    perf(spend, 20)", "    (here / f'begun-{os.getpid()}').touch()\n    time.sleep(600)"
     )
-    repository.test_file.write_text("import os, time\n" + source)
-    commit(repository, "slow to set up")
+    commit(repository, "slow to set up", "import os, time\n" + source)
     command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
     running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
     begun = _wait_for(lambda: list(tmp_path.rglob("begun-*")) + list(repository.pytester.path.rglob("begun-*")))
@@ -731,8 +685,7 @@ THIRD_PROCESS_ENDLESS = TWO_CASES.replace(
 def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behind(
     repository: Project, tmp_path: Path
 ) -> None:
-    repository.test_file.write_text("import os, time\n" + THIRD_PROCESS_ENDLESS)
-    commit(repository, "endless in the second pair")
+    commit(repository, "endless in the second pair", "import os, time\n" + THIRD_PROCESS_ENDLESS)
     command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
     running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
 
@@ -752,12 +705,9 @@ def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behin
 
 def test_a_side_that_hangs_is_ended_and_costs_no_other_case(repository: Project) -> None:
     source = TWO_CASES.replace("    perf(spend, 20)", "    HANG\n    perf(spend, 20)")
-    repository.test_file.write_text("import time\n" + source.replace("HANG", "time.sleep(600)"))
-    commit(repository, "hangs there")
+    commit(repository, "hangs there", "import time\n" + source.replace("HANG", "time.sleep(600)"))
     repository.test_file.write_text(source.replace("HANG", "pass"))
-    result = repository.run("--perf-against=HEAD", "--perf-timeout=20")
-    result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines(
+    repository.run("--perf-against=HEAD", "--perf-timeout=20", passed=2).stdout.re_match_lines(
         [r"steady .* incomparable", r".*process hung and was stopped: no answer for 20 s.*", r"work .* 0\.0% .* ok"]
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import KERNELS, Project, begin_repository, run_pytest
+from tests.plugin.conftest import KERNELS, Project, begin_repository, one_line
 
 NO_GPU = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"
 
@@ -21,7 +21,7 @@ def test_a_run_that_measures_says_what_it_does_for_want_of_a_gpu(project: Projec
 @pytest.mark.parametrize("chosen", [["--perf-disable"], ["--perf-skip"], []], ids=["once", "skipped", "among others"])
 def test_a_run_that_measures_nothing_does_not_speak_of_predictions(project: Project, chosen: list[str]) -> None:
     project.pytester.makepyfile(test_plain="def test_plain():\n    pass\n")
-    result = run_pytest(project.pytester, project.python, *chosen)
+    result = project.pytest(*chosen)
     assert result.ret == 0
     assert announced(result) == []
 
@@ -37,8 +37,7 @@ NEWER = """
 @pytest.mark.parametrize("more", [["-q"], ["-p", "xdist", "-n2"]], ids=["quiet", "xdist"])
 def test_a_pytorch_that_was_not_checked_is_a_warning_and_no_error(project: Project, more: list[str]) -> None:
     project.pytester.makepyfile(newer=NEWER)
-    result = project.run("-p", "newer", *more)
-    result.assert_outcomes(passed=1)
+    result = project.run("-p", "newer", *more, passed=1)
     (said,) = [line for line in announced(result) if line != NO_GPU]
     assert said.startswith("perf: warning: perflab was checked with torch 2.11 to 2.13, and 2.99.0 is installed: ")
 
@@ -55,7 +54,7 @@ def test_what_a_pytorch_without_an_internal_takes_away_is_said_by_name_and_times
         project.run("--perf-update").assert_outcomes(passed=1)
         result = project.run("-p", "gone")
     result.assert_outcomes(passed=1)
-    said = " ".join(result.stdout.str().split())
+    said = one_line(result)
     assert "memory and counts of 1 case not compared: torch " in said
     assert (
         " has no torch.autograd.DeviceType.CPU, which perflab needs to read what the profiler saw; perflab was" in said
@@ -65,9 +64,7 @@ def test_what_a_pytorch_without_an_internal_takes_away_is_said_by_name_and_times
 
 
 def test_under_xdist_the_run_says_it_once(project: Project) -> None:
-    result = project.run("-p", "xdist", "-n2")
-    result.assert_outcomes(passed=1)
-    assert announced(result) == [NO_GPU]
+    assert announced(project.run("-p", "xdist", "-n2", passed=1)) == [NO_GPU]
     predicted = project.run("-p", "xdist", "-n2", "--perf-predict", "--perf-gpu=a10")
     assert announced(predicted) == ["perf: 1 case predicted for a10 (--perf-gpu), not run"]
 
@@ -75,8 +72,7 @@ def test_under_xdist_the_run_says_it_once(project: Project) -> None:
 def test_a_run_that_compiles_too_says_how_many_cases_are_of_which_kind(project: Project) -> None:
     project.pytester.makepyfile(mine=KERNELS, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
     given = ("--perf-kernels=mine:EXAMPLES", "--perf-arch=80")
-    both = project.run(*given)
-    both.assert_outcomes(passed=2)
+    both = project.run(*given, passed=2)
     assert announced(both) == ["perf: 1 case measured, 1 kernel compiled", NO_GPU]
     both.stdout.fnmatch_lines(["1 measured new · 1 compiled new*"])
     assert announced(project.run(*given, "test_mine.py")) == ["perf: 1 kernel compiled"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Project, run_pytest
+from tests.plugin.conftest import REFUSED, Project, run_pytest
 
 PLAIN = "def test_x(perf):\n    perf(sum, range(1000))\n"
 
@@ -48,8 +48,7 @@ def test_an_ini_key_that_makes_no_sense_is_refused_by_name(pytester: pytest.Pyte
 def test_an_ini_key_that_makes_no_sense_fails_each_test_of_a_worker(pytester: pytest.Pytester, python: str) -> None:
     pytester.makeini("[pytest]\nperf_check = perhaps\n")
     pytester.makepyfile(f"{PLAIN}def test_y(device):\n    pass\ndef test_z():\n    pass\n")
-    result = run_pytest(pytester, python, "-n1")
-    result.assert_outcomes(errors=3)
+    result = run_pytest(pytester, python, "-n1", errors=3)
     result.stdout.fnmatch_lines(["*ini key perf_check: 'perhaps' is not one of on, off, strict*"])
 
 
@@ -82,8 +81,7 @@ def test_a_marker_argument_that_makes_no_sense_is_refused_by_name(
     pytester.makepyfile(f"import pytest\n@pytest.mark.perf({arguments})\n{PLAIN}")
     result = pytester.runpytest_inprocess("-m", "perf")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said_on_one_line = " ".join(result.stderr.str().split())
-    assert pytest.LineMatcher([said_on_one_line]).fnmatch_lines([said]) is None
+    assert pytest.LineMatcher([" ".join(result.stderr.str().split())]).fnmatch_lines([said]) is None
 
 
 def test_the_correctness_marker_takes_no_arguments(pytester: pytest.Pytester) -> None:
@@ -118,18 +116,15 @@ def test_a_damaged_or_foreign_baseline_file_is_named_and_left_as_it_is(
     raw = content.encode("utf-8", "surrogateescape")
     project.baseline_file().write_bytes(raw)
     for arguments in ([], ["--perf-update"]):
-        result = project.run(*arguments)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        said_on_one_line = " ".join(result.stderr.str().split())
-        pytest.LineMatcher([said_on_one_line]).fnmatch_lines([said])
+        result = project.run(*arguments, ret=REFUSED)
+        pytest.LineMatcher([" ".join(result.stderr.str().split())]).fnmatch_lines([said])
     assert project.baseline_file().read_bytes() == raw
 
 
 @pytest.mark.parametrize("directory", ["in_the_way", "/proc/perflab"])
 def test_baselines_that_could_not_be_written_are_refused_before_measuring(project: Project, directory: str) -> None:
     (project.pytester.path / "in_the_way").write_text("a file\n")
-    result = project.run("--perf-update", f"--perf-baselines={directory}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = project.run("--perf-update", f"--perf-baselines={directory}", ret=REFUSED)
     result.stderr.fnmatch_lines(["*cannot write baselines to *", "*name a writable directory with --perf-base*"])
     assert "stands in" not in result.stderr.str() + result.stdout.str(), "no results are there"
 

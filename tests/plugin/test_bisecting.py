@@ -156,9 +156,10 @@ def test_a_time_is_bisected_in_turns_and_an_interrupted_search_resumes(
 def test_a_step_inside_the_noise_stops_the_search(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
     develop(repository, costly=7)
     assert main(ask()) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(
-        "stopped: the change is within the noise: between the ends of the range this machine finds 0.0%"
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("stopped: the change is within the noise: between the ends of the range this machine finds 0.0%")
     )
 
 
@@ -175,12 +176,9 @@ def test_a_quantity_that_varies_blames_no_commit_by_single_readings(
 
 
 def test_values_are_told_with_their_unit(repository: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    larger = CASE.replace("torch.zeros(4)", "torch.zeros(4096)")
-    repository.test_file.write_text(larger)
-    commit(repository, "larger")
+    commit(repository, "larger", CASE.replace("torch.zeros(4)", "torch.zeros(4096)"))
     assert main(ask("--quantity=peak")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", lines[0])
+    assert re.search(r": peak [\d.,]+ B -> [\d.]+ KiB$", capsys.readouterr().out.splitlines()[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perflab.measured.run.callgrind import total_of
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import REFUSED, Project, one_line
 
 STAND_IN = """#!{python}
 import os, subprocess, sys
@@ -42,9 +42,7 @@ def test_without_valgrind_it_is_said_before_anything_is_measured(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(project.pytester.path))
-    result = project.run("--perf-instructions=callgrind")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
+    project.run("--perf-instructions=callgrind", ret=REFUSED).stderr.fnmatch_lines(
         [
             "ERROR: --perf-instructions=callgrind, but valgrind is not installed",
             "  -> install it (apt-get install valgrind), or use --perf-instructions=auto",
@@ -53,8 +51,7 @@ def test_without_valgrind_it_is_said_before_anything_is_measured(
 
 
 def test_instructions_are_counted_in_a_process_apart_for_each_replicate(project: Project, valgrind: Path) -> None:
-    saved = project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2")
-    saved.assert_outcomes(passed=1)
+    project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
     assert [replicate["counts"]["callgrind_instructions"] for replicate in case["replicates"]] == [100, 100]
 
@@ -64,14 +61,11 @@ def test_where_callgrind_counts_nothing_all_else_is_judged_and_its_last_words_ar
 ) -> None:
     project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     valgrind.write_text("#!/bin/sh\necho illegal instruction\nexit 4\n")
-    result = project.run("--perf-instructions=callgrind")
-    result.assert_outcomes(passed=1)
-    said = " ".join(result.stdout.str().split())
+    said = one_line(project.run("--perf-instructions=callgrind", passed=1))
     assert "callgrind instructions of 1 case not compared: callgrind counted nothing (exit status 4): illegal" in said
     assert "run with --perf-instructions=auto" in said
-    strict = project.run("--perf-instructions=callgrind", "--perf-check=strict")
-    strict.assert_outcomes(failed=1)
-    assert "its callgrind instructions could not be judged" in " ".join(strict.stdout.str().split())
+    strict = project.run("--perf-instructions=callgrind", "--perf-check=strict", failed=1)
+    assert "its callgrind instructions could not be judged" in one_line(strict)
 
 
 def test_a_rise_that_a_fresh_process_cannot_count_is_not_taken_back(project: Project, valgrind: Path) -> None:
@@ -82,7 +76,7 @@ def test_a_rise_that_a_fresh_process_cannot_count_is_not_taken_back(project: Pro
     more = rest.replace(f"open({cost!r}).read().split()[0]", "'90000000'")
     assert more != rest
     valgrind.write_text("\n".join([first, once, more]))
-    said = " ".join(project.run("--perf-instructions=callgrind").stdout.str().split())
+    said = one_line(project.run("--perf-instructions=callgrind"))
     assert (
         "inconclusive callgrind instructions 100 -> 90,000,000 could not be measured again: callgrind counted" in said
     )
@@ -90,8 +84,7 @@ def test_a_rise_that_a_fresh_process_cannot_count_is_not_taken_back(project: Pro
 
 def test_what_was_measured_is_saved_without_the_count_that_failed(project: Project, valgrind: Path) -> None:
     valgrind.write_text("#!/bin/sh\nexit 4\n")
-    saved = project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2")
-    saved.assert_outcomes(passed=1)
+    project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
     assert len(case["replicates"]) == 2
     assert all("callgrind_instructions" not in one.get("counts", {}) for one in case["replicates"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import REFUSED, Project
 
 TWO = """
 from conftest import Virtual
@@ -63,8 +63,7 @@ def test_columns_and_order_are_chosen_by_option_by_ini_key_and_of_stored_results
 def test_a_column_that_there_is_not_is_refused_before_anything_runs(
     project: Project, option: str, said: list[str]
 ) -> None:
-    result = project.run(option)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = project.run(option, ret=REFUSED)
     result.stderr.fnmatch_lines(said)
     assert all(len(line) <= 110 for line in result.stderr.lines)
     assert not (project.pytester.path / ".perflab").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.plugin.conftest import Project
 
 OPERATORS = """
@@ -36,8 +34,7 @@ def test_an_operator_more_fails_by_name_alone_and_is_accepted(project: Project) 
     assert project.needs()["test_work"]["counts"] == {"allocations": 1, "operators": 4}
 
     operators(project, 5)
-    worse = project.run("--perf-json=out.json")
-    worse.assert_outcomes(failed=1)
+    worse = project.run("--perf-json=out.json", failed=1)
     worse.stdout.re_match_lines(
         [
             r"work has higher counts than its baseline",
@@ -50,16 +47,13 @@ def test_an_operator_more_fails_by_name_alone_and_is_accepted(project: Project) 
     )
     assert "slower" not in worse.stdout.str()
     assert "measured again" not in worse.stdout.str()
-    (row,) = json.loads((project.pytester.path / "out.json").read_text())["results"]
+    (row,) = project.results("out.json")
     assert row["judgement"]["worse"] == ["counts"]
     assert row["judgement"]["counts"]["operators"] == {"before": 4.0, "now": 6.0, "ratio": 1.5, "limit": 1.0}
     assert row["outcome"]["measurement"]["counts"] == {"allocations": 1, "operators": 6}
 
-    reported = project.run("--perf-counts=report")
-    reported.assert_outcomes(passed=1)
-    reported.stdout.re_match_lines([r"work .* ok", r"  operators 4 -> 6"])
-    off = project.run("--perf-counts=off", "--perf-json=out.json")
-    off.assert_outcomes(passed=1)
+    project.run("--perf-counts=report", passed=1).stdout.re_match_lines([r"work .* ok", r"  operators 4 -> 6"])
+    project.run("--perf-counts=off", "--perf-json=out.json").assert_outcomes(passed=1)
     assert '"counts":' not in (project.pytester.path / "out.json").read_text()
 
     project.run("test_story.py::test_work", "--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
@@ -99,8 +93,7 @@ def test_counts_that_differ_from_call_to_call_or_from_process_to_process_fail_no
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)
     counts = {name: needs["counts"] for name, needs in project.needs().items()}
     assert counts == {"test_each_process": {"allocations": 1}}, "nothing is exact where calls differ"
-    result = project.run()
-    result.assert_outcomes(passed=2)
+    result = project.run(passed=2)
     result.stdout.fnmatch_lines(["  calls differ: operators differ (1 to 2); no peak or count is exact -> set up"])
     result.stdout.no_fnmatch_line("*1 regressed*")
 
@@ -150,8 +143,7 @@ def test_a_graph_break_more_fails_by_name(project: Project) -> None:
     assert counts["test_shared"]["recompiles"] == 0
 
     (project.pytester.path / "break.txt").touch()
-    broken = project.run(*select)
-    broken.assert_outcomes(failed=1, passed=3)
+    broken = project.run(*select, failed=1, passed=3)
     broken.stdout.re_match_lines(
         [
             r"compiled has higher counts than its baseline",

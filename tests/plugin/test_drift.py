@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 import pytest
 
@@ -13,29 +11,20 @@ from tests.plugin.conftest import Project, begin_repository, git
 QUICK = "--perf-replicates=2"
 
 
-def saved_case(project: Project) -> dict[str, Any]:
-    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
-    found: dict[str, Any] = case
-    return found
-
-
 def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_settles(project: Project) -> None:
     project.run("--perf-update", QUICK).assert_outcomes(passed=1)
-    assert "anchor" not in saved_case(project)
+    assert "anchor" not in project.saved_case()
     file = project.baseline_file()
     file.write_text(re.sub(r'"recorded": "[^"]*"', '"recorded": "2026-08-01"', file.read_text()))
     said = []
     for ms in (103, 106, 109, 112):
         project.cost(ms=ms)
-        update = project.run("--perf-update", QUICK)
-        update.assert_outcomes(passed=1)
+        update = project.run("--perf-update", QUICK, passed=1)
         said.append("saved, but still worse than the anchor: work (anchor of 2026-08-01)" in update.stdout.str())
     assert said == [False, True, True, True]
-    assert saved_case(project)["anchor"]["replicates"][0]["median_ns"] == 100e6
+    assert project.saved_case()["anchor"]["replicates"][0]["median_ns"] == 100e6
 
-    drifted = project.run(QUICK)
-    drifted.assert_outcomes(failed=1)
-    drifted.stdout.re_match_lines(
+    project.run(QUICK, failed=1).stdout.re_match_lines(
         [
             r"work is slower than its anchor of 2026-08-01 by \+12\.0%, in 4 accepted steps,",
             r"  none of which passed the limit",
@@ -51,7 +40,7 @@ def test_four_accepted_steps_of_3_percent_add_up_to_a_failure_that_a_reason_sett
 
     reason = "--perf-reason=mask is checked, since µ=0 was wrong"
     project.run("--perf-update", QUICK, reason).assert_outcomes(passed=1)
-    case = saved_case(project)
+    case = project.saved_case()
     assert "anchor" not in case
     (accepted,) = case["accepted"]
     assert accepted["reason"] == "mask is checked, since µ=0 was wrong"
@@ -64,7 +53,7 @@ def test_a_step_past_the_limit_takes_the_anchor_along_and_is_remembered(project:
     for ms in (100, 103, 130):
         project.cost(ms=ms)
         project.run("--perf-update", QUICK).assert_outcomes(passed=1)
-    case = saved_case(project)
+    case = project.saved_case()
     assert "anchor" not in case
     assert case["accepted"] == [{"date": case["recorded"], "latency_ratio": pytest.approx(1.2621)}]
 
@@ -74,17 +63,14 @@ def test_a_case_of_more_memory_and_a_little_more_time_keeps_the_anchor_of_its_ti
     for kib, ms in ((513, 104), (514, 108), (515, 112)):
         project.cost(ms=ms, kib=kib)
         project.run("--perf-update", QUICK).assert_outcomes(passed=1)
-    case = saved_case(project)
-    assert case["anchor"]["steps"] == 3
+    assert project.saved_case()["anchor"]["steps"] == 3
     accepted = project.needs()["test_work"]["accepted"]
     assert [(a["peak_bytes_before"], a["peak_bytes_now"]) for a in accepted] == [
         (512 * 1024, 513 * 1024),
         (513 * 1024, 514 * 1024),
         (514 * 1024, 515 * 1024),
     ]
-    result = project.run(QUICK)
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"latency, to anchor .*", r"peak +515 KiB +515 KiB +same .*"])
+    project.run(QUICK, failed=1).stdout.re_match_lines([r"latency, to anchor .*", r"peak +515 KiB +515 KiB +same .*"])
 
 
 @pytest.mark.parametrize(
@@ -107,16 +93,16 @@ def test_a_reason_that_would_be_lost_is_refused(pytester: pytest.Pytester, argum
 def test_a_baseline_knows_its_commit_and_whether_files_differed_from_it(project: Project) -> None:
     one = ("--perf-update", "--perf-replicates=1")
     project.run(*one).assert_outcomes(passed=1)
-    assert "commit" not in saved_case(project)
+    assert "commit" not in project.saved_case()
 
     begin_repository(project)
     head = git(project, "rev-parse", "HEAD").strip()
     for _ in range(2):  # saving changes the baselines, which makes nothing dirty
         project.run(*one).assert_outcomes(passed=1)
-        assert saved_case(project)["commit"] == head
+        assert project.saved_case()["commit"] == head
     project.cost(ms=101)
     project.run(*one).assert_outcomes(passed=1)
-    assert saved_case(project)["commit"] == f"{head}+dirty"
+    assert project.saved_case()["commit"] == f"{head}+dirty"
 
 
 def test_git_is_not_asked_where_nothing_is_stored(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

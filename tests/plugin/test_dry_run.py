@@ -256,8 +256,7 @@ class TestFirst:
 @needs_nocuda
 def test_later_runs_are_held_to_the_baselines_exactly(project: Project, first: object) -> None:
     _, same = project.run("--perf-dry-run=a100-80gb", "-k", "step or graph or after or large", LARGE="1")
-    verdicts = {name: one["judgement"]["verdict"] for name, one in same.items()}
-    assert verdicts == {
+    assert {name: one["judgement"]["verdict"] for name, one in same.items()} == {
         "test_step": "ok",
         "test_graph": "ok",
         "test_after_a_crash": "ok",
@@ -320,8 +319,7 @@ def test_the_run_s_time_is_over_for_cases_in_forks_too(project: Project, first: 
 
 @needs_nocuda
 def test_an_option_without_a_value_takes_no_path_for_one(project: Project) -> None:
-    done = pytest_in(project.folder, "-q", "--perf-dry-run", "test_it.py", "-k", "test_shapes")
-    assert "1 passed" in done.stdout
+    assert "1 passed" in pytest_in(project.folder, "-q", "--perf-dry-run", "test_it.py", "-k", "test_shapes").stdout
 
 
 @needs_nocuda
@@ -345,8 +343,7 @@ def test_any_command_runs_dry(tmp_path: Path) -> None:
         in started(tmp_path, *perflab, "-c", solves).stderr
     )
     assert started(tmp_path, *perflab, "-c", "raise SystemExit(3)").returncode == 3
-    ended = started(tmp_path, *perflab, "-c", "import os; os.kill(os.getpid(), 9)")
-    assert ended.returncode == 128 + 9
+    assert started(tmp_path, *perflab, "-c", "import os; os.kill(os.getpid(), 9)").returncode == 128 + 9
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,7 @@ def alive(pid: int) -> bool:
 
 def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on(project: Project) -> None:
     project.test_file.write_text(BEFORE + DEADLOCKS + AFTER)
-    result = project.run("-v", QUICK)
-    result.assert_outcomes(passed=2, failed=2, errors=1)
+    result = project.run("-v", QUICK, passed=2, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
             "*test_dead_before: hung: no progress for 2.00 s, in its set-up",
@@ -198,9 +197,8 @@ def test_a_process_that_is_stopped_is_not_said_to_hang_and_a_fork_says_nothing_f
 
 
 def test_a_case_that_lives_or_says_what_it_takes_is_left_alone(project: Project) -> None:
-    project.test_file.write_text(
-        BEFORE
-        + """
+    project.test_file.write_text(BEFORE)
+    project.add("""
 def test_many_calls(perf):
     perf(lambda: (time.sleep(0.6), tick()))  # two warm-ups, three samples or more: longer than the limit
 
@@ -213,16 +211,14 @@ def test_marked(perf):
 def test_without(perf):
     time.sleep(2.5)
     perf(tick)
-"""
-    )
+""")
     project.run(QUICK, "--perf-counts=off").assert_outcomes(passed=4)
 
 
 def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> None:
     hang = '    if "--perf-replicate=" in " ".join(sys.argv):\n        stuck()\n    tick()\n'
     project.test_file.write_text(BEFORE + f"def once():\n{hang}\ndef test_dead(perf):\n    perf(once)\n" + AFTER)
-    result = project.run("--perf-update", "--perf-replicates=2", QUICK)
-    result.assert_outcomes(passed=3)
+    result = project.run("--perf-update", "--perf-replicates=2", QUICK, passed=3)
     result.stdout.fnmatch_lines(["*a fresh process did not measure test_story.py::test_dead*"])
     result.stdout.fnmatch_lines(["*times not saved, from a single process: dead: no slowdown would count against them"])
     cases = json.loads(project.baseline_file().read_text())["cases"]
@@ -231,10 +227,7 @@ def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> N
 
 def test_a_fresh_process_that_hangs_as_a_whole_is_ended_with_all_that_it_started(project: Project) -> None:
     """Before its first case, where nobody in it watches: while a conftest is imported."""
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(
-        conftest.read_text()
-        + """
+    more = """
 import os, subprocess, sys, time
 import perflab.plugin.case.fresh_process as fresh
 import perflab.plugin.case.hanging as hanging
@@ -245,7 +238,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
     print("about to hang", flush=True)
     time.sleep(600)
 """
-    )
+    project.add(more, "conftest.py")
     started_s = time.monotonic()
     result = project.run("--perf-update", "--perf-replicates=2", QUICK, "-s")
     assert time.monotonic() - started_s < 60
@@ -268,9 +261,7 @@ def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(projec
     project.test_file.write_text(BEFORE + source)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)
     project.test_file.write_text(BEFORE + source.replace("False", "True").replace("    tick()", "    tick(); tick()"))
-    result = project.run(QUICK)
-    result.assert_outcomes(passed=2)
-    result.stdout.re_match_lines(
+    project.run(QUICK, passed=2).stdout.re_match_lines(
         [
             r"dead .* inconclusive",
             r"  could not be measured again: test_story.py::test_dead in a fresh process hung:",
@@ -329,8 +320,7 @@ def test_forks_outside(perf):
 @pytest.mark.parametrize("way", ["-mperf", "--perf-disable"])
 def test_a_forked_child_that_comes_back_ends_at_once_and_the_case_that_forked_fails(project: Project, way: str) -> None:
     project.test_file.write_text(BEFORE + FORKS + AFTER)
-    result = project.run("-v", "-rP", way)
-    result.assert_outcomes(passed=3, failed=2)
+    result = project.run("-v", "-rP", way, passed=3, failed=2)
     result.stdout.fnmatch_lines(
         [
             "*test_forks: it forks, and the child continues the test too",

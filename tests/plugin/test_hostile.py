@@ -90,8 +90,7 @@ def test_after(perf):
 
 def test_a_lowered_limit_of_open_files_is_put_back_and_named(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(LEAVES_NO_FILES.replace("HARD", "hard"))
-    result = run_pytest(pytester, python, "--perf-budget=0.1", "--perf-json=perf.json")
-    result.assert_outcomes(passed=3, warnings=1)
+    result = run_pytest(pytester, python, "--perf-budget=0.1", "--perf-json=perf.json", passed=3, warnings=1)
     result.stdout.fnmatch_lines(["*test_lowers left the limit of open files (RLIMIT_NOFILE) at 6, and it was put *"])
     assert len(json.loads((pytester.path / "perf.json").read_bytes())["results"]) == 3
 

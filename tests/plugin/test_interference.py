@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, Project
+from tests.plugin.conftest import CONFTEST, Project, one_line
 
 
 @pytest.fixture
@@ -21,19 +19,13 @@ def slower(project: Project) -> Project:
     return project
 
 
-def written(project: Project) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((project.pytester.path / "results.json").read_text())["results"]
-    return rows
-
-
 def test_neighbours_that_pass_hide_no_slowdown_and_the_failure_says_that_nothing_disturbed_it(slower: Project) -> None:
     slower.neighbours(1.5, 1.9, 1.5, 0.0)  # beside this process, two fresh ones, and all after them
     result = slower.run("--perf-json=results.json")
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"latency\s+100 ms\s+150 ms\s+\+50\.0%.*"])
-    said = " ".join(result.stdout.str().split())
-    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside cause:" in said
-    (row,) = written(slower)
+    assert "in fresh processes; nothing disturbed it; 2 disturbed ones were set aside cause:" in one_line(result)
+    (row,) = slower.results()
     assert row["judgement"]["disturbed"] == []
     assert row["outcome"]["measurement"]["evidence"]["neighbours_cores"] == 1.5
     assert [fresh["neighbours_cores"] for fresh in row["outcome"]["fresh"]] == [0.0] * 3
@@ -55,7 +47,7 @@ def test_neighbours_that_stay_make_a_slowdown_inconclusive_and_are_named(slower:
         ]
     )
     result.stdout.re_match_lines([r"work .* \+50\.0% .* inconclusive", r"\s+other processes used 1\.5 cores meanwhile"])
-    (row,) = written(slower)
+    (row,) = slower.results()
     assert (len(row["outcome"]["fresh"]), len(row["outcome"]["set_aside"])) == (3, 3)
 
 
@@ -66,7 +58,7 @@ def test_after_a_case_whose_neighbours_stayed_the_next_one_does_not_wait_for_the
     project.cost(ms=150)
     project.neighbours(1.5)
     project.run("--perf-json=results.json").assert_outcomes(passed=2)
-    rows = written(project)
+    rows = project.results()
     assert [len(row["outcome"].get("set_aside", [])) for row in rows] == [3, 0]
     assert [row["judgement"]["verdict"] for row in rows] == ["inconclusive", "inconclusive"]
 

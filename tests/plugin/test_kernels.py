@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.plugin.conftest import run_pytest
+from tests.plugin.conftest import Folder
 
 KERNELS = """
 import torch
@@ -33,31 +31,14 @@ EXAMPLES = [
 """
 
 
-class Kernels:
+class Kernels(Folder):
     """A project with one registered kernel."""
 
     def __init__(self, pytester: pytest.Pytester, python: str) -> None:
-        self.pytester = pytester
-        self._python = python
+        super().__init__(pytester, python, "perf_kernels = my_kernels:EXAMPLES\nperf_arch = 80,90\n")
         pytester.makepyfile(my_kernels=KERNELS, test_mine="def test_kernel(compiled_kernel):\n    pass\n")
         # As a project has it that checks its kernels in the interpreter where there is no GPU.
         pytester.makeconftest("import os\nos.environ['TRITON_INTERPRET'] = '1'\n")
-        pytester.makeini(
-            "[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n"
-            "perf_kernels = my_kernels:EXAMPLES\nperf_arch = 80,90\n"
-        )
-
-    def edit(self, old: str, new: str) -> None:
-        path = self.pytester.path / "my_kernels.py"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    def pytest(self, *arguments: str) -> pytest.RunResult:
-        return run_pytest(self.pytester, self._python, *arguments)
-
-    def perflab(self, *arguments: str) -> pytest.RunResult:
-        return self.pytester.run(self._python, "-m", "perflab", "kernels", *arguments, timeout=240)
 
 
 @pytest.fixture
@@ -67,9 +48,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: 
 
 
 def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernels) -> None:
-    saved = project.pytest("-m", "perf", "--perf-update")
-    saved.assert_outcomes(passed=2)
-    saved.stdout.fnmatch_lines(
+    project.pytest("-m", "perf", "--perf-update", passed=2).stdout.fnmatch_lines(
         [
             "compiled: triton * · ptxas * (sm_80) · ptxas * (sm_90)",
             "product",
@@ -78,10 +57,8 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
             "saved 2 compiled kernels to baselines/triton-*/my_kernels.EXAMPLES.json",
         ]
     )
-    project.edit("num_warps=8,  # tuned", "num_warps=2,")
-    worse = project.pytest("--perf-json=out.json")
-    worse.assert_outcomes(failed=2)
-    worse.stdout.fnmatch_lines(
+    project.edit("num_warps=8,  # tuned", "num_warps=2,", "my_kernels.py")
+    project.pytest("--perf-json=out.json", failed=2).stdout.fnmatch_lines(
         [
             "product[[]sm_80] is worse than its baseline: spills more*",
             "*before * now * change  limit",
@@ -96,21 +73,21 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
             "2 regressed   (accept: --perf-update)",
         ]
     )
-    results = json.loads((project.pytester.path / "out.json").read_text())["results"]
+    results = project.results("out.json")
     assert [one["judgement"]["verdict"] for one in results] == ["regressed", "regressed"]
     assert results[0]["outcome"]["now"]["resources"]["spill_store_bytes"] > 0
 
-    accepted = project.perflab("--update", "--reason=one warp is enough")
+    accepted = project.perflab("kernels", "--update", "--reason=one warp is enough")
     assert accepted.ret == 0
     accepted.stdout.fnmatch_lines([" sm_80 *accepted", "saved 2 compiled kernels to baselines/triton-*"])
-    again = project.perflab("--arch=80")
+    again = project.perflab("kernels", "--arch=80")
     assert again.ret == 0
     again.stdout.fnmatch_lines([" sm_80 *ok", "1 ok"])
 
 
 def test_kernels_that_cannot_run_fail_with_what_the_compiler_said_and_are_not_saved(project: Kernels) -> None:
-    project.edit("tl.dot(tl.load(a_ptr + here)", "tl.dot(tl.lode(a_ptr + here)")
-    result = project.perflab("--update", "--arch=90")
+    project.edit("tl.dot(tl.load(a_ptr + here)", "tl.dot(tl.lode(a_ptr + here)", "my_kernels.py")
+    result = project.perflab("kernels", "--update", "--arch=90")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -122,25 +99,22 @@ def test_kernels_that_cannot_run_fail_with_what_the_compiler_said_and_are_not_sa
         ]
     )
     assert not list((project.pytester.path / "baselines").glob("*/*.json"))
-    in_tests = project.pytest("--perf-update", "-k", "sm90")
-    in_tests.assert_outcomes(failed=1, deselected=1)
+    in_tests = project.pytest("--perf-update", "-k", "sm90", failed=1, deselected=1)
     in_tests.stdout.fnmatch_lines(["product[[]sm_90] does not compile", "1 failed"])
 
 
 def test_what_cannot_be_used_is_told_before_anything_is_compiled(project: Kernels) -> None:
-    unknown = project.perflab("--arch=95")
+    unknown = project.perflab("kernels", "--arch=95")
     assert unknown.ret == 2
     unknown.stderr.fnmatch_lines(["perflab kernels: --arch: '95' is not an architecture * known are 80, *", "  -> *"])
-    elsewhere = project.perflab("my_kernels:EXAMPLE")
+    elsewhere = project.perflab("kernels", "my_kernels:EXAMPLE")
     assert elsewhere.ret == 2
     elsewhere.stderr.fnmatch_lines(["perflab kernels: my_kernels has no EXAMPLE", "  -> did you mean EXAMPLES? *"])
     project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
-    nothing = project.pytest("-p", "no:cacheprovider")
-    nothing.assert_outcomes(errors=1)
-    nothing.stdout.fnmatch_lines(
+    project.pytest("-p", "no:cacheprovider", errors=1).stdout.fnmatch_lines(
         ["a test uses compiled_kernel, but no kernels are registered", "  -> name what holds *"]
     )
-    assert project.perflab().ret == 2
+    assert project.perflab("kernels").ret == 2
 
 
 def test_a_damaged_baseline_is_named_and_left_alone(project: Kernels) -> None:
@@ -151,14 +125,13 @@ def test_a_damaged_baseline_is_named_and_left_alone(project: Kernels) -> None:
     result = project.pytest("--perf-update")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*kernel baseline file *EXAMPLES.json is damaged at line 1, column 2*"])
-    assert project.perflab("--update").ret == 2
+    assert project.perflab("kernels", "--update").ret == 2
     assert damaged.read_text() == "{"
 
 
 def test_workers_of_xdist_share_the_kernels(project: Kernels) -> None:
     pytest.importorskip("xdist")
-    result = project.pytest("-p", "xdist", "-n2", "--perf-update-new")
-    result.assert_outcomes(passed=2)
+    result = project.pytest("-p", "xdist", "-n2", "--perf-update-new", passed=2)
     result.stdout.fnmatch_lines([" sm_80 *new, saved", " sm_90 *new, saved", "2 new"])
 
 
@@ -169,17 +142,14 @@ def test_deselected_kernels_are_not_compiled_and_a_measurement_beside_them_is_no
     refused.stderr.fnmatch_lines(
         ["*test_both.py::test_both* asks for both perf and compiled_kernel", "  -> split it into two tests*"]
     )
-    plain = project.pytest("-m", "not perf", "test_mine.py")
-    plain.assert_outcomes(deselected=2)
-    plain.stdout.no_fnmatch_line("*triton*")
+    project.pytest("-m", "not perf", "test_mine.py", deselected=2).stdout.no_fnmatch_line("*triton*")
 
 
 def test_a_test_may_hold_a_kernel_to_more_than_its_baseline(project: Kernels) -> None:
     project.pytester.makepyfile(
         test_mine="def test_kernel(compiled_kernel):\n    assert compiled_kernel.registers < 1\n"
     )
-    result = project.pytest("-k", "sm80", "--perf-update")
-    result.assert_outcomes(failed=1, deselected=1)
+    result = project.pytest("-k", "sm80", "--perf-update", failed=1, deselected=1)
     result.stdout.fnmatch_lines(["*assert * < 1*", " sm_80 * FAILED", "    the test failed", "1 failed"])
     assert not list((project.pytester.path / "baselines").glob("*/*.json"))
 
@@ -191,9 +161,7 @@ def test_once_a_runs_time_is_over_no_kernel_is_compiled(project: Kernels) -> Non
         "compiled.TotalBudget.left_s = lambda self: 0.0\n"
         "compiled.CompilerPool = None  # not to be started\n"
     )
-    late = project.pytest("-m", "perf", "--perf-total-budget=1min", "-rs")
-    late.assert_outcomes(skipped=2)
-    late.stdout.fnmatch_lines(
+    project.pytest("-m", "perf", "--perf-total-budget=1min", "-rs", skipped=2).stdout.fnmatch_lines(
         [
             "2 not run: the run's 60.0 s were over (*",
             "  all of them: pytest *-m perf --perf-total-budget=",

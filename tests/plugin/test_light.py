@@ -47,15 +47,13 @@ def loaded_in(folder: Path, who: str = "main") -> list[str]:
 @pytest.mark.parametrize("argument", ["-v", "--collect-only", "--help", "--fixtures", "--markers"])
 def test_a_run_that_has_nothing_of_ours_loads_next_to_nothing(pytester: pytest.Pytester, argument: str) -> None:
     pytester.makepyfile(PLAIN)
-    result = pytester.runpytest_subprocess(argument)
-    assert result.ret == 0
+    assert pytester.runpytest_subprocess(argument).ret == 0
     assert loaded_in(pytester.path) == LIGHT
 
 
 def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_wrong="def test_wrong():\n    assert False\n", test_broken="import nowhere\n")
-    result = pytester.runpytest_subprocess("--continue-on-collection-errors")
-    result.assert_outcomes(failed=1, errors=1)
+    pytester.runpytest_subprocess("--continue-on-collection-errors").assert_outcomes(failed=1, errors=1)
     assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.errors"])
 
 
@@ -93,8 +91,7 @@ def test_so_do_workers_and_their_controller_which_listens_to_them_and_no_list_of
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
     pytester.makepyfile(test_right=PLAIN + MEASURED, test_wrong="def test_wrong():\n    assert False\n")
-    result = pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf")
-    result.assert_outcomes(passed=1, failed=1)
+    pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf").assert_outcomes(passed=1, failed=1)
     assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.errors"])
     assert loaded_in(pytester.path) == sorted(
         [*LIGHT, *(f"perflab.plugin.session{name}" for name in ("", ".lost_workers", ".workers"))]

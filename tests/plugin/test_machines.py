@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.plugin.conftest import Project, begin_repository, git
+from tests.plugin.conftest import REFUSED, Project, begin_repository, git, one_line
 
 ELSEWHERE = """
 import os
@@ -26,8 +26,7 @@ if "STORY_THREADS" in os.environ:
 @pytest.fixture
 def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project that was saved on machine ``a``, and is now on the machine that ``STORY_MACHINE`` names."""
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + ELSEWHERE)
+    project.add(ELSEWHERE, "conftest.py")
     monkeypatch.delenv("PERFLAB_MACHINE", raising=False)
     monkeypatch.setenv("STORY_THREADS", "2")
     move_to("a", monkeypatch)
@@ -56,9 +55,7 @@ def own_replicates(project: Project) -> int:
 def test_times_of_another_machine_are_no_verdict_but_one_line(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     move_to("b", monkeypatch)
     here.cost(ms=300)
-    result = here.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines(
+    here.run(passed=1).stdout.re_match_lines(
         [
             r"cpu: .* machine b",
             r"work +300 ms .* – .* ok",
@@ -71,9 +68,7 @@ def test_times_of_another_machine_are_no_verdict_but_one_line(here: Project, mon
 
 def test_strict_wants_the_time_judged_too(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     move_to("b", monkeypatch)
-    strict = here.run("--perf-check=strict")
-    strict.assert_outcomes(failed=1)
-    strict.stdout.fnmatch_lines(
+    here.run("--perf-check=strict", failed=1).stdout.fnmatch_lines(
         ["work: its time could not be judged (no times of b yet), and --perf-check fails such cases"]
     )
     here.run("--perf-check=strict", "--perf-update-new").assert_outcomes(passed=1)
@@ -84,18 +79,12 @@ def test_exact_wants_memory_and_counts_alone_and_leaves_times_where_they_are(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.cost(ms=300)
-    slower = here.run("--perf-check=exact")
-    slower.assert_outcomes(passed=1)
-    slower.stdout.re_match_lines([r"work +300 ms .* – .* ok", r"1 ok$"])
+    here.run("--perf-check=exact", passed=1).stdout.re_match_lines([r"work +300 ms .* – .* ok", r"1 ok$"])
     move_to("b", monkeypatch)
-    elsewhere = here.run("--perf-check=exact")
-    elsewhere.assert_outcomes(passed=1)
-    elsewhere.stdout.no_fnmatch_line("*no times*")
+    here.run("--perf-check=exact", passed=1).stdout.no_fnmatch_line("*no times*")
     assert own_files(here) == []
     here.cost(ms=100, kib=1536)
-    hungrier = here.run("--perf-check=exact")
-    hungrier.assert_outcomes(failed=1)
-    hungrier.stdout.no_fnmatch_line("*no times*")  # also where it was measured again
+    here.run("--perf-check=exact", failed=1).stdout.no_fnmatch_line("*no times*")  # also where it was measured again
 
 
 def test_exact_lets_no_case_pass_that_nothing_is_saved_of(project: Project) -> None:
@@ -109,9 +98,7 @@ def test_one_more_mebibyte_fails_on_a_machine_whose_times_are_unknown(
 ) -> None:
     move_to("b", monkeypatch)
     here.cost(ms=300, kib=1536)
-    result = here.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"work needs more memory than its baseline", r"peak .* \+1\.00 MiB .*"])
+    here.run(failed=1).stdout.re_match_lines([r"work needs more memory than its baseline", r"peak .* \+1\.00 MiB .*"])
     assert own_files(here) == [], "times of what got worse are nothing to compare with"
 
 
@@ -134,21 +121,13 @@ def test_a_save_elsewhere_updates_what_is_exact_for_all_and_the_times_of_that_ma
 MEMORY_NOT_COMPARED = "memory of 1 case not compared: saved with 2 threads, here 1 (save here too: --perf-update-new)"
 
 
-def unwrapped(result: pytest.RunResult) -> str:
-    return " ".join(result.stdout.str().split())
-
-
 def test_more_memory_with_other_threads_is_said_not_to_be_compared_and_fails_a_strict_run(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORY_THREADS", "1")
     here.cost(ms=100, kib=2048)
-    result = here.run()
-    result.assert_outcomes(passed=1)
-    assert f"of 1 case only counts were compared {MEMORY_NOT_COMPARED} " in unwrapped(result)
-    strict = here.run("--perf-check=strict")
-    strict.assert_outcomes(failed=1)
-    strict.stdout.re_match_lines(
+    assert f"of 1 case only counts were compared {MEMORY_NOT_COMPARED} " in one_line(here.run(passed=1))
+    here.run("--perf-check=strict", failed=1).stdout.re_match_lines(
         [
             r"work: its memory could not be judged \(saved with 2 threads, here 1\), and --perf-check.*",
             r"if intended: pytest .* --perf-update-new",
@@ -161,8 +140,7 @@ def test_a_line_saved_beside_others_says_how_it_differs_from_theirs(
 ) -> None:
     monkeypatch.setenv("STORY_THREADS", "1")
     here.cost(ms=100, kib=2048)
-    result = here.run("--perf-update-new", "--perf-check=strict")
-    result.assert_outcomes(passed=1)
+    result = here.run("--perf-update-new", "--perf-check=strict", passed=1)
     result.stdout.re_match_lines(
         [
             r"memory and counts saved for this environment differ from those saved with 2 threads, here 1:",
@@ -170,9 +148,7 @@ def test_a_line_saved_beside_others_says_how_it_differs_from_theirs(
         ]
     )
     assert "save here too" not in result.stdout.str()
-    again = here.run("--perf-check=strict")
-    again.assert_outcomes(passed=1)
-    assert "not compared" not in again.stdout.str()
+    assert "not compared" not in here.run("--perf-check=strict", passed=1).stdout.str()
 
 
 # --- a machine's own history ------------------------------------------------------------------------------------
@@ -192,8 +168,7 @@ def test_the_second_run_on_a_machine_compares_with_the_first_and_nothing_is_ther
     assert own_replicates(here) == 3
     assert here.pytester.run("git", "status", "--porcelain").outlines == []
     here.cost(ms=400)
-    slower = here.run("--perf-settle=off")
-    slower.assert_outcomes(failed=1)
+    slower = here.run("--perf-settle=off", failed=1)
     slower.stdout.re_match_lines([r"work is slower than its baseline", r"latency +300 ms +400 ms +\+33\.3% .*"])
     assert own_replicates(here) == 3, "a slowdown is nothing to compare with"
 
@@ -211,7 +186,7 @@ def test_a_second_run_beside_other_work_says_what_held_and_how_many_runs_times_l
     said = here.run()
     said.stdout.re_match_lines([r"work +112 ms .* \+12\.0% .* ok", "1 ok"])
     line = "1 of 3 runs kept on this machine, 2 more and times are compared: of 1 case only memory and counts were"
-    assert line in unwrapped(said)
+    assert line in one_line(said)
     assert "restarted" not in said.stdout.str()
     assert own_replicates(here) == 4, "of the same code: what they differ by is the machine's noise"
     here.neighbours(0)
@@ -225,13 +200,13 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
     project.cost(ms=700)
     project.run().assert_outcomes(passed=1)
     project.cost(ms=50)
-    faster = unwrapped(project.run())
+    faster = one_line(project.run())
     assert "1 of 3 runs kept on this machine, 2 more and times are compared: of 1 case" in faster
     assert "restarted" not in faster
     project.run()
     assert own_replicates(project) == 2
     project.cost(ms=700)
-    slower = unwrapped(project.run())
+    slower = one_line(project.run())
     assert "the code is the same: work (50.0 ms before, 700 ms now) -> if these times are the usual ones" in slower
     assert own_replicates(project) == 2
     project.cost(ms=50)
@@ -240,9 +215,8 @@ def test_a_reading_that_does_not_agree_never_mixes_with_the_history(project: Pro
 
 @pytest.mark.parametrize(("options", "is_told"), [([], True), (["--perf-machine=fleet"], False)])
 def test_a_container_is_told_to_name_its_machine(project: Project, options: list[str], *, is_told: bool) -> None:
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + "\nenvironment.machine_identifier = lambda: ''\n")
-    said = unwrapped(project.run(*options))
+    project.add("\nenvironment.machine_identifier = lambda: ''\n", "conftest.py")
+    said = one_line(project.run(*options))
     assert "kept the times of 1 case" in said
     assert ("name it with --perf-machine=NAME" in said) == is_told
 
@@ -282,21 +256,18 @@ def test_machines_of_one_pool_share_their_times(here: Project, monkeypatch: pyte
     if way == "variable":
         monkeypatch.setenv("PERFLAB_MACHINE", "fleet")
     if way == "ini":
-        ini = here.pytester.path / "tox.ini"
-        ini.write_text(ini.read_text() + "\nperf_machine = fleet\n")
+        here.add("\nperf_machine = fleet\n", "tox.ini")
     here.run("--perf-update", *options).assert_outcomes(passed=1)
     move_to("b", monkeypatch)
     here.cost(ms=130)
-    result = here.run("--perf-settle=off", *options)
-    result.assert_outcomes(failed=1)
+    result = here.run("--perf-settle=off", *options, failed=1)
     result.stdout.re_match_lines([r"work is slower than its baseline", r".*machine fleet.*"])
 
 
 def test_the_command_line_names_the_pool_before_the_variable_and_this_before_the_ini_file(
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ini = here.pytester.path / "tox.ini"
-    ini.write_text(ini.read_text() + "\nperf_machine = of-the-ini\n")
+    here.add("\nperf_machine = of-the-ini\n", "tox.ini")
     here.run().stdout.fnmatch_lines(["*machine of-the-ini*"])
     monkeypatch.setenv("PERFLAB_MACHINE", "of-the-variable")
     here.run().stdout.fnmatch_lines(["*machine of-the-variable*"])
@@ -305,8 +276,7 @@ def test_the_command_line_names_the_pool_before_the_variable_and_this_before_the
 
 @pytest.mark.parametrize("name", ["my fleet", "../fleet", "Fleet", "-fleet", "x" * 41])
 def test_a_pools_name_that_no_folder_can_have_is_refused(here: Project, name: str) -> None:
-    result = here.run(f"--perf-machine={name}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = here.run(f"--perf-machine={name}", ret=REFUSED)
     result.stderr.re_match_lines([rf"ERROR: --perf-machine: '{re.escape(name)}' cannot name machines; use lower.*"])
     assert os.listdir(here.pytester.path / "baselines")
 
@@ -340,6 +310,5 @@ def test_where_ranges_are_opened_within_calls_nothing_is_judged_or_saved_whoever
     monkeypatch.setenv("PERFLAB_NVTX", "1")
     here.run("--perf-check=strict").assert_outcomes(passed=1)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--perf-update")
-    result = here.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = here.run(ret=REFUSED)
     result.stderr.fnmatch_lines(["ERROR: --perf-update where PERFLAB_NVTX is set, as perflab nsys does*"])

@@ -14,9 +14,7 @@ def test_a_case_that_needs_more_memory_leaves_both_snapshots_and_shows_what_is_n
     assert [path.name for path in folder.iterdir()] == ["test_story.py_test_work-measured.json"]
     project.cost(ms=100, kib=1536)
     project.run("--perf-snapshots", "--perf-check=off").assert_outcomes(passed=1)  # and takes nobody's place
-    result = project.run("--perf-snapshots")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--perf-snapshots", failed=1).stdout.fnmatch_lines(
         [
             "*work needs more memory than its baseline*",
             "memory: peak of the snapshot +1.00 MiB, of which",
@@ -86,9 +84,7 @@ def test_a_case_that_runs_out_of_memory_leaves_both_snapshots(project: Project) 
     (good,) = folder.iterdir()
     before = good.read_bytes()
     project.cost(ms=100, kib=2**41)
-    result = project.run("--perf-snapshots")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--perf-snapshots", failed=1).stdout.fnmatch_lines(
         [
             "work ran out of memory, and its baseline did not",
             "why: out of memory: * asked for, by aten::empty (test_story.py:10)",

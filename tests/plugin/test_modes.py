@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, Project, begin_repository, run_pytest
+from tests.plugin.conftest import CONFTEST, REFUSED, Project, begin_repository, one_line, run_pytest
 
 SMALL_CACHES = """
 import perflab.measure.caches as caches
@@ -48,15 +48,7 @@ def evictions(project: Project) -> list[int]:
 
 def mark(project: Project, arguments: str) -> None:
     """Give the case a marker."""
-    text = project.test_file.read_text()
-    project.test_file.write_text(
-        text.replace("def test_work", f"import pytest\n@pytest.mark.perf({arguments})\ndef test_work")
-    )
-
-
-def stored(project: Project) -> list[str]:
-    """The names that numbers are stored under."""
-    return list(json.loads(project.baseline_file().read_text())["cases"])
+    project.edit("def test_work", f"import pytest\n@pytest.mark.perf({arguments})\ndef test_work")
 
 
 def results(project: Project, *arguments: str) -> list[dict[str, Any]]:
@@ -78,7 +70,7 @@ def test_a_cold_case_has_a_baseline_of_its_own_and_the_warm_ones_stays_as_it_was
     assert evictions(project)[-1] > 0
     assert project.baseline_file().read_text() == warm_alone
     project.run("--perf-cache=cold", "--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    assert stored(project) == ["test_work", "test_work {cold}"]
+    assert list(project.saved_cases()) == ["test_work", "test_work {cold}"]
     project.run("--perf-cache=cold").stdout.fnmatch_lines(["work {cold} * 0.0%* ok"])
     project.cost(ms=100)
     project.run().stdout.fnmatch_lines(["work *100 ms* 0.0%* ok"])
@@ -90,8 +82,7 @@ def test_a_cold_case_that_got_slower_is_measured_again_cold_and_fails_by_its_nam
     assert len(saving := evictions(project)) == 3
     assert min(saving) > 0
     project.cost(ms=150)
-    result = project.run()
-    result.assert_outcomes(failed=1)
+    result = project.run(failed=1)
     result.stdout.fnmatch_lines(
         [
             "work {cold} is slower than its baseline",
@@ -109,8 +100,7 @@ def test_a_cold_case_that_got_slower_is_measured_again_cold_and_fails_by_its_nam
 def test_the_command_that_accepts_a_change_keeps_the_mode_that_was_asked_for(project: Project) -> None:
     project.run("--perf-cache=cold", "--perf-update", "--perf-replicates=3").assert_outcomes(passed=1)
     project.cost(ms=150)
-    result = project.run("--perf-cache=cold")
-    result.stdout.fnmatch_lines(
+    project.run("--perf-cache=cold").stdout.fnmatch_lines(
         ["if intended: pytest -m perf --perf-cache=cold test_story.py::test_work --perf-update"]
     )
 
@@ -134,7 +124,7 @@ def test_the_marker_wins_over_the_option_and_the_ini_key_is_the_options_twin(pro
     assert results(project, "--perf-cache=cold")[0].get("mode", {}) == {}
     project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_cache = cold\n")
     assert results(project)[0].get("mode", {}) == {}
-    project.test_file.write_text(project.test_file.read_text().replace("cache='warm'", ""))
+    project.edit("cache='warm'", "")
     assert results(project)[0]["mode"] == {"cache": "cold"}
 
 
@@ -148,8 +138,7 @@ def test_graphs_for_a_whole_run_on_a_cpu_are_refused_by_name_before_anything_is_
         project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\nperf_cuda_graph = true\n")
     if way == "option beside the marker":
         mark(project, "cuda_graph=True")
-    result = project.run(*arguments)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = project.run(*arguments, ret=REFUSED)
     said = " ".join(result.stderr.str().split())
     assert "--perf-cuda-graph (perf_cuda_graph) needs CUDA: test_story.py::test_work is measured on cpu" in said
     assert "-> leave it out there, or mark what is to have a graph, @pytest.mark.perf(cuda_graph=True)" in said
@@ -162,20 +151,16 @@ def test_a_case_marked_for_a_graph_is_skipped_by_itself_on_a_cpu_and_the_others_
     project: Project, arguments: list[str]
 ) -> None:
     mark(project, "cuda_graph=True")
-    text = project.test_file.read_text()
-    project.test_file.write_text(
-        f"{text}\n@pytest.fixture\ndef model():\n    raise RuntimeError('made for nothing')\n"
+    project.add(
+        "\n@pytest.fixture\ndef model():\n    raise RuntimeError('made for nothing')\n"
         "\n@pytest.mark.perf(cuda_graph=True)\ndef test_model(perf, model):\n    perf(model)\n"
         "\ndef test_other(perf):\n    perf(work)\n"
     )
     begin_repository(project)
-    result = project.run(*arguments)
-    result.assert_outcomes(passed=1, skipped=2)
-    result.stdout.fnmatch_lines(
+    project.run(*arguments, passed=1, skipped=2).stdout.fnmatch_lines(
         ["other * 100 ms*", "2 skipped: a CUDA graph needs a GPU (work {graph}, model {graph})", "1 * 2 skipped*"]
     )
-    alone = project.run("-k", "test_work", *arguments)
-    alone.assert_outcomes(skipped=1, deselected=2)
+    alone = project.run("-k", "test_work", *arguments, skipped=1, deselected=2)
     alone.stdout.fnmatch_lines(["1 skipped: a CUDA graph needs a GPU (work {graph})"])
 
 
@@ -192,12 +177,10 @@ def test_a_case_on_another_device_than_the_runs_has_no_graph_either(project: Pro
         + "import perflab.measured.run.cases as measuring\n"
         + "measuring.no_graph_for = lambda case, settings, device: None\n"  # the run's device is a GPU, as it were
     )
-    result = project.run("--perf-cuda-graph")
-    result.assert_outcomes(failed=1)
+    result = project.run("--perf-cuda-graph", failed=1)
     result.stdout.fnmatch_lines(["*--perf-cuda-graph (*) needs CUDA: test_story.py::test_work is measured on cpu*"])
     mark(project, "cuda_graph=True")
-    result = project.run()
-    result.assert_outcomes(skipped=1)
+    result = project.run(skipped=1)
     result.stdout.fnmatch_lines(["1 skipped: a CUDA graph needs a GPU (work {graph})"])
 
 
@@ -206,9 +189,7 @@ def test_a_step_is_not_replayed(project: Project) -> None:
         CONFTEST + "import perflab.measured.run.cases as measuring\nmeasuring.no_graph_for = lambda *_: None\n"
     )
     project.test_file.write_text("def test_work(perf):\n    perf.step(forward=lambda: None)\n")
-    result = project.run("--perf-cuda-graph")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--perf-cuda-graph", failed=1).stdout.fnmatch_lines(
         [
             "*test_work: perf.step in a CUDA graph: a replay is the whole step, without timed phases*",
             "*capturable=True*",
@@ -221,21 +202,18 @@ def test_a_prediction_heeds_no_mode(project: Project) -> None:
     project.test_file.write_text("import torch\ndef test_work(perf):\n    perf(torch.ones(8).sum)\n")
     project.run(*predicted).assert_outcomes(passed=1)
     mark(project, "cache='cold', cuda_graph=True")
-    result = project.run("--perf-predict", "--perf-gpu=h100")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["work * ok"])
+    project.run("--perf-predict", "--perf-gpu=h100", passed=1).stdout.fnmatch_lines(["work * ok"])
 
 
 def test_a_cold_baseline_is_not_stale_while_its_case_exists_and_is_when_it_is_gone(project: Project) -> None:
     mark(project, "cache='cold'")
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
-    project.test_file.write_text(project.test_file.read_text().replace("cache='cold'", ""))
+    project.edit("cache='cold'", "")
     project.run("--perf-prune").assert_outcomes(passed=1)
-    assert stored(project) == ["test_work {cold}"], "an option brings it back"
-    text = project.test_file.read_text()
-    project.test_file.write_text(text.replace("def test_work", "def test_other"))
+    assert list(project.saved_cases()) == ["test_work {cold}"], "an option brings it back"
+    project.edit("def test_work", "def test_other")
     result = project.run("--perf-prune")
-    said = " ".join(result.stdout.str().split())  # lines break where the machine's name ends
+    said = one_line(result)  # lines break where the machine's name ends
     for folder in ("cpu-", "exact-cpu-"):
         assert re.search(rf"removed 1 stale baseline from baselines/{folder}\S+: test_work {{cold}}; it held no", said)
     assert not list((project.pytester.path / "baselines").glob("*/*.json"))
@@ -244,9 +222,7 @@ def test_a_cold_baseline_is_not_stale_while_its_case_exists_and_is_when_it_is_go
 def test_versions_that_time_a_case_in_two_modes_are_not_compared(project: Project) -> None:
     begin_repository(project)
     mark(project, "cache='cold'")
-    result = project.run("--perf-against=HEAD")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--perf-against=HEAD", passed=1).stdout.fnmatch_lines(
         ["work {cold} *incomparable", "*timed with a cold cache here, but with a warm cache in HEAD*"]
     )
 
@@ -254,9 +230,7 @@ def test_versions_that_time_a_case_in_two_modes_are_not_compared(project: Projec
 def test_both_sides_of_a_comparison_are_timed_as_the_option_asks(project: Project) -> None:
     begin_repository(project)
     project.cost(ms=101)
-    result = project.run("--perf-against=HEAD", "--perf-cache=cold")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["work {cold} *101 ms* ok"])
+    project.run("--perf-against=HEAD", "--perf-cache=cold", passed=1).stdout.fnmatch_lines(["work {cold} *101 ms* ok"])
 
 
 def test_pytest_benchmark_keeps_the_two_apart(pytester: pytest.Pytester, python: str) -> None:

@@ -31,8 +31,7 @@ def test_results_stand_in_pytest_benchmarks_json_and_its_compare_reads_them(
     pytester: pytest.Pytester, python: str
 ) -> None:
     pytester.makepyfile(MIXED)
-    result = run_pytest(pytester, python, "--benchmark-json=b.json", "--perf-budget=300ms")
-    result.assert_outcomes(passed=2)
+    run_pytest(pytester, python, "--benchmark-json=b.json", "--perf-budget=300ms").assert_outcomes(passed=2)
     rows = {row["name"]: row for row in json.loads((pytester.path / "b.json").read_text())["benchmarks"]}
     assert set(rows) == {"test_ours", "test_theirs"}
     ours = rows["test_ours"]
@@ -57,16 +56,14 @@ def test_one_table_is_shown_unless_pytest_benchmarks_is_asked_for(pytester: pyte
 
 def test_a_test_of_pytest_benchmark_alone_is_left_alone(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.perf\ndef test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
-    result = run_pytest(pytester, python, "-m", "perf")
-    result.assert_outcomes(passed=1)
+    result = run_pytest(pytester, python, "-m", "perf", passed=1)
     result.stdout.no_fnmatch_line("*= perf =*")
     result.stdout.fnmatch_lines(["test_theirs*"])
 
 
 def test_pytest_benchmark_takes_the_timer_that_waits_for_the_gpu(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("def test_theirs(benchmark):\n    benchmark(sum, [1, 2])\n")
-    result = run_pytest(pytester, python, "--benchmark-timer=perflab.cuda_timer", "--benchmark-json=b.json")
-    result.assert_outcomes(passed=1)
+    run_pytest(pytester, python, "--benchmark-timer=perflab.cuda_timer", "--benchmark-json=b.json", passed=1)
     (row,) = json.loads((pytester.path / "b.json").read_text())["benchmarks"]
     assert row["options"]["timer"] == "cuda_timer"
     assert row["stats"]["median"] > 0
@@ -95,9 +92,8 @@ def test_workers_measure_one_case_at_a_time_and_one_process_writes_one_summary(
 ) -> None:
     pytester.makepyfile(test_parallel=PARALLEL)
     result = run_pytest(
-        pytester, python, "-m", "perf", "-n2", "--perf-update", "--perf-replicates=2", "--perf-noisy=accept"
+        pytester, python, "-m", "perf", "-n2", "--perf-update", "--perf-replicates=2", "--perf-noisy=accept", passed=4
     )
-    result.assert_outcomes(passed=4)
     text = result.stdout.str()
     assert text.count("= perf =") == 1
     assert sum(line.startswith("one[") for line in text.splitlines()) == 4
@@ -140,8 +136,7 @@ def test_one(perf, trained, number):
 
 def test_what_a_case_does_before_it_measures_runs_beside_no_other_case(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile(test_setting_up=SETTING_UP)
-    result = run_pytest(pytester, python, "-m", "perf", "-n2", "--perf-budget=0.5", "--perf-counts=off")
-    result.assert_outcomes(passed=4)
+    run_pytest(pytester, python, "-m", "perf", "-n2", "--perf-budget=0.5", "--perf-counts=off", passed=4)
     lines = (pytester.path / "log.txt").read_text().splitlines()
     doings = [what for what, _ in itertools.groupby(lines)]
     assert sorted(doings) == sorted(
@@ -171,16 +166,14 @@ def test_a_run_that_waits_for_another_one_says_at_once_for_whom(
 def test_workers_say_what_is_wrong_with_a_baseline_file(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     project.baseline_file().write_text("{")
-    result = project.run("-n2", "-p", "xdist.plugin")
-    result.assert_outcomes(errors=1)
+    result = project.run("-n2", "-p", "xdist.plugin", errors=1)
     result.stdout.fnmatch_lines(["*test_story.json is damaged at line 1, column 2*", "*restore it*"])
     assert project.baseline_file().read_text() == "{"
 
 
 def test_workers_refuse_a_marker_argument_in_every_test(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.correctness(atol=1)\ndef test_x():\n    pass\n")
-    result = run_pytest(pytester, python, "-n2")
-    result.assert_outcomes(errors=1)
+    result = run_pytest(pytester, python, "-n2", errors=1)
     result.stdout.fnmatch_lines(["*@pytest.mark.correctness takes no arguments, got atol*"])
 
 

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from tests.plugin.conftest import Project
 
 BUSY = 1.6
-
-
-def stored(project: Project) -> dict[str, Any]:
-    """The one case of the committed times."""
-    (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
-    assert isinstance(case, dict)
-    return case
 
 
 @pytest.fixture
@@ -36,27 +28,24 @@ def work():"""
 
 def test_neighbours_that_pass_while_a_baseline_is_saved_are_waited_for(project: Project) -> None:
     project.neighbours(BUSY, BUSY, 0.0)
-    result = project.run("--perf-update")
-    result.assert_outcomes(passed=1)
+    result = project.run("--perf-update", passed=1)
     result.stdout.fnmatch_lines(["perf: one more replicate to replace noisy ones (1 case)"])
-    assert [one["neighbours_cores"] for one in stored(project)["replicates"]] == [0.0, 0.0, BUSY]
-    assert "noisy" not in stored(project)
+    assert [one["neighbours_cores"] for one in project.saved_case()["replicates"]] == [0.0, 0.0, BUSY]
+    assert "noisy" not in project.saved_case()
     assert "noisy machine" not in result.stdout.str()
 
 
 def test_neighbours_that_stay_are_named_when_a_baseline_is_saved_and_mark_it(project: Project) -> None:
     project.neighbours(BUSY)
-    result = project.run("--perf-update-new")
-    result.assert_outcomes(passed=1)
+    result = project.run("--perf-update-new", passed=1)
     beside = "other processes used 1.6 cores meanwhile"
     result.stdout.fnmatch_lines([f"saved from a noisy machine: work: {beside}"])
-    assert stored(project)["noisy"] == [beside]
+    assert project.saved_case()["noisy"] == [beside]
     assert result.stdout.str().count("one more replicate") == 3
 
 
 def test_times_that_could_not_show_twice_the_threshold_are_not_saved_and_nothing_is_lost(restless: Project) -> None:
-    result = restless.run("--perf-update")
-    result.assert_outcomes(passed=1)
+    result = restless.run("--perf-update", passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines(
         [
@@ -84,8 +73,7 @@ def test_many_cases_that_are_too_noisy_take_one_line_with_their_number_the_usual
     steady = "\ndef test_steady(perf):\n    perf(lambda: setattr(Virtual, 'now_ns', Virtual.now_ns + 10**8))\n"
     restless.test_file.write_text(source + "\n" + more + steady)
     restless.neighbours(BUSY)
-    result = restless.run("--perf-update")
-    result.assert_outcomes(passed=5)
+    result = restless.run("--perf-update", passed=5)
     result.stdout.re_match_lines(
         [
             r"saved from a noisy machine: steady: other processes used 1\.6 cores meanwhile",
@@ -105,15 +93,15 @@ def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, in
     result = restless.run("--perf-update", *([] if ini else ["--perf-noisy=accept"]))
     assert result.ret == 0
     result.stdout.re_match_lines([r"work .* new, saved", r"saved from a noisy machine: work: its replicates differ.*"])
-    assert "differ so much" in stored(restless)["noisy"][0]
+    assert "differ so much" in restless.saved_case()["noisy"][0]
 
 
 def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restless: Project) -> None:
     folder = restless.pytester.path
-    restless.test_file.write_text(restless.test_file.read_text().replace("40 * number", "0 * number"))
+    restless.edit("40 * number", "0 * number")
     restless.run("--perf-update").assert_outcomes(passed=1)
     before = restless.baseline_file().read_text()
-    restless.test_file.write_text(restless.test_file.read_text().replace("0 * number", "40 * number"))
+    restless.edit("0 * number", "40 * number")
     for mark in folder.glob("process-*"):
         mark.unlink()
     refused = restless.run("--perf-update")
@@ -123,9 +111,7 @@ def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restles
 
 
 def test_a_baseline_of_one_process_says_that_no_slowdown_counts_against_it(project: Project) -> None:
-    result = project.run("--perf-update", "--perf-replicates=1")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
+    project.run("--perf-update", "--perf-replicates=1", passed=1).stdout.fnmatch_lines(
         [
             "saved from a single process: work: its noise is unknown, so no slowdown counts against it",
             "  -> save three or more: --perf-replicates=3",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import Project, begin_repository, commit
+from tests.plugin.conftest import Project, begin_repository, commit, one_line
 
 STEP = """
 import torch
@@ -76,31 +74,18 @@ def saved(project: Project) -> None:
     commit(project, "baseline")
 
 
-def explained(project: Project) -> dict[str, Any]:
-    """What the results file says of the peak."""
-    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
-    found: dict[str, Any] = one["outcome"]["explained_peak"]
-    return found
-
-
-def said(result: pytest.RunResult) -> str:
-    return " ".join(result.stdout.str().split())
-
-
 def grown(project: Project) -> int:
     """By how much the gate found that the peak has grown."""
-    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
-    memory = one["judgement"]["memory"]
+    memory = project.result()["judgement"]["memory"]
     return int(memory["now"] - memory["before"])
 
 
 def test_a_case_that_needs_more_memory_names_what_is_new_at_its_peak(step: Project) -> None:
     saved(step)
     model(step, rows=64, first="# two lines\n# that move all others\n")
-    result = step.run("--perf-json=results.json")
-    result.assert_outcomes(failed=1)
-    assert "blocks of aten::ones in blocks.* (net.py:13 < net.py:24 < test_story.py:12), activations" in said(result)
-    found = explained(step)
+    said = one_line(step.run("--perf-json=results.json", failed=1))
+    assert "blocks of aten::ones in blocks.* (net.py:13 < net.py:24 < test_story.py:12), activations" in said
+    found = step.result()["outcome"]["explained_peak"]
     largest = found["parts"][0]
     assert (largest["category"], largest["operator"], largest["module"], largest["line"]) == (
         "activations",
@@ -116,7 +101,7 @@ def test_a_larger_model_is_seen_in_all_that_is_kept_for_its_parameters(step: Pro
     saved(step)
     model(step, width=64)
     step.run("--perf-json=results.json").assert_outcomes(failed=1)
-    parts = explained(step)["parts"]
+    parts = step.result()["outcome"]["explained_peak"]["parts"]
     held = {part["category"]: part["change_bytes"] for part in parts if not part.get("operator")}
     more = 4 * (60 * 16 + 60)
     assert held == {"parameters": more, "optimizer state": 2 * more}
@@ -127,10 +112,9 @@ def test_a_larger_model_is_seen_in_all_that_is_kept_for_its_parameters(step: Pro
 def test_two_versions_that_are_compared_are_told_apart_in_the_same_way(step: Project) -> None:
     begin_repository(step)
     model(step, rows=64)
-    result = step.run("--perf-against=HEAD", "--perf-budget=0.5", "--perf-json=results.json")
-    result.assert_outcomes(failed=1)
-    assert "aten::ones in blocks.* (net.py:11 < net.py:22 < test_story.py:12)" in said(result)
-    assert explained(step)["parts"][0]["change_bytes"] == 3 * 63 * ROW
+    result = step.run("--perf-against=HEAD", "--perf-budget=0.5", "--perf-json=results.json", failed=1)
+    assert "aten::ones in blocks.* (net.py:11 < net.py:22 < test_story.py:12)" in one_line(result)
+    assert step.result()["outcome"]["explained_peak"]["parts"][0]["change_bytes"] == 3 * 63 * ROW
 
 
 def test_a_step_that_runs_out_of_memory_says_what_was_alive_and_what_would_free_it(step: Project) -> None:
@@ -139,13 +123,12 @@ def test_a_step_that_runs_out_of_memory_says_what_was_alive_and_what_would_free_
     (step.pytester.path / "net.py").write_text(
         text.replace("return self.head(x)", "torch.empty(2**50, dtype=torch.uint8)\n        return self.head(x)")
     )
-    result = step.run("--perf-json=results.json", "-v")
-    result.assert_outcomes(skipped=1)
-    assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23 < test_story.py:12)" in said(result)
-    alive = said(result).partition("alive then: ")[2]
+    result = step.run("--perf-json=results.json", "-v", skipped=1)
+    assert "out of memory: 1024 TiB asked for, by aten::empty in Net (net.py:23 < test_story.py:12)" in one_line(result)
+    alive = one_line(result).partition("alive then: ")[2]
     assert alive.startswith("43.5 KiB, of which 36.0 KiB made by the forward in blocks.*, ")
     assert "checkpointing blocks.* would free up to 36.0 KiB of it" in alive
-    (one,) = json.loads((step.pytester.path / "results.json").read_text())["results"]
+    (one,) = step.results()
     assert sum(part["size_bytes"] for part in one["outcome"]["out_of_memory"]["alive"]) > 36 * 1024
 
 
@@ -154,12 +137,8 @@ def test_a_baseline_that_is_not_committed_is_a_reason_and_evidence_can_be_turned
     model(step, first="# not committed\n")
     step.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     model(step, rows=64)
-    result = step.run()
-    result.assert_outcomes(failed=1)
-    assert "at the peak: could not look, because its baseline is not committed" in said(result)
-    silent = step.run("--perf-evidence=off")
-    silent.assert_outcomes(failed=1)
-    assert "at the peak" not in said(silent)
+    assert "at the peak: could not look, because its baseline is not committed" in one_line(step.run(failed=1))
+    assert "at the peak" not in one_line(step.run("--perf-evidence=off", failed=1))
 
 
 def test_a_base_that_does_not_run_is_a_reason_and_hides_no_regression(step: Project) -> None:
@@ -173,6 +152,4 @@ def test_a_base_that_does_not_run_is_a_reason_and_hides_no_regression(step: Proj
     commit(step, "baseline")
     needed.unlink()
     model(step, rows=64)
-    result = step.run()
-    result.assert_outcomes(failed=1)
-    assert "at the peak: could not look, because" in said(result)
+    assert "at the peak: could not look, because" in one_line(step.run(failed=1))

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from tests.plugin.conftest import run_pytest
+from tests.plugin.conftest import one_line, run_pytest
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def bare(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
 
 
-def predict(pytester: pytest.Pytester, python: str, source: str, *arguments: str) -> pytest.RunResult:
+def predict(pytester: pytest.Pytester, python: str, source: str, *arguments: str, **expected: int) -> pytest.RunResult:
     pytester.makepyfile(test_it=source)
-    return run_pytest(pytester, python, "--perf-predict", *arguments)
+    return run_pytest(pytester, python, "--perf-predict", *arguments, **expected)
 
 
 STYLES = """
@@ -99,9 +99,7 @@ def test_plain(shared):
 def test_fixtures_classes_and_code_that_says_cuda_are_predicted_without_a_gpu(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = predict(pytester, python, STYLES, "-m", "perf")
-    result.assert_outcomes(passed=7, deselected=1)
-    result.stdout.fnmatch_lines(
+    predict(pytester, python, STYLES, "-m", "perf", passed=7, deselected=1).stdout.fnmatch_lines(
         [
             "own *new",
             "shared *new",
@@ -178,9 +176,7 @@ def test_wrong(perf):
 def test_asking_for_numbers_after_the_prediction_ends_the_test_and_other_failures_fail_it(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = predict(pytester, python, AFTERWARDS)
-    result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(
+    predict(pytester, python, AFTERWARDS, passed=2, failed=2).stdout.fnmatch_lines(
         [
             "*assert *Size(*4, 4*) == (4, 5)",
             "*RuntimeError: of another kind",
@@ -254,8 +250,7 @@ def test_forgets(device):
 def test_what_needs_numbers_is_named_with_its_line_and_other_errors_are_shown_as_they_are(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = predict(pytester, python, INSIDE)
-    result.assert_outcomes(passed=1, failed=7, errors=1, skipped=1)
+    result = predict(pytester, python, INSIDE, passed=1, failed=7, errors=1, skipped=1)
     text = result.stdout.str()
     for line in (
         "test_branch: cannot be predicted, test_it.py:4: `if x.norm() > 1:` needs values, and fake tensors have none",
@@ -310,9 +305,7 @@ def test_too_large(perf):
 
 
 def test_a_case_with_nothing_to_predict_is_skipped_and_says_why(pytester: pytest.Pytester, python: str) -> None:
-    result = predict(pytester, python, NOTHING_TO_PREDICT)
-    result.assert_outcomes(skipped=5)
-    result.stdout.fnmatch_lines(
+    predict(pytester, python, NOTHING_TO_PREDICT, skipped=5).stdout.fnmatch_lines(
         [
             "1 skipped: the callable calls no operator of PyTorch, so there is nothing to",
             "2 skipped: nothing to predict: a data loader runs on the host, and",
@@ -320,8 +313,7 @@ def test_a_case_with_nothing_to_predict_is_skipped_and_says_why(pytester: pytest
             "2 skipped: not to be predicted: perf(predict=False) (marked, too_large)",
         ]
     )
-    measured = run_pytest(pytester, python, "-m", "perf", "-k", "too_large")
-    measured.assert_outcomes(skipped=1)
+    measured = run_pytest(pytester, python, "-m", "perf", "-k", "too_large", skipped=1)
     measured.stdout.fnmatch_lines(["1 not run: up to * needed, more than --perf-budget (10.0 s) (too_large)"])
 
 
@@ -346,9 +338,7 @@ def test_own(perf):
 def test_an_operator_that_says_nothing_of_shapes_is_named_with_its_line_and_what_to_do(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = predict(pytester, python, WITHOUT_SHAPES)
-    result.assert_outcomes(failed=2)
-    text = result.stdout.str()
+    text = predict(pytester, python, WITHOUT_SHAPES, failed=2).stdout.str()
     for said in (
         "test_halves: cannot be predicted, test_it.py:8: `return torch.binomial(torch.ones_like(chance), chance)`: "
         "aten::binomial cannot tell its result's shape: ",
@@ -422,9 +412,8 @@ def test_refuses(perf, arguments):
 def test_what_fits_is_found_and_what_cannot_be_asked_is_refused_in_words(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = predict(pytester, python, FITS)
-    result.assert_outcomes(passed=2, failed=5)
-    text = " ".join(result.stdout.str().split())
+    result = predict(pytester, python, FITS, passed=2, failed=5)
+    text = one_line(result)
     for said in (
         "would fit with a narrow one (",
         "takes rows 1,",

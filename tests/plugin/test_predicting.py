@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import run_pytest
+from tests.plugin.conftest import REFUSED, Folder, one_line
 
 NET = """
 import torch
@@ -58,33 +58,22 @@ def python(python_with_compiler: str) -> str:
     return python_with_compiler
 
 
-class Predicted:
+class Predicted(Folder):
     """A project of one small model, which nothing here ever runs."""
 
     def __init__(self, pytester: pytest.Pytester, python: str) -> None:
-        self.pytester = pytester
-        self._python = python
+        super().__init__(pytester, python)
         pytester.makepyfile(net=NET, test_net=CASE)
-        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
 
     def edit(self, old: str, new: str, file: str = "net.py") -> None:
-        path = self.pytester.path / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+        super().edit(old, new, file)
 
     def tests(self, source: str) -> None:
         """Other tests in the place of the first one."""
         (self.pytester.path / "test_net.py").write_text(source)
 
-    def predict(self, *arguments: str) -> pytest.RunResult:
-        return self.run("-m", "perf", "--perf-predict", *arguments)
-
-    def run(self, *arguments: str) -> pytest.RunResult:
-        return run_pytest(self.pytester, self._python, *arguments)
-
-    def perflab(self, *arguments: str) -> pytest.RunResult:
-        return self.pytester.run(self._python, "-m", "perflab", *arguments, timeout=240)
+    def predict(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        return self.pytest("-m", "perf", "--perf-predict", *arguments, **expected)
 
     def baseline_file(self, gpu: str = "h100") -> Path:
         return self.pytester.path / "baselines" / f"predicted-{gpu}" / "test_net.json"
@@ -100,9 +89,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: 
 
 
 def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_names(project: Predicted) -> None:
-    first = project.predict()
-    first.assert_outcomes(passed=1)
-    first.stdout.fnmatch_lines(
+    project.predict(passed=1).stdout.fnmatch_lines(
         [
             "collected 1 item",
             "perf: 1 case predicted for h100 (--perf-gpu), not run",
@@ -121,8 +108,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
     project.predict().stdout.fnmatch_lines(["net *  ok", "1 predicted ok · 0 measured"])
 
     project.edit("return x + self.down(h)", "self.kept = h * 2.0\n        return x + self.down(h)")
-    worse = project.predict()
-    worse.assert_outcomes(failed=1)
+    worse = project.predict(failed=1)
     worse.stdout.fnmatch_lines(
         [
             "net needs more on h100 than its baseline, as predicted: peak memory,*",
@@ -140,8 +126,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
     )
     assert "Traceback" not in worse.stdout.str()
 
-    accepted = project.run("-m", "perf", "--perf-predict", "test_net.py::test_net", "--perf-update")
-    accepted.assert_outcomes(passed=1)
+    project.pytest("-m", "perf", "--perf-predict", "test_net.py::test_net", "--perf-update").assert_outcomes(passed=1)
     project.predict().stdout.fnmatch_lines(["net *  ok"])
 
 
@@ -152,9 +137,7 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
 def test_one_more_product_or_operator_fails_and_is_named(project: Predicted, more: str, told: str) -> None:
     project.predict("--perf-update").assert_outcomes(passed=1)
     project.edit("h = torch.relu(self.up(x))", more)
-    worse = project.predict()
-    worse.assert_outcomes(failed=1)
-    text = worse.stdout.str()
+    text = project.predict(failed=1).stdout.str()
     grew = text[text.index("what grew:") : text.index("if intended")]
     assert "net.py:10" in grew
     assert "blocks.*" in grew
@@ -169,9 +152,7 @@ def test_operators_that_change_places_pass(project: Predicted) -> None:
 
 
 def test_check_off_and_strict_counts_off_and_a_memory_threshold_are_heeded(project: Predicted) -> None:
-    strict = project.predict("--perf-check=strict")
-    strict.assert_outcomes(failed=1)
-    strict.stdout.fnmatch_lines(
+    project.predict("--perf-check=strict", failed=1).stdout.fnmatch_lines(
         [
             "net could not be judged (new), and --perf-check fails such cases",
             "if intended: pytest -m perf --perf-predict test_net.py::test_net --perf-update-new",
@@ -179,9 +160,7 @@ def test_check_off_and_strict_counts_off_and_a_memory_threshold_are_heeded(proje
     )
     project.predict("--perf-update-new").assert_outcomes(passed=1)
     project.edit("self.down(h)", "self.down(h).clone()")
-    off = project.predict("--perf-check=off")
-    off.assert_outcomes(passed=1)
-    off.stdout.fnmatch_lines(["net *unchecked"])
+    project.predict("--perf-check=off", passed=1).stdout.fnmatch_lines(["net *unchecked"])
     project.predict("--perf-update-new").assert_outcomes(failed=1)
     project.edit("def test_net", "@pytest.mark.perf(memory_threshold='50%')\ndef test_net", "test_net.py")
     project.edit("import torch\n", "import pytest, torch\n", "test_net.py")
@@ -203,15 +182,13 @@ def test_results_are_written_reported_and_merged(project: Predicted) -> None:
     project.predict("--perf-json=one.json", "--perf-update").assert_outcomes(passed=1)
     project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
     project.predict("--perf-json=two.json", "--perf-gpu=l4").assert_outcomes(passed=1)
-    (row,) = json.loads((project.pytester.path / "one.json").read_text())["results"]
+    (row,) = project.results("one.json")
     assert row["outcome"]["now"]["gpu"] == "h100"
-    report = project.perflab("report", "one.json")
-    report.stdout.fnmatch_lines(["predicted for h100*", "net *new, saved"])
+    project.perflab("report", "one.json").stdout.fnmatch_lines(["predicted for h100*", "net *new, saved"])
     merged = project.perflab("merge", "one.json", "two.json")
     assert merged.ret == 0
     merged.stdout.fnmatch_lines(["predicted for h100*", "net *", "predicted for l4*", "net *"])
-    markdown = project.perflab("report", "merged.json", "--format=markdown")
-    markdown.stdout.fnmatch_lines(["*predicted for h100*"])
+    project.perflab("report", "merged.json", "--format=markdown").stdout.fnmatch_lines(["*predicted for h100*"])
 
 
 def test_workers_of_xdist_predict_and_one_process_saves(project: Predicted) -> None:
@@ -221,8 +198,7 @@ def test_workers_of_xdist_predict_and_one_process_saves(project: Predicted) -> N
     )
     project.edit("import torch\n", "import pytest, torch\n", "test_net.py")
     project.edit("torch.randn(32,", "torch.randn(rows,", "test_net.py")
-    result = project.predict("-p", "xdist", "-n2", "--perf-update-new")
-    result.assert_outcomes(passed=2)
+    result = project.predict("-p", "xdist", "-n2", "--perf-update-new", passed=2)
     result.stdout.fnmatch_lines(["net[[]32] *new, saved", "net[[]64] *new, saved", "saved 2 predictions to *"])
     project.predict("-p", "xdist", "-n2").stdout.fnmatch_lines(["2 predicted ok · 0 measured"])
 
@@ -241,24 +217,20 @@ def test_a_prediction_whose_test_was_moved_is_compared_with_what_it_was(project:
     project.predict("--perf-update").assert_outcomes(passed=1)
     (project.pytester.path / "test_net.py").rename(project.pytester.path / "test_moved.py")
     project.edit("h = torch.relu(self.up(x))", "h = torch.relu(self.up(x)).clone()")
-    result = project.predict()
-    result.assert_outcomes(failed=1)
-    assert "compared with test_net.py::test_net, moved" in " ".join(result.stdout.str().split())
+    assert "compared with test_net.py::test_net, moved" in one_line(project.predict(failed=1))
 
 
 def test_the_timeline_of_a_prediction_is_written_where_it_is_asked_for(project: Predicted) -> None:
-    result = project.predict("--perf-snapshots")
-    result.stdout.fnmatch_lines(["note: timeline: *test_net*predicted.pickle"])
+    project.predict("--perf-snapshots").stdout.fnmatch_lines(["note: timeline: *test_net*predicted.pickle"])
     (path,) = (project.pytester.path / ".perflab/snapshots").glob("*.pickle")
     assert {"segments", "device_traces"} <= pickle.loads(path.read_bytes()).keys()
 
 
 def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predicted) -> None:
     project.predict("--perf-gpu=h200", "--perf-update").assert_outcomes(passed=1)
-    measured = project.run(
-        "-m", "perf", "--perf-device=cpu", "--perf-update", "--perf-noisy=accept", "--perf-budget=300ms"
+    project.pytest(
+        "-m", "perf", "--perf-device=cpu", "--perf-update", "--perf-noisy=accept", "--perf-budget=300ms", passed=1
     )
-    measured.assert_outcomes(passed=1)
     (file,) = (project.pytester.path / "baselines").glob("cpu-*/test_net.json")
     stored = json.loads(file.read_text())
     roofline_ns = json.loads(project.baseline_file("h200").read_text())["cases"]["test_net"]["roofline_ns"]
@@ -271,13 +243,11 @@ def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predict
     target = project.pytester.path / "baselines/cuda-nvidia-h200-torch2.13/test_net.json"
     target.parent.mkdir()
     target.write_text(json.dumps(stored))
-    told = project.predict("--perf-gpu=h200")
-    told.assert_outcomes(passed=1)
+    told = project.predict("--perf-gpu=h200", passed=1)
     assert "estimate" in told.stdout.str()
-    assert "1 of this test's cases measured on NVIDIA H200: 50% of the roofline" in " ".join(told.stdout.str().split())
+    assert "1 of this test's cases measured on NVIDIA H200: 50% of the roofline" in one_line(told)
     target.write_text("{")
-    damaged = project.predict("--perf-gpu=h200")
-    damaged.assert_outcomes(passed=1)
+    damaged = project.predict("--perf-gpu=h200", passed=1)
     damaged.stdout.fnmatch_lines(["note: no estimate: *", "*is damaged at line 1*"])
 
 
@@ -299,43 +269,36 @@ def test_an_estimate_is_made_of_what_was_measured_on_such_a_gpu(project: Predict
     ],
 )
 def test_options_that_do_not_go_together_are_refused(project: Predicted, arguments: list[str], said: str) -> None:
-    result = project.predict(*arguments)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([said])
+    project.predict(*arguments, ret=REFUSED).stderr.fnmatch_lines([said])
 
 
 def test_a_damaged_predicted_baseline_is_named_before_anything_is_predicted(project: Predicted) -> None:
     project.predict("--perf-update").assert_outcomes(passed=1)
     project.baseline_file().write_text("{")
     for arguments in ([], ["--perf-update"]):
-        result = project.predict(*arguments)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result = project.predict(*arguments, ret=REFUSED)
         result.stderr.fnmatch_lines(["*predicted baseline file *test_net.json is damaged at line 1*"])
     assert project.baseline_file().read_text() == "{"
 
 
 def test_baselines_that_cannot_be_written_are_refused_before_predicting(project: Predicted) -> None:
-    result = project.predict("--perf-update", "--perf-baselines=/proc/perflab")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = project.predict("--perf-update", "--perf-baselines=/proc/perflab", ret=REFUSED)
     result.stderr.fnmatch_lines(["*cannot write baselines to *"])
 
 
 def test_beside_pytest_benchmark_its_cases_are_measured_and_ours_predicted(project: Predicted) -> None:
     pytest.importorskip("pytest_benchmark")
-    project.tests(
-        CASE
-        + """
+    more = """
 import pytest
 
 @pytest.mark.perf
 def test_theirs(benchmark):
     assert benchmark(lambda: torch.ones(4).sum().item()) == 4
 """
-    )
+    project.add(more, "test_net.py")
     result = project.predict(
-        "-p", "pytest_benchmark.plugin", "--benchmark-max-time=0.1", "--benchmark-json=theirs.json"
+        "-p", "pytest_benchmark.plugin", "--benchmark-max-time=0.1", "--benchmark-json=theirs.json", passed=2
     )
-    result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["net *new", "1 predicted new · 0 measured*"])
     (one,) = json.loads((project.pytester.path / "theirs.json").read_text())["benchmarks"]
     assert one["name"] == "test_theirs"
@@ -353,8 +316,6 @@ def test_net(perf, device):
 
 def test_an_operator_of_higher_order_is_said_not_to_be_predictable(project: Predicted) -> None:
     project.tests(FLEX)
-    result = project.predict()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    project.predict(failed=1).stdout.fnmatch_lines(
         ["test_net.py::test_net: cannot be predicted, flex_attention is created by compiling*", "  -> *predict=False*"]
     )

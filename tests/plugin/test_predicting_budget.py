@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, run_pytest
+from tests.plugin.conftest import CONFTEST, Folder, one_line
 
 pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="measured, where there is a GPU")
 
@@ -61,36 +61,30 @@ def python(python_with_compiler: str) -> str:
     return python_with_compiler
 
 
-class Budgeted:
+class Budgeted(Folder):
     """A project whose cases take as long to trace as they say."""
 
     def __init__(self, pytester: pytest.Pytester, python: str) -> None:
-        self._pytester, self._python = pytester, python
-        pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n")
+        super().__init__(pytester, python)
         self.conftest("")
 
     def conftest(self, more: str) -> None:
-        self._pytester.makeconftest(CONFTEST + more)
+        self.pytester.makeconftest(CONFTEST + more)
 
     def cases(self, source: str) -> None:
-        (self._pytester.path / "test_slow.py").write_text(CASES + source)
+        (self.pytester.path / "test_slow.py").write_text(CASES + source)
 
-    def run(self, *arguments: str) -> pytest.RunResult:
-        return run_pytest(self._pytester, self._python, "-m", "perf", *arguments)
+    def run(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        return self.pytest("-m", "perf", *arguments, **expected)
 
-    def predict(self, *arguments: str) -> pytest.RunResult:
-        return self.run("--perf-predict", *arguments)
+    def predict(self, *arguments: str, **expected: int) -> pytest.RunResult:
+        return self.run("--perf-predict", *arguments, **expected)
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: str) -> Budgeted:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return Budgeted(pytester, python)
-
-
-def flat(result: pytest.RunResult) -> str:
-    """What was printed, in one line however it was wrapped."""
-    return " ".join(result.stdout.str().split())
 
 
 def test_past_its_budget_a_case_is_skipped_with_its_operators_and_the_next_is_as_if_alone(project: Budgeted) -> None:
@@ -119,11 +113,9 @@ def test_in_forward(perf, device):
     perf.step(**steps(2, device, forward_s=1.5))
 """
     )
-    alone = project.predict("-k", "next", "--perf-update")
-    alone.assert_outcomes(passed=1)
-    result = project.predict("--perf-budget=2.5", "-rs")
-    result.assert_outcomes(passed=1, skipped=2)
-    text = flat(result)
+    project.predict("-k", "next", "--perf-update").assert_outcomes(passed=1)
+    result = project.predict("--perf-budget=2.5", "-rs", passed=1, skipped=2)
+    text = one_line(result)
     assert text.count("tracing took longer than --perf-budget=2.5 s; ") == 4  # in our table, and in pytest's
     assert text.count("operators so far (more: --perf-budget=15)") == 4
     assert "; 0 operators so far" not in text
@@ -141,10 +133,9 @@ def test_slow(perf, device):
     perf.step(**steps(2, device, forward_s=1.5))
 """
     )
-    result = project.predict("--perf-budget=100")
-    result.assert_outcomes(skipped=1)
-    assert "tracing took longer than @pytest.mark.perf(budget=2); " in flat(result)
-    assert "operators so far (more: budget=12)" in flat(result)
+    result = project.predict("--perf-budget=100", skipped=1)
+    assert "tracing took longer than @pytest.mark.perf(budget=2); " in one_line(result)
+    assert "operators so far (more: budget=12)" in one_line(result)
 
 
 def test_progress_tells_operators_and_time_as_measuring_does(project: Budgeted) -> None:
@@ -159,8 +150,7 @@ def test_slow(perf, device):
     perf.step(**build(4))
 """
     )
-    result = project.predict()
-    result.assert_outcomes(passed=1)
+    result = project.predict(passed=1)
     result.stdout.re_match_lines(
         [
             r"predicting slow: 100 operators, 0 s of 10 s, \d+ s so far",
@@ -184,12 +174,11 @@ def test_slow(perf, device):
 def test_other_sizes_that_take_longer_than_the_budget_are_left_out_and_the_case_stands(project: Budgeted) -> None:
     project.cases(OTHER_SIZES)
     project.predict("--perf-update").stdout.fnmatch_lines(["  h100 takes rows *"])
-    short = project.predict("--perf-budget=500ms")
-    short.assert_outcomes(passed=1)
+    short = project.predict("--perf-budget=500ms", passed=1)
     short.stdout.fnmatch_lines(["slow *yes  ok"])
     assert "h100 takes rows" not in short.stdout.str()
-    assert "note: no larger sizes are known: tracing them took longer than --perf-budget=0.5 s; " in flat(short)
-    assert "operators so far (more: --perf-budget=3)" in flat(short)
+    assert "note: no larger sizes are known: tracing them took longer than --perf-budget=0.5 s; " in one_line(short)
+    assert "operators so far (more: --perf-budget=3)" in one_line(short)
 
 
 def test_few_layers_are_believed_where_running_all_takes_longer_than_the_budget_and_it_says_so(
@@ -203,12 +192,11 @@ def test_slow(perf, device, rows):
 """
     )
     project.predict("--perf-update", "--perf-budget=60").assert_outcomes(passed=2)
-    short = project.predict("--perf-budget=2")  # 11 layers are run for few, 80 for all
-    short.assert_outcomes(passed=2)
+    short = project.predict("--perf-budget=2", passed=2)  # 11 layers are run for few, 80 for all
     short.stdout.fnmatch_lines(["slow[[]4] *ok", "slow[[]8] *ok"])
     assert (
         "note: few layers were traced, and it is not proven that all do the same: tracing every layer took longer than "
-        "--perf-budget=2 s; " in flat(short)
+        "--perf-budget=2 s; " in one_line(short)
     )
     assert "not proven" not in project.predict("--perf-budget=60").stdout.str()
 
@@ -222,10 +210,9 @@ def test_slow(perf, device, which):
     perf.step(**steps(2, device, forward_s=1.0))
 """
     )
-    result = project.predict("--perf-total-budget=5")  # one case runs its two layers twice
-    result.assert_outcomes(passed=1, skipped=2)
+    result = project.predict("--perf-total-budget=5", passed=1, skipped=2)  # one case runs its two layers twice
     result.stdout.fnmatch_lines(["slow[[]1] *new", "1 not run: the run's 5.00 s were over (slow[[]3])"])
-    assert "tracing took longer than the run had left (--perf-total-budget); " in flat(result)
+    assert "tracing took longer than the run had left (--perf-total-budget); " in one_line(result)
 
 
 def test_a_case_predicted_by_itself_is_skipped_with_both_reasons_and_the_next_is_measured(project: Budgeted) -> None:
@@ -246,8 +233,7 @@ def test_small(perf, device):
     assert perf(work).sum().item() == 8
 """
     )
-    result = project.run("--perf-budget=2", "-rs")
-    result.assert_outcomes(passed=1, skipped=1)
-    assert "TiB of" in flat(result)
-    assert "; cannot be predicted, tracing took longer than --perf-budget=2 s; " in flat(result)
+    result = project.run("--perf-budget=2", "-rs", passed=1, skipped=1)
+    assert "TiB of" in one_line(result)
+    assert "; cannot be predicted, tracing took longer than --perf-budget=2 s; " in one_line(result)
     result.stdout.fnmatch_lines(["small * 100 ms * new"])

@@ -104,10 +104,8 @@ def large(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured(
     pytester: pytest.Pytester, python: str
 ) -> None:
-    result = run_pytest(
-        pytester, python, "--perf-update-new", "--perf-noisy=accept", "--perf-replicates=1", "-rs", "-v"
-    )
-    result.assert_outcomes(passed=5, skipped=5)
+    options = ("--perf-update-new", "--perf-noisy=accept", "--perf-replicates=1", "-rs", "-v")
+    result = run_pytest(pytester, python, *options, passed=5, skipped=5)
     text = result.stdout.str()
     for said in (r"small .* new, saved", r"trains_first +skipped: needs 7\.00 h of 300 ms"):
         assert pytest.LineMatcher(text.splitlines()).re_match_lines([said]) is None
@@ -132,8 +130,7 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     folders = sorted(path.name for path in (pytester.path / "baselines").iterdir() if path.is_dir())
     assert [name.partition("-")[0] for name in folders] == ["cpu", "exact", "predicted"]
 
-    again = run_pytest(pytester, python, *TOO_MUCH, "--perf-gpu=h100")
-    again.stdout.fnmatch_lines(
+    run_pytest(pytester, python, *TOO_MUCH, "--perf-gpu=h100").stdout.fnmatch_lines(
         [
             SAID_FIRST,
             "*= perf =*",
@@ -144,9 +141,7 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
         ]
     )
     (pytester.path / "test_large.py").write_text(LARGE.replace("layer(x).sum()", "layer(x).sum() + 1"))
-    worse = run_pytest(pytester, python, *TOO_MUCH)
-    worse.assert_outcomes(passed=1, failed=1)
-    worse.stdout.fnmatch_lines(
+    run_pytest(pytester, python, *TOO_MUCH, passed=1, failed=1).stdout.fnmatch_lines(
         [
             "too_long needs more on h100 than its baseline, as predicted: *",
             "if intended: pytest *too_long --perf-update",
@@ -155,17 +150,14 @@ def test_what_does_not_fit_is_predicted_or_skipped_and_the_next_case_is_measured
     (file,) = (pytester.path / "baselines").glob("predicted-h100/*.json")
     whole = file.read_text()
     file.write_text("{")
-    damaged = run_pytest(pytester, python, *TOO_MUCH, "test_large.py::test_small")
-    damaged.assert_outcomes(passed=1, failed=2)
+    damaged = run_pytest(pytester, python, *TOO_MUCH, "test_large.py::test_small", passed=1, failed=2)
     damaged.stdout.fnmatch_lines(["predicted baseline file *test_large.json is damaged at line 1*"])
     file.write_text(whole)
-    asked = run_pytest(pytester, python, TOO_MUCH[0], "--perf-predict")
-    asked.stdout.fnmatch_lines(["too_large *ok"])
+    run_pytest(pytester, python, TOO_MUCH[0], "--perf-predict").stdout.fnmatch_lines(["too_large *ok"])
 
 
 def test_a_cpu_that_was_asked_for_by_name_is_measured_on_or_skipped(pytester: pytest.Pytester, python: str) -> None:
-    result = run_pytest(pytester, python, "--perf-device=cpu", *TOO_MUCH)
-    result.assert_outcomes(skipped=2)
+    result = run_pytest(pytester, python, "--perf-device=cpu", *TOO_MUCH, skipped=2)
     result.stdout.fnmatch_lines(
         [
             "1 not run: * TiB of memory needed, * free (too_large)",
@@ -191,8 +183,7 @@ def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester
         "import perflab.plugin.case.total_budget as total_budget\ntotal_budget.TotalBudget.left_s = lambda self: -0.1\n"
     )
     for arguments in ([], ["--perf-predict"]):
-        result = run_pytest(pytester, python, "--perf-total-budget=1", TOO_MUCH[0], *arguments)
-        result.assert_outcomes(skipped=1)
+        result = run_pytest(pytester, python, "--perf-total-budget=1", TOO_MUCH[0], *arguments, skipped=1)
         result.stdout.fnmatch_lines(["1 not run: the run's 1.00 s were over*", "1 skipped"])
 
 
@@ -211,8 +202,7 @@ def test_hangs(perf):
     perf(lambda: time.sleep(600))
 """
     )
-    output = interrupted(pytester.path, "--perf-predict", "--perf-update", "--perf-json=results.json")
-    assert "new, saved" in output
+    assert "new, saved" in interrupted(pytester.path, "--perf-predict", "--perf-update", "--perf-json=results.json")
     (row,) = json.loads((pytester.path / "results.json").read_text())["results"]
     assert row["case"] == "test_large.py::test_first"
     (journal,) = (pytester.path / ".perflab/runs").glob("*.jsonl")

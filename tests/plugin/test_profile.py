@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import Project, begin_repository, commit
+from tests.plugin.conftest import Project, begin_repository, commit, one_line
 
 NET = """
 import torch
@@ -57,20 +56,8 @@ def worse(project: Project) -> None:
     (project.pytester.path / "net.py").write_text(NET.replace("torch.relu(block(x))", BY_HAND))
 
 
-def record(project: Project) -> dict[str, Any]:
-    """The only case's in the results file."""
-    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
-    found: dict[str, Any] = one["outcome"]
-    return found
-
-
-def said(result: pytest.RunResult) -> str:
-    return " ".join(result.stdout.str().split())
-
-
 def test_a_profile_is_shown_stored_with_the_results_and_written_for_other_tools(net: Project) -> None:
-    result = net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
-    result.assert_outcomes(passed=1)
+    result = net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off", passed=1)
     result.stdout.re_match_lines(
         [
             r"profile of forward: one call, .* on cpu, mean of \d+ calls",
@@ -79,7 +66,7 @@ def test_a_profile_is_shown_stored_with_the_results_and_written_for_other_tools(
             r"  operator +total +share .*",
         ]
     )
-    profile = record(net)["measurement"]["profile"]
+    profile = net.result()["outcome"]["measurement"]["profile"]
     products = [row for row in profile["rows"] if row.get("operator") == "aten::addmm"]
     assert [(row["module"], row["line"], row["instances"]) for row in products] == [("blocks.*", LINE, 3)]
     assert products[0]["flops"] == 3 * 2 * 4 * 16 * 16
@@ -96,8 +83,8 @@ def test_a_marked_case_is_profiled_and_no_other(net: Project) -> None:
             "\n@pytest.mark.perf(profile=True)\ndef test_marked(perf):\n    perf(forward, Net(), torch.zeros(4, 16))\n"
         )
     result = net.run("--perf-budget=0.5", "--perf-check=off")
-    assert "profile of marked" in said(result)
-    assert "profile of forward" not in said(result)
+    assert "profile of marked" in one_line(result)
+    assert "profile of forward" not in one_line(result)
 
 
 def test_a_case_in_a_fresh_process_is_profiled_as_the_command_asks_and_writes_its_files(net: Project) -> None:
@@ -105,13 +92,13 @@ def test_a_case_in_a_fresh_process_is_profiled_as_the_command_asks_and_writes_it
     net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off").assert_outcomes(
         passed=1
     )
-    in_fresh = record(net)["measurement"]["profile"]["calls"]
+    in_fresh = net.result()["outcome"]["measurement"]["profile"]["calls"]
     files = {path.name: path.read_text() for path in (net.pytester.path / ".perflab" / "profiles").iterdir()}
     assert sorted(name.partition(".py_")[2] for name in files) == ["test_forward.folded", "test_forward.trace.json"]
     assert all("aten::addmm" in text for text in files.values())
     net.test_file.write_text(CASE.replace("MARK", ""))
     net.run("--perf-profile", "--perf-budget=0.5", "--perf-json=results.json", "--perf-check=off")
-    assert in_fresh == record(net)["measurement"]["profile"]["calls"]  # as many as in this process
+    assert in_fresh == net.result()["outcome"]["measurement"]["profile"]["calls"]  # as many as in this process
 
 
 def test_a_case_that_does_more_names_operator_module_and_line_by_its_baselines_commit(net: Project) -> None:
@@ -119,13 +106,10 @@ def test_a_case_that_does_more_names_operator_module_and_line_by_its_baselines_c
     net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     commit(net, "baseline")
     worse(net)
-    result = net.run("--perf-json=results.json", "--perf-budget=0.5")
-    result.assert_outcomes(failed=1)
-    assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
-    assert record(net)["explained"]["parts"][0]["more"] == 6
-    silent = net.run("--perf-evidence=off")
-    silent.assert_outcomes(failed=1)
-    assert "cause:" not in said(silent)
+    result = net.run("--perf-json=results.json", "--perf-budget=0.5", failed=1)
+    assert f"cause: 6 more aten::neg in Net ({LINE})" in one_line(result)
+    assert net.result()["outcome"]["explained"]["parts"][0]["more"] == 6
+    assert "cause:" not in one_line(net.run("--perf-evidence=off", failed=1))
 
 
 def stored(project: Project) -> str:
@@ -142,10 +126,9 @@ def test_without_a_commit_the_stored_profile_is_held_against_a_new_one(net: Proj
     assert sum(row["instances"] for row in profile["rows"] if row.get("operator") == "aten::addmm") == 3
     assert len([row for row in profile["rows"] if row["category"] == "dispatch"]) == 1
     worse(net)
-    result = net.run("--perf-budget=0.5", "--perf-json=results.json")
-    result.assert_outcomes(failed=1)
-    assert f"cause: 6 more aten::neg in Net ({LINE})" in said(result)
-    assert record(net)["explained"]["base"] == "the profile stored with its baseline"
+    result = net.run("--perf-budget=0.5", "--perf-json=results.json", failed=1)
+    assert f"cause: 6 more aten::neg in Net ({LINE})" in one_line(result)
+    assert net.result()["outcome"]["explained"]["base"] == "the profile stored with its baseline"
 
 
 @pytest.mark.parametrize("asked", ["--perf-evidence=off", "--perf-replicates=1", "--perf-budget=0.01"])
@@ -165,9 +148,7 @@ def test_a_base_that_cannot_be_profiled_says_why_and_hides_no_regression(net: Pr
     commit(net, "baseline")
     needed.unlink()
     worse(net)
-    result = net.run("--perf-budget=0.5")
-    result.assert_outcomes(failed=1)
-    assert "cause: could not look, because" in said(result)
+    assert "cause: could not look, because" in one_line(net.run("--perf-budget=0.5", failed=1))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +163,7 @@ def test_a_failing_case_that_is_not_looked_into_says_why(net: Project, asked: li
     net.test_file.write_text(CASE.replace("MARK", mark))
     net.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     worse(net)
-    result = net.run("--perf-budget=0.5", *asked)
-    result.assert_outcomes(failed=1)
-    assert f"cause: could not look, because {why}" in said(result)
+    assert f"cause: could not look, because {why}" in one_line(net.run("--perf-budget=0.5", *asked, failed=1))
 
 
 def test_the_fourth_failing_case_says_that_three_were_looked_into(net: Project) -> None:
@@ -195,8 +174,7 @@ def test_the_fourth_failing_case_says_that_three_were_looked_into(net: Project) 
     net.test_file.write_text(CASE.replace("MARK", "") + cases)
     begin_repository(net)
     worse(net)
-    result = net.run("--perf-against=HEAD", "--perf-budget=0.5")
-    result.assert_outcomes(failed=4)
-    failures = said(result).partition("short test summary")[0]  # which repeats all of them where CI is set
+    result = net.run("--perf-against=HEAD", "--perf-budget=0.5", failed=4)
+    failures = one_line(result).partition("short test summary")[0]  # which repeats all of them where CI is set
     assert failures.count("cause: 6 more aten::neg") == 3
     assert "cause: could not look, because 3 cases of this run were, the worst ones, and more would take" in failures

@@ -77,8 +77,8 @@ class Story:
         for name in ("log.txt", "over"):
             (self.path / name).unlink(missing_ok=True)
 
-    def run(self, *arguments: str) -> pytest.RunResult:
-        return self.project.run("--perf-replicates=2", "--perf-json=perf.json", *arguments)
+    def run(self, *arguments: str, **outcomes: int) -> pytest.RunResult:
+        return self.project.run("--perf-replicates=2", "--perf-json=perf.json", *arguments, **outcomes)
 
     def order(self) -> list[str]:
         """What was measured, one after another; successive processes that measure one case count once."""
@@ -101,8 +101,7 @@ FOUND = {"slower_by[a_little]": "regressed", "slower_by[much]": "regressed", "sl
 
 
 def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_then_the_next(story: Story) -> None:
-    result = story.run("-v", "--junitxml=junit.xml", "-o", "addopts=-p perflab.plugin")
-    result.assert_outcomes(passed=2, failed=2)
+    result = story.run("-v", "--junitxml=junit.xml", "-o", "addopts=-p perflab.plugin", passed=2, failed=2)
     again = ["fresh much", "fresh a_little"]
     # Then the profiles that their failures are explained by, which need a process each.
     assert story.order() == ["a_little", "much", "nothing", "last", *again, *again]
@@ -125,16 +124,13 @@ def test_all_cases_are_measured_before_the_largest_suspicion_is_looked_into_and_
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert (suite.get("tests"), suite.get("failures")) == ("4", "2")
     assert sorted(map(str, failed)) == ["test_slower_by[a_little]", "test_slower_by[much]"]
-    again = story.run("--lf", "-o", "addopts=-p perflab.plugin")
-    again.assert_outcomes(failed=2)
+    again = story.run("--lf", "-o", "addopts=-p perflab.plugin", failed=2)
     assert list(story.verdicts()) == ["slower_by[a_little]", "slower_by[much]"]
 
 
 def test_where_the_run_s_time_is_over_before_a_second_look_nobody_can_tell(story: Story) -> None:
-    conftest = story.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + TIME_ENDS_WITH_THE_LAST_TEST)
-    result = story.run("--perf-total-budget=155")
-    result.assert_outcomes(passed=4)
+    story.project.add(TIME_ENDS_WITH_THE_LAST_TEST, "conftest.py")
+    story.run("--perf-total-budget=155").assert_outcomes(passed=4)
     assert not any(name.startswith("fresh") for name in story.order())
     assert story.verdicts() == FOUND | {"slower_by[a_little]": "inconclusive", "slower_by[much]": "inconclusive"}
     over = "the run's 2.58 min were over before it could be measured again (--perf-total-budget)"
@@ -144,8 +140,7 @@ def test_where_the_run_s_time_is_over_before_a_second_look_nobody_can_tell(story
 
 
 def test_workers_look_again_once_they_have_run_all_their_tests(story: Story) -> None:
-    result = story.run("-n2", "-p", "xdist.plugin")
-    result.assert_outcomes(passed=2, failed=2)
+    result = story.run("-n2", "-p", "xdist.plugin", passed=2, failed=2)
     assert story.verdicts() == FOUND
     assert list(story.verdicts()) == list(FOUND)
     result.stdout.re_match_lines([r"measured again 2 times in fresh processes.*"])
@@ -174,9 +169,7 @@ def test_a_case_whose_worker_crashes_before_its_second_look_has_failed(story: St
 def test_with_x_nothing_waits_and_the_first_failures_in_order_end_the_run(
     story: Story, options: list[str], found: list[str]
 ) -> None:
-    result = story.run(*options)
-    result.assert_outcomes(failed=len(found))
-    result.stdout.fnmatch_lines([f"*stopping after {len(found)} failures*"])
+    story.run(*options, failed=len(found)).stdout.fnmatch_lines([f"*stopping after {len(found)} failures*"])
     assert story.order() == [name for one in found for name in (one, f"fresh {one}")]
     assert story.verdicts() == {f"slower_by[{one}]": "regressed" for one in found}
 
@@ -185,8 +178,7 @@ def test_with_x_a_case_that_fails_by_its_memory_is_no_second_failure_after_anoth
     project.run("--perf-update").assert_outcomes(passed=1)
     project.cost(ms=100, kib=1024)
     (project.pytester.path / "test_a_plain.py").write_text("def test_plain():\n    assert False\n")
-    result = project.run("-x", "-m", "", "--perf", "test_story.py", "test_a_plain.py")
-    result.assert_outcomes(failed=1)
+    result = project.run("-x", "-m", "", "--perf", "test_story.py", "test_a_plain.py", failed=1)
     result.stdout.fnmatch_lines(["work needs more memory than its baseline", "*stopping after 1 failures*"])
 
 
@@ -199,9 +191,8 @@ def test_a_case_that_fails_by_what_is_exact_is_not_measured_on_for_its_time(
     if what == "counts":
         source = project.test_file.read_text()
         project.test_file.write_text(source.replace("return block", "block.view(-1)\n    return block"))
-    result = project.run("--perf-json=perf.json")
-    result.assert_outcomes(failed=1)
-    (found,) = json.loads((project.pytester.path / "perf.json").read_text())["results"]
+    result = project.run("--perf-json=perf.json", failed=1)
+    (found,) = project.results("perf.json")
     assert found["judgement"]["worse"] == [what]
     assert len(found["outcome"].get("fresh", [])) == fresh, "memory may depend on what the process did before"
     result.stdout.re_match_lines(
@@ -227,8 +218,7 @@ def test_ctrl_c_while_it_is_measured_again_gives_it_out_too(story: Story) -> Non
 
 def test_where_a_plugin_runs_tests_again_they_are_looked_at_at_once(story: Story) -> None:
     (story.path / "again.py").write_text(FIRST_TRY_FAILS)
-    result = story.run("-p", "again")
-    assert result.parseoutcomes() == {"passed": 2, "failed": 2, "rerun": 2}
+    assert story.run("-p", "again").parseoutcomes() == {"passed": 2, "failed": 2, "rerun": 2}
     small, large = ["a_little", "fresh a_little"], ["much", "fresh much"]
     assert story.order() == [*small, *small, *large, *large, "nothing", "last"]
     assert story.verdicts() == FOUND
@@ -239,16 +229,12 @@ def test_a_case_that_is_expected_to_fail_does_so_in_its_own_phase(story: Story) 
     story.project.test_file.write_text(
         source.replace("@pytest.mark.param", "@pytest.mark.xfail(strict=True)\n@pytest.mark.param")
     )
-    result = story.run("-k", "much")
-    result.assert_outcomes(xfailed=1)
+    story.run("-k", "much").assert_outcomes(xfailed=1)
     assert story.order() == ["much", "fresh much"]
 
 
 def test_a_case_that_fails_in_another_way_waits_for_nothing(story: Story) -> None:
-    conftest = story.path / "conftest.py"
-    conftest.write_text(
-        conftest.read_text()
-        + """
+    more = """
 import pytest
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -257,7 +243,7 @@ def pytest_runtest_call(item):
     if "much" in item.name:
         raise RuntimeError("checked by a plugin, and found wrong")
 """
-    )
+    story.project.add(more, "conftest.py")
     story.run().assert_outcomes(passed=2, failed=2)
     assert story.order() == ["a_little", "much", "nothing", "last", "fresh a_little"]
     assert story.verdicts() == FOUND | {"slower_by[much]": "failed"}
@@ -310,13 +296,11 @@ def test_with_a_total_budget_groups_take_turns_and_are_shown_in_the_order_of_the
     project.test_file.write_text(GROUPS)
     path = project.pytester.path
     in_file = ["naive-1", "naive-2", "flash-1", "flash-2", "plain", "compiled", "small", "large"]
-    plain = project.run("-m", "", "--perf")
-    plain.assert_outcomes(passed=8)
+    plain = project.run("-m", "", "--perf", passed=8)
     assert measured_in(path) == in_file
     for more in ([], ["-n1", "-p", "xdist.plugin"]):
         (path / "log.txt").unlink()
-        result = project.run("-m", "", "--perf-total-budget=1h", *more)
-        result.assert_outcomes(passed=8)
+        result = project.run("-m", "", "--perf-total-budget=1h", *more, passed=8)
         rounds = ["naive-1", "flash-1", "small", "naive-2", "plain", "flash-2", "large", "compiled"]
         assert measured_in(path) == rounds
         assert shown_in(result) == shown_in(plain)
@@ -336,7 +320,7 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
 
     def samples(*arguments: str) -> list[int]:
         project.run("--perf-json=perf.json", "-k", "not compiled", *arguments).assert_outcomes(passed=6)
-        rows = json.loads((project.pytester.path / "perf.json").read_text())["results"]
+        rows = project.results("perf.json")
         return [row["outcome"]["summary"]["samples"] for row in rows]
 
     assert samples() == [6] * 6

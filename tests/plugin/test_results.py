@@ -68,8 +68,7 @@ KINDS += ["small", "conjugate", "empty", "finished"]
 def test_a_result_that_is_no_plain_tensor_or_list_is_legal(project: Project) -> None:
     tests = "".join(f"def test_{kind}(perf):\n    perf(lambda: tick({kind}()))\n\n" for kind in KINDS)
     project.test_file.write_text(LEGAL + tests)
-    result = project.run("--perf-counts=off")
-    result.assert_outcomes(passed=len(KINDS))
+    project.run("--perf-counts=off").assert_outcomes(passed=len(KINDS))
 
 
 def test_nan_is_found_in_every_kind_of_tensor(project: Project) -> None:
@@ -86,8 +85,7 @@ def test_nan_is_found_in_every_kind_of_tensor(project: Project) -> None:
     knotted = "def knotted(number):\n    knot = [number]\n    knot.insert(0, knot)\n    return knot\n\n"
     tests = "".join(f"def test_{kind}(perf):\n    perf(lambda: tick({text}))\n\n" for kind, text in kinds.items())
     project.test_file.write_text("import math\n" + LEGAL + knotted + tests)
-    result = project.run("--perf-counts=off")
-    result.assert_outcomes(failed=len(kinds))
+    result = project.run("--perf-counts=off", failed=len(kinds))
     result.stdout.fnmatch_lines([f"*test_{kind}: the measured callable returned NaN*" for kind in kinds])
 
 
@@ -125,8 +123,7 @@ def test_what_is_returned_and_was_never_run_is_refused_by_name(project: Project)
     tests = "".join(f"def test_{kind}(perf):\n    perf(lambda: tick({text}))\n\n" for kind, text in kinds.items())
     project.test_file.write_text(LAZY + tests)
     for way in ("-mperf", "--perf-disable"):
-        result = project.run("-q", way)
-        result.assert_outcomes(failed=len(kinds))
+        result = project.run("-q", way, failed=len(kinds))
         result.stdout.fnmatch_lines(
             [f"*test_{kind}: the measured callable returned a* {kind} * was never run*" for kind in kinds]
         )
@@ -193,8 +190,7 @@ def test_pool_of_each_call(perf):
 def test_a_thread_that_runs_on_when_a_call_has_returned_is_named(project: Project) -> None:
     project.pytester.makeconftest("")  # real time
     project.test_file.write_text(THREADS)
-    result = project.run("--perf-budget=1", "--perf-counts=off", "-v")
-    result.assert_outcomes(passed=5)
+    result = project.run("--perf-budget=1", "--perf-counts=off", "-v", passed=5)
     result.stdout.re_match_lines(
         [
             r"not_joined .* new",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from perflab.compared.comparison import Compared
 from perflab.compared.sides.messages import Ended
 from perflab.measured.run.settle import why_not_settled
 from perflab.plugin.session.commit import CodeOf, code_of, current_commit, differs_from
-from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
+from tests.plugin.conftest import Project, begin_repository, commit, git, one_line, worktrees
 
 CASE = """
 import os
@@ -56,28 +54,15 @@ def saved(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return project
 
 
-def said(result: pytest.RunResult) -> str:
-    return " ".join(result.stdout.str().split())
-
-
-def row(project: Project) -> dict[str, Any]:
-    (one,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
-    found: dict[str, Any] = one
-    return found
-
-
 def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     head = git(saved, "rev-parse", "--short=7", "HEAD").strip()
     monkeypatch.setenv("MACHINE", "0.95")
     saved.cost(ms=110)
-    hidden = saved.run("--perf-settle=off", "--perf-json=results.json")
-    hidden.assert_outcomes(passed=1)
+    hidden = saved.run("--perf-settle=off", "--perf-json=results.json", passed=1)
     hidden.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.5% .* ok"])
-    assert "paired" not in row(saved)["outcome"]
+    assert "paired" not in saved.result()["outcome"]
     assert worktrees(saved) == 0
-    result = saved.run("--perf-json=results.json")
-    result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines(
+    saved.run("--perf-json=results.json", failed=1).stdout.re_match_lines(
         [
             rf"work\[a/b::c\] is slower than in {head}, which added its baseline",
             r"latency\s+95\.0 ms\s+104 ms\s+\+10\.0%\s+\+\d.*…\+\d.*%\s+\+5%",
@@ -86,7 +71,7 @@ def test_a_slowdown_that_a_faster_machine_hides_fails_in_turns(saved: Project, m
             r"work\[a/b::c\] .* \+10\.0% .* REGRESSED",
         ]
     )
-    assert row(saved)["outcome"]["paired"]["confirm"] == pytest.approx([1.1] * 4)
+    assert saved.result()["outcome"]["paired"]["confirm"] == pytest.approx([1.1] * 4)
     assert worktrees(saved) == 1
 
 
@@ -94,11 +79,10 @@ def test_a_cost_in_every_second_call_that_stored_numbers_cannot_judge_fails_in_t
     source = saved.test_file.read_text().replace("@pytest.mark", "calls = iter(range(10**9))\n\n@pytest.mark", 1)
     assert source != saved.test_file.read_text()
     saved.test_file.write_text(source.replace("cost_ms *", "cost_ms * (1 + 2 * (next(calls) % 2)) *"))
-    result = saved.run("--perf-json=results.json")
-    result.assert_outcomes(failed=1)
+    result = saved.run("--perf-json=results.json", failed=1)
     result.stdout.re_match_lines([r"latency\s+100 ms\s+(19|20)\d ms\s+\+(9|10)\d.*", r".* REGRESSED"])
-    assert "interleaved pairs of fresh processes; means of all calls are compared" in said(result)
-    paired = row(saved)["outcome"]["paired"]
+    assert "interleaved pairs of fresh processes; means of all calls are compared" in one_line(result)
+    paired = saved.result()["outcome"]["paired"]
     assert (paired["judged"], len(paired["confirm"])) == ("mean", 4)
 
 
@@ -107,10 +91,9 @@ def test_a_case_that_was_moved_takes_turns_with_what_it_was(saved: Project, monk
     saved.cost(ms=110)
     saved.test_file.rename(saved.test_file.with_name("test_moved.py"))
     for named in ((), ("test_moved.py",)):
-        result = saved.run(*named)
-        result.assert_outcomes(failed=1)
+        result = saved.run(*named, failed=1)
         result.stdout.re_match_lines([r"work\[a/b::c\] .* \+10\.0% .* REGRESSED"])
-        assert "compared with test_story.py::TestIt::test_work[a/b::c], moved" in said(result)
+        assert "compared with test_story.py::TestIt::test_work[a/b::c], moved" in one_line(result)
 
 
 def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
@@ -120,11 +103,10 @@ def test_a_machine_that_became_slower_is_not_the_code_in_a_worker_either(
     monkeypatch.setenv("MACHINE", "1.04")
     (saved.pytester.path / "notes.txt").write_text("a change")
     commit(saved, "another file")
-    result = saved.run("--perf-json=results.json", "-p", "xdist.plugin", "-n2")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-json=results.json", "-p", "xdist.plugin", "-n2", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* 0\.0% .* ok"])
-    assert "which added its baseline: 0.0%" in said(result)
-    assert row(saved)["outcome"]["paired"]["screen"] == [1.0] * 2
+    assert "which added its baseline: 0.0%" in one_line(result)
+    assert saved.result()["outcome"]["paired"]["screen"] == [1.0] * 2
 
 
 def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
@@ -132,53 +114,47 @@ def test_where_no_file_has_changed_there_is_nothing_to_compare_with(
 ) -> None:
     monkeypatch.setenv("MACHINE", "1.3")
     saved.neighbours(BUSY)
-    result = saved.run("--perf-json=results.json", "--perf-replicates=1")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-json=results.json", "--perf-replicates=1", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
-    assert "other processes used 1.5 cores meanwhile" in said(result)
-    assert "no tracked file has changed since" in said(result)
-    assert "paired" not in row(saved)["outcome"]
+    assert "other processes used 1.5 cores meanwhile" in one_line(result)
+    assert "no tracked file has changed since" in one_line(result)
+    assert "paired" not in saved.result()["outcome"]
 
 
 def test_what_looks_faster_where_no_file_has_changed_is_said_so_and_nobody_is_sent_to_look_for_a_slowdown(
     saved: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MACHINE", "0.01")
-    result = saved.run("--perf-replicates=1")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-replicates=1", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* -99\.0% .* inconclusive", r"1 inconclusive$"])
-    assert "no tracked file has changed since" in said(result)
-    assert "the machine or an installed package may have changed" in said(result)
-    assert "slower" not in said(result)
+    assert "no tracked file has changed since" in one_line(result)
+    assert "the machine or an installed package may have changed" in one_line(result)
+    assert "slower" not in one_line(result)
 
 
 def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Project) -> None:
     saved.cost(ms=90)
     saved.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     saved.cost(ms=94)
-    result = saved.run("--perf-json=results.json")
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
-    assert "paired" not in row(saved)["outcome"]
+    saved.run("--perf-json=results.json", passed=1).stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
+    assert "paired" not in saved.result()["outcome"]
 
 
 def test_a_commit_that_does_not_run_any_more_is_named_with_what_shows_why(saved: Project) -> None:
     good = git(saved, "rev-parse", "HEAD~1").strip()
     source = saved.test_file.read_text()
-    saved.test_file.write_text("import no_such_module\n" + source)
-    commit(saved, "broken")
+    commit(saved, "broken", "import no_such_module\n" + source)
     broken = git(saved, "rev-parse", "HEAD").strip()
     file = saved.baseline_file()
     file.write_text(file.read_text().replace(f"{good}+dirty", broken))
     saved.test_file.write_text(source)
     saved.cost(ms=130)
     saved.neighbours(BUSY)
-    result = saved.run("--perf-replicates=1")
-    result.assert_outcomes(passed=1)
+    result = saved.run("--perf-replicates=1", passed=1)
     result.stdout.re_match_lines([r"work\[a/b::c\] .* \+30\.0% .* inconclusive"])
-    assert f"no A/B re-run with {broken[:7]}, where its baseline was saved: its process ended" in said(result)
-    assert f"(see: --perf-against={broken[:7]})" in said(result)
-    assert "no_such_module" not in said(result)
+    assert f"no A/B re-run with {broken[:7]}, where its baseline was saved: its process ended" in one_line(result)
+    assert f"(see: --perf-against={broken[:7]})" in one_line(result)
+    assert "no_such_module" not in one_line(result)
 
 
 def test_a_case_that_is_not_on_both_sides_is_not_settled_and_that_is_said() -> None:

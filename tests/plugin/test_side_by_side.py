@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, Project, interrupted
+from tests.plugin.conftest import CONFTEST, REFUSED, Project, interrupted
 
 CASES = """
 import pytest
@@ -32,8 +31,7 @@ def test_work(perf, impl, length):
 
 
 def write(project: Project, mark: str, ms: int = 1) -> None:
-    cases = CASES.replace("@MARK", mark).replace("* length)", f"* length * {ms})")
-    project.pytester.makepyfile(test_story=cases)
+    project.pytester.makepyfile(test_story=CASES.replace("@MARK", mark).replace("* length)", f"* length * {ms})"))
 
 
 def test_a_marked_case_is_set_side_by_side_below_the_table(project: Project) -> None:
@@ -61,8 +59,7 @@ def test_a_marked_case_is_set_side_by_side_below_the_table(project: Project) -> 
 
 def test_any_parameter_is_set_side_by_side_where_it_is_asked_for_and_afterwards(project: Project) -> None:
     write(project, "@pytest.mark.perf")
-    shown = project.run("--perf-side-by-side=length", "--perf-json=a.json")
-    shown.stdout.re_match_lines(
+    project.run("--perf-side-by-side=length", "--perf-json=a.json").stdout.re_match_lines(
         [r"side by side: length .*", r"work\[slow\]$", r"  1 +30\.0 ms +±0\.0% +1\.00 ", r"  2 .* 2\.00 "]
     )
     command = [sys.executable, "-m", "perflab", "report", "a.json", "--side-by-side=impl"]
@@ -85,9 +82,7 @@ def test_a_parameter_that_no_case_has_is_told(project: Project) -> None:
 
 def test_a_mark_that_names_no_parameter_of_the_test_is_refused_before_anything_runs(project: Project) -> None:
     write(project, "@pytest.mark.perf(side_by_side='imp')")
-    result = project.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
+    project.run(ret=REFUSED).stderr.fnmatch_lines(
         [
             "*test_work?slow-1?: @pytest.mark.perf(side_by_side='imp'): the test has no such parameter",
             "  -> name one that it has: impl, length",
@@ -131,9 +126,7 @@ def test_a_row_that_was_disturbed_alone_is_as_fast_as_the_same_code_in_turns(
         pytest.importorskip("xdist")
     cold = 'pytest.param("cold", marks=pytest.mark.perf(fresh_process=True))'
     project.pytester.makepyfile(test_story=IN_TURNS.replace('"cold"', cold, 1))
-    shown = project.run("--perf-json=a.json", *workers)
-    shown.assert_outcomes(passed=5)
-    shown.stdout.re_match_lines(
+    project.run("--perf-json=a.json", *workers, passed=5).stdout.re_match_lines(
         [
             r"  one +20\.0 ms +±0\.0% +1\.00 ",
             r"  same +60\.0 ms +±0\.0% +1\.00 \(1\.00…1\.00\) ",
@@ -144,7 +137,7 @@ def test_a_row_that_was_disturbed_alone_is_as_fast_as_the_same_code_in_turns(
             r"same +60\.0 ms ×1\.00 \(1\.00…1\.00\) +3\.91 KiB +0%",
         ]
     )
-    rows = json.loads((project.pytester.path / "a.json").read_text())["results"]
+    rows = project.results("a.json")
     ratios = {row["case"].rpartition("[")[2]: row.get("beside", []) for row in rows}
     assert ratios["one]"] == []
     (same,) = ratios["same]"]
@@ -174,8 +167,7 @@ def test_rows_that_there_is_no_time_to_take_in_turns_have_their_times_and_no_rat
 ) -> None:
     project.pytester.makeconftest(CONFTEST + (LATE if "total" in option else ""))
     write(project, "@pytest.mark.perf(side_by_side='impl')", ms=1 if "total" in option else 1000)
-    shown = project.run(option, "-k1")
-    shown.assert_outcomes(passed=2, skipped=1)
+    shown = project.run(option, "-k1", passed=2, skipped=1)
     shown.stdout.fnmatch_lines(["  fast * 20.0 *s *", "  slow * 30.0 *s *", f"  no ratio of times: {said}"])
     shown.stdout.no_fnmatch_line("*1.50*")
 
@@ -187,4 +179,4 @@ def test_a_run_that_is_stopped_while_rows_take_turns_loses_nothing_else(project:
     project.pytester.makepyfile(test_story=hangs)
     output = interrupted(project.pytester.path, "-m", "perf", "--perf-json=a.json", "-k", "one or same or dies")
     assert "no ratio of times" in output
-    assert len(json.loads((project.pytester.path / "a.json").read_text())["results"]) == 3
+    assert len(project.results("a.json")) == 3

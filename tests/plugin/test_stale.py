@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from perflab.plugin.session import starting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.store.stale import Collection
 from tests.harness.make import entry, predicted_baseline
-from tests.plugin.conftest import Project, begin_repository, run_pytest
+from tests.plugin.conftest import Project, begin_repository, one_line
 
 CASES = """
 import pytest
@@ -62,23 +61,8 @@ def suite(project: Project) -> Project:
     """A project of five cases with baselines."""
     project.test_file.write_text(CASES)
     store(project, CASES_STORED)
-    assert stored(project) == ALL
+    assert list(project.saved_cases()) == ALL
     return project
-
-
-def stored(project: Project) -> list[str]:
-    return list(json.loads(project.baseline_file().read_text())["cases"])
-
-
-def in_one_line(result: pytest.RunResult) -> str:
-    """What was shown, as if the terminal were wide enough."""
-    return " ".join(result.stdout.str().split())
-
-
-def change(project: Project, old: str, new: str) -> None:
-    text = project.test_file.read_text()
-    assert old in text
-    project.test_file.write_text(text.replace(old, new))
 
 
 def prune(project: Project, *arguments: str) -> str:
@@ -87,18 +71,18 @@ def prune(project: Project, *arguments: str) -> str:
 
 
 def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) -> None:
-    change(suite, "def test_b", "def test_other")
-    change(suite, "def test_a", "def test_aa")
-    said = in_one_line(suite.run("-k", "test_aa"))
+    suite.edit("def test_b", "def test_other")
+    suite.edit("def test_a", "def test_aa")
+    said = one_line(suite.run("-k", "test_aa"))
     assert re.search(
         r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*", said
     )
-    assert stored(suite) == ALL
-    said = in_one_line(suite.run("-k", "test_aa", "--perf-prune"))
+    assert list(suite.saved_cases()) == ALL
+    said = one_line(suite.run("-k", "test_aa", "--perf-prune"))
     assert re.search(
         r"removed 2 stale baselines from baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a ", said
     )
-    assert stored(suite) == ALL[2:]
+    assert list(suite.saved_cases()) == ALL[2:]
     assert "--perf-prune: no stale baselines" in prune(suite)
 
 
@@ -107,9 +91,9 @@ def test_predicted_baselines_go_with_their_cases_on_any_machine_and_others_stay(
     cases = [f"test_story.py::{name}" for name in ("test_a", "test_gone")]
     for gpu in ("h100", "l4"):
         store.save(gpu, {case: predicted_baseline() for case in cases})
-    told = in_one_line(suite.run("-k", "test_a"))
+    told = one_line(suite.run("-k", "test_a"))
     assert "1 stale baseline in baselines/predicted-h100/test_story.json: test_gone (remove: --perf-prune)" in told
-    told = in_one_line(suite.run("--collect-only", "-q", "--perf-prune", "--perf-device=cuda"))
+    told = one_line(suite.run("--collect-only", "-q", "--perf-prune", "--perf-device=cuda"))
     assert "removed 1 stale baseline from baselines/predicted-l4/test_story.json: test_gone" in told
     assert [list(PredictedStore(store.directory).load(path)) for path in store.paths()] == [["test_a"], ["test_a"]]
 
@@ -118,16 +102,15 @@ def test_a_damaged_predicted_file_hides_no_stale_measured_baseline(suite: Projec
     store = PredictedStore(suite.pytester.path / "baselines")
     (path,) = store.save("h100", {"test_story.py::test_gone": predicted_baseline()})
     path.write_text("{")
-    change(suite, "def test_b", "def test_other")
-    said = in_one_line(suite.run("-k", "test_a"))
-    assert "/test_story.json: TestGroup::test_b (remove: --perf-prune)" in said
+    suite.edit("def test_b", "def test_other")
+    assert "/test_story.json: TestGroup::test_b (remove: --perf-prune)" in one_line(suite.run("-k", "test_a"))
     assert path.read_text() == "{"
 
 
 def test_a_file_that_is_gone_takes_its_baselines_along(suite: Project) -> None:
     file = suite.baseline_file()
     suite.test_file.rename(suite.test_file.with_name("test_new_name.py"))
-    said = in_one_line(suite.run("-k", "test_a"))
+    said = one_line(suite.run("-k", "test_a"))
     assert re.search(r"5 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a, ", said)
     assert "test_story.json" in prune(suite)
     assert not file.exists()
@@ -155,20 +138,18 @@ def test_a_file_left_without_a_single_test_is_still_seen(suite: Project) -> None
 )
 def test_what_was_not_run_is_not_stale(suite: Project, arguments: list[str]) -> None:
     if "--lf" in arguments:
-        change(suite, "def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
+        suite.edit("def test_a(perf):\n", "def test_a(perf):\n    assert False\n")
         suite.pytester.makeini("[pytest]\naddopts = -p perflab.plugin\n")
         suite.run("-k", "test_a").assert_outcomes(failed=1, deselected=4)
-    said = run_pytest(suite.pytester, suite.python, "--collect-only", "--perf-prune", *arguments).stdout.str()
-    assert "no stale baselines" in said
-    assert stored(suite) == ALL
+    assert "no stale baselines" in suite.pytest("--collect-only", "--perf-prune", *arguments).stdout.str()
+    assert list(suite.saved_cases()) == ALL
 
 
 def test_what_other_tests_of_the_run_say_does_not_hide_a_file_that_was_collected_whole(suite: Project) -> None:
-    change(suite, "def test_a", "def test_other")
+    suite.edit("def test_a", "def test_other")
     suite.pytester.makepyfile(test_second="def test_x():\n    pass\n")
-    said = prune(suite, "test_story.py", "test_second.py::test_x")
-    assert "test_a" in said
-    assert stored(suite) == ALL[:1] + ALL[2:]
+    assert "test_a" in prune(suite, "test_story.py", "test_second.py::test_x")
+    assert list(suite.saved_cases()) == ALL[:1] + ALL[2:]
 
 
 @pytest.mark.parametrize(
@@ -183,10 +164,10 @@ def test_what_other_tests_of_the_run_say_does_not_hide_a_file_that_was_collected
     ids=["does not import", "is skipped", "is there under a condition", "is switched off", "lists no values here"],
 )
 def test_a_file_that_could_have_more_elsewhere_loses_nothing(suite: Project, old: str, new: str) -> None:
-    change(suite, old, new)
+    suite.edit(old, new)
     said = prune(suite)
     assert "no stale baselines" in said or "nothing was pruned" in said
-    assert stored(suite) == ALL
+    assert list(suite.saved_cases()) == ALL
 
 
 OPTION = """
@@ -234,53 +215,52 @@ def test_parameters_that_an_option_or_a_fixture_gives_may_come_back(project: Pro
     by_fixture: dict[str, Parameters] = {f"test_by_fixture[{kind}]": {"kind": kind} for kind in "xy"}
     by_both: dict[str, Parameters] = {f"test_by_both[{size}-1]": {"size": size, "n": 1} for size in ("small", "large")}
     store(project, by_option | by_fixture | by_both)
-    before = stored(project)
-    project.test_file.write_text(project.test_file.read_text().replace('["x", "y"]', '["x"]'))
+    before = list(project.saved_cases())
+    project.edit('["x", "y"]', '["x"]')
     for arguments in (["--sizes=small"], []):
-        said = prune(project, *arguments)
-        assert "no stale baselines" in said
-        assert stored(project) == before
+        assert "no stale baselines" in prune(project, *arguments)
+        assert list(project.saved_cases()) == before
 
 
 def test_parameters_of_an_environment_variable_are_kept_named_and_removed_by_name_alone(
     suite: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change(suite, "[1, 2, 3]", "range(1, 1 + int(__import__('os').environ.get('MOST', '1')))")
-    assert "stale" not in in_one_line(suite.run("-k", "test_a"))
+    suite.edit("[1, 2, 3]", "range(1, 1 + int(__import__('os').environ.get('MOST', '1')))")
+    assert "stale" not in one_line(suite.run("-k", "test_a"))
     said = " ".join(prune(suite).split())
     assert "no stale baselines kept in baselines/" in said
     assert (
         "perhaps elsewhere: test_c[2], test_c[3] (remove: --perf-prune --perf-prune-case=test_story.py::NAME)" in said
     )
-    assert stored(suite) == ALL
+    assert list(suite.saved_cases()) == ALL
     monkeypatch.setenv("MOST", "3")
     prune(suite, "--perf-prune-case=test_story.py::test_c")
-    assert stored(suite) == ALL, "what is collected stays"
+    assert list(suite.saved_cases()) == ALL, "what is collected stays"
     monkeypatch.delenv("MOST")
     assert "removed 1 stale baseline" in prune(suite, "--perf-prune-case=test_story.py::test_c[2]")
-    assert stored(suite) == [name for name in ALL if name != "test_c[2]"]
+    assert list(suite.saved_cases()) == [name for name in ALL if name != "test_c[2]"]
     prune(suite, "--perf-prune-case=test_story.py::test_c")
-    assert stored(suite) == ALL[:3]
+    assert list(suite.saved_cases()) == ALL[:3]
 
 
 def test_workers_tell_what_they_collected(suite: Project) -> None:
-    change(suite, "def test_a", "def test_other")
+    suite.edit("def test_a", "def test_other")
     xdist = ("-n2", "-p", "xdist.plugin")
     result = suite.run(*xdist, "-k", "test_other")
-    assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: test_a ", in_one_line(result))
+    assert re.search(r"1 stale baseline in baselines/cpu-\S+/test_story\.json: test_a ", one_line(result))
     suite.run(*xdist, "test_story.py::test_other", "--perf-prune")
-    assert stored(suite) == ALL
-    said = in_one_line(suite.run(*xdist, "-k", "test_other", "--perf-prune"))
+    assert list(suite.saved_cases()) == ALL
+    said = one_line(suite.run(*xdist, "-k", "test_other", "--perf-prune"))
     assert re.search(r"removed 1 stale baseline from \S+: test_a ", said)
-    assert stored(suite) == ALL[:1] + ALL[2:]
+    assert list(suite.saved_cases()) == ALL[:1] + ALL[2:]
 
 
 def test_an_interrupted_run_prunes_nothing(suite: Project) -> None:
-    change(suite, "def test_a(perf):\n    perf(work)", "def test_other(perf):\n    raise KeyboardInterrupt")
+    suite.edit("def test_a(perf):\n    perf(work)", "def test_other(perf):\n    raise KeyboardInterrupt")
     result = suite.run("-k", "test_other", "--perf-prune")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*nothing was pruned: the run did not finish*"])
-    assert stored(suite) == ALL
+    assert list(suite.saved_cases()) == ALL
 
 
 def test_baselines_outside_of_the_project_are_not_gone_because_a_file_is(suite: Project, tmp_path: Path) -> None:
@@ -288,8 +268,7 @@ def test_baselines_outside_of_the_project_are_not_gone_because_a_file_is(suite: 
     (suite.pytester.path / "baselines").rename(elsewhere)
     suite.test_file.unlink()
     suite.pytester.makepyfile(test_second=CASES)
-    said = prune(suite, f"--perf-baselines={elsewhere}")
-    assert "no stale baselines" in said
+    assert "no stale baselines" in prune(suite, f"--perf-baselines={elsewhere}")
     assert len(list(elsewhere.glob("*/*.json"))) == 1
 
 
@@ -318,16 +297,14 @@ def test_a_slowdown_is_found_after_the_test_was_moved_and_the_row_says_what_it_w
     begin_repository(project)
     project.test_file.rename(project.test_file.with_name("test_moved.py"))
     project.cost(ms=150, kib=600)
-    result = project.run("--perf-prune", "--perf-replicates=2")
-    result.assert_outcomes(failed=1)
-    said = in_one_line(result)
+    said = one_line(project.run("--perf-prune", "--perf-replicates=2", failed=1))
     assert "compared with test_story.py::test_work, moved" in said
     assert "peak memory +88.0 KiB" in said
     assert "+50.0%" in said
     assert "--perf-prune: no stale baselines" in said
     assert "since moved cases were compared with it: test_work (save them under their new names first" in said
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
-    said = in_one_line(project.run("--perf-prune"))
+    said = one_line(project.run("--perf-prune"))
     assert "compared with" not in said
     assert "test_story.json: test_work; it held no others and was deleted" in said
     assert project.baseline_file().stem == "test_moved"
@@ -336,10 +313,8 @@ def test_a_slowdown_is_found_after_the_test_was_moved_and_the_row_says_what_it_w
 def test_a_test_that_was_renamed_is_compared_with_its_old_name_if_git_knows_its_code(project: Project) -> None:
     begin_repository(project)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
-    change(project, "test_work", "test_renamed")
+    project.edit("test_work", "test_renamed")
     project.cost(ms=100, kib=600)
-    result = project.run("--perf-replicates=2")
-    result.assert_outcomes(failed=1)
-    assert "compared with test_story.py::test_work, moved" in in_one_line(result)
-    change(project, "assert perf(work) > 0", "assert perf(work) > 1")
-    assert "1 new" in in_one_line(project.run())
+    assert "compared with test_story.py::test_work, moved" in one_line(project.run("--perf-replicates=2", failed=1))
+    project.edit("assert perf(work) > 0", "assert perf(work) > 1")
+    assert "1 new" in one_line(project.run())

@@ -11,12 +11,9 @@ from tests.plugin.conftest import CASE, SPLITTER, Project
 
 
 def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_command_it_names(project: Project) -> None:
-    first = project.run()
-    first.assert_outcomes(passed=1)
-    first.stdout.re_match_lines([r"work .* 100 ms .* new", r"1 new .*--perf-update-new.*"])
+    project.run(passed=1).stdout.re_match_lines([r"work .* 100 ms .* new", r"1 new .*--perf-update-new.*"])
 
-    saved = project.run("--perf-update")
-    saved.assert_outcomes(passed=1)
+    saved = project.run("--perf-update", passed=1)
     saved.stdout.fnmatch_lines(["*saved 1 baseline to baselines/cpu-*/test_story.json"])
     (case,) = json.loads(project.baseline_file().read_text())["cases"].values()
     assert len(case["replicates"]) == 3
@@ -71,8 +68,7 @@ def test_a_slow_reading_that_fresh_processes_do_not_confirm_passes_and_says_so(p
     slow_once = 'cost_ms = 200 if "--perf-replicate" not in " ".join(sys.argv) else 100'
     source = project.test_file.read_text().replace("    block =", f"    {slow_once}\n    block =")
     project.test_file.write_text("import sys\n" + source)
-    result = project.run()
-    result.assert_outcomes(passed=1)
+    result = project.run(passed=1)
     result.stdout.fnmatch_lines(["*a first reading of +100.0% was not confirmed in fresh processes*", "1 ok*"])
 
 
@@ -86,14 +82,12 @@ def test_a_slowdown_below_the_threshold_passes_and_a_lower_threshold_finds_it(pr
 def test_code_that_got_faster_passes_and_hints_at_saving_it(project: Project) -> None:
     project.run("--perf-update").assert_outcomes(passed=1)
     project.cost(ms=70)
-    faster = project.run()
-    faster.assert_outcomes(passed=1)
-    faster.stdout.re_match_lines([r"work .* -30\.0% .* improved", r"1 improved .*--perf-update.*"])
+    project.run(passed=1).stdout.re_match_lines([r"work .* -30\.0% .* improved", r"1 improved .*--perf-update.*"])
 
 
 def test_saving_keeps_cases_that_were_not_run_and_new_ones_can_be_saved_alone(project: Project) -> None:
     project.run("--perf-update").assert_outcomes(passed=1)
-    project.test_file.write_text(project.test_file.read_text().replace("test_work", "test_other"))
+    project.edit("test_work", "test_other")
     project.cost(ms=120)
     project.run("--perf-update-new").assert_outcomes(passed=1)
     cases = json.loads(project.baseline_file().read_text())["cases"]
@@ -125,17 +119,14 @@ def test_step(perf):
     assert loss == "loss"
 """
     )
-    saved = project.run("--perf-update")
-    saved.stdout.fnmatch_lines(["*forward 40.0 ms · backward 100 ms · optimizer 10.0 ms*"])
+    project.run("--perf-update").stdout.fnmatch_lines(["*forward 40.0 ms · backward 100 ms · optimizer 10.0 ms*"])
     project.cost(ms=190)
-    slower = project.run()
-    slower.assert_outcomes(failed=1)
-    slower.stdout.fnmatch_lines(["where: backward 100 ms -> 190 ms (forward and optimizer unchanged)"])
+    project.run(failed=1).stdout.fnmatch_lines(["where: backward 100 ms -> 190 ms (forward and optimizer unchanged)"])
 
 
 def test_what_a_plugin_leaves_to_one_part_of_a_split_run_is_measured_again_in_fresh_processes(project: Project) -> None:
     path = project.pytester.path
-    (path / "conftest.py").write_text((path / "conftest.py").read_text() + SPLITTER)
+    project.add(SPLITTER, "conftest.py")
     for name in ("test_other.py", "test_third.py"):  # in the last of three files
         (path / name).write_text("def test_first(perf):\n    perf(sum, range(1000))\n")
     project.test_file.rename(path / "test_zealous.py")
@@ -143,8 +134,7 @@ def test_what_a_plugin_leaves_to_one_part_of_a_split_run_is_measured_again_in_fr
     (entry,) = json.loads(project.baseline_file().read_text())["cases"].values()
     assert len(entry["replicates"]) == 3
     project.cost(ms=160)
-    result = project.run("--part=2")
-    result.assert_outcomes(failed=1)
+    result = project.run("--part=2", failed=1)
     result.stdout.re_match_lines([r"latency\s+100 ms\s+160 ms\s+\+60\.0%.*failed", "measured again 3 times in fresh.*"])
 
 
@@ -164,19 +154,17 @@ def test_a_case_whose_id_a_worker_ends_in_the_name_of_its_group_is_the_same_case
     project: Project, crashes: bool
 ) -> None:
     pytest.importorskip("xdist")
-    path = project.pytester.path
-    (path / "conftest.py").write_text((path / "conftest.py").read_text() + GROUPS)
+    project.add(GROUPS, "conftest.py")
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     project.cost(ms=160)
     if crashes:
         project.test_file.write_text(f"import os\n{CASE}    os._exit(3)\n")
-    result = project.run("-p", "xdist.plugin", "-n1", "--perf-json=out.json", "--perf-prune")
-    result.assert_outcomes(failed=1)
+    result = project.run("-p", "xdist.plugin", "-n1", "--perf-json=out.json", "--perf-prune", failed=1)
     if not crashes:
         result.stdout.fnmatch_lines(
             ["measured again 3 times*", "if intended: * test_story.py::test_work --perf-update"]
         )
-    document = read_document(path / "out.json")
+    document = read_document(project.pytester.path / "out.json")
     (found,) = document.results
     assert [found.case] == document.collected == ["test_story.py::test_work"]
     assert found.judgement.verdict == ("failed" if crashes else "regressed")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.plugin.conftest import CONFTEST, Project
+from tests.plugin.conftest import CONFTEST, REFUSED, Project
 
 FINDINGS = """
 import math
@@ -61,8 +61,7 @@ def write(project: Project, *, stop: str = "ValueError('broken')") -> None:
 
 def test_a_study_is_shown_with_its_findings_and_stands_in_every_file(project: Project) -> None:
     write(project)
-    shown = project.run("--perf-json=a.json", "-v")
-    shown.assert_outcomes(passed=3, skipped=1, failed=1)
+    shown = project.run("--perf-json=a.json", "-v", passed=3, skipped=1, failed=1)
     table = [
         "study: switches · against switch=base",
         "step[[]…]                     median                  tokens/s  loss   setup",
@@ -123,6 +122,4 @@ def test_step(perf, switch):
     perf(sum, range(100_000))
 """
     )
-    refused = project.run()
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines([f"*test_step?base?: @pytest.mark.perf({said}", f"  -> {remedy}"])
+    project.run(ret=REFUSED).stderr.fnmatch_lines([f"*test_step?base?: @pytest.mark.perf({said}", f"  -> {remedy}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ class TestWork(unittest.TestCase):
 def run(project: Project, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any]]:
     """A session, and the result of its case."""
     result = project.run("--perf-json=perf.json", *arguments)
-    (one,) = json.loads((project.pytester.path / "perf.json").read_text())["results"]
+    (one,) = project.results("perf.json")
     return result, one
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.plugin.conftest import Project, run_pytest
+from tests.plugin.conftest import REFUSED, Project
 from tests.plugin.test_kernels import KERNELS
 
 PLAIN = "def test_plain():\n    pass\n"
@@ -101,18 +101,12 @@ def mixed(project: Project) -> Project:
     return project
 
 
-def run(project: Project, *arguments: str) -> pytest.RunResult:
-    """A session that chooses by nothing but the arguments."""
-    return run_pytest(project.pytester, project.python, *arguments)
-
-
 def test_among_other_tests_a_case_runs_once_and_nothing_is_read_judged_or_left_behind(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     project.baseline_file().write_text("damaged: whoever reads this fails")
     before = sorted(os.listdir(project.pytester.path / ".perflab" / "runs"))
     project.cost(ms=900)
-    result = run(mixed(project))
-    result.assert_outcomes(passed=2)
+    result = mixed(project).pytest(passed=2)
     result.stdout.fnmatch_lines(["perf: 1 case ran once, untimed (measure them: pytest -m perf)"])
     result.stdout.no_fnmatch_line("*= perf =*")
     assert sorted(os.listdir(project.pytester.path / ".perflab" / "runs")) == before
@@ -120,17 +114,13 @@ def test_among_other_tests_a_case_runs_once_and_nothing_is_read_judged_or_left_b
 
 def test_calls_steps_and_warm_ups_run_once_and_return_what_they_return(project: Project) -> None:
     project.pytester.makepyfile(test_story=BODIES)
-    result = run(project)
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["perf: 3 cases ran once, untimed (measure them: pytest -m perf)"])
+    project.pytest(passed=4).stdout.fnmatch_lines(["perf: 3 cases ran once, untimed (measure them: pytest -m perf)"])
     assert not (project.pytester.path / ".perflab").exists()
 
 
 def test_what_is_wrong_with_a_case_fails_without_measuring_too(project: Project) -> None:
     project.pytester.makepyfile(test_story=WRONG)
-    result = run(project, "-rs")
-    result.assert_outcomes(passed=2, failed=4, skipped=1)
-    result.stdout.fnmatch_lines(
+    project.pytest("-rs", passed=2, failed=4, skipped=1).stdout.fnmatch_lines(
         [
             "*test_nan: the measured callable returned NaN*",
             "*test_nothing is marked perf, but measures nothing*",
@@ -144,9 +134,7 @@ def test_what_is_wrong_with_a_case_fails_without_measuring_too(project: Project)
 
 def test_a_case_is_skipped_if_it_has_no_room_or_one_call_with_its_set_up_takes_too_long(project: Project) -> None:
     project.pytester.makepyfile(test_story=NEEDS)
-    result = run(project, "-rs")
-    result.assert_outcomes(passed=2, skipped=3)
-    result.stdout.fnmatch_lines_random(
+    project.pytest("-rs", passed=2, skipped=3).stdout.fnmatch_lines_random(
         [
             "SKIPPED*: needs 20.0 s of 10.0 s",
             "SKIPPED*: needs 26.0 s of 10.0 s",
@@ -158,8 +146,7 @@ def test_a_case_is_skipped_if_it_has_no_room_or_one_call_with_its_set_up_takes_t
 
 def test_workers_decide_as_one_process_does_and_one_line_counts_for_all(project: Project) -> None:
     project.pytester.makepyfile(test_story=BODIES.replace("def test_every_callable_ran_once", "def not_here"))
-    result = run(mixed(project), "-n2", "-p", "xdist.plugin")
-    result.assert_outcomes(passed=4)
+    result = mixed(project).pytest("-n2", "-p", "xdist.plugin", passed=4)
     result.stdout.fnmatch_lines(["perf: 3 cases ran once, untimed (measure them: pytest -m perf)"])
 
 
@@ -168,21 +155,19 @@ def test_workers_decide_as_one_process_does_and_one_line_counts_for_all(project:
     [("--perf",), ("--perf-only",), ("-m", "perf or plain"), ("--perf-budget=5",), ("test_story.py",), ("-k", "work")],
 )
 def test_what_asks_for_measuring_measures(project: Project, arguments: tuple[str, ...]) -> None:
-    result = run(mixed(project), *arguments)
+    result = mixed(project).pytest(*arguments)
     result.stdout.re_match_lines([r"work .* 100 ms .* new"])
     result.stdout.no_fnmatch_line("*untimed*")
 
 
 def test_perf_only_skips_other_tests_and_perf_skip_skips_cases_and_both_say_why(project: Project) -> None:
     mixed(project)
-    only = run(project, "--perf-only", "-rs")
-    only.assert_outcomes(passed=1, skipped=1)
+    only = project.pytest("--perf-only", "-rs", passed=1, skipped=1)
     only.stdout.fnmatch_lines(["SKIPPED*: not a perf case (--perf-only)"])
-    skip = run(project, "--perf-skip", "-rs")
-    skip.assert_outcomes(passed=1, skipped=1)
+    skip = project.pytest("--perf-skip", "-rs", passed=1, skipped=1)
     skip.stdout.fnmatch_lines(["SKIPPED*: a perf case (--perf-skip)"])
     skip.stdout.no_fnmatch_line("*= perf =*")
-    run(project, "--perf-only", "test_plain.py").assert_outcomes(skipped=1)
+    project.pytest("--perf-only", "test_plain.py").assert_outcomes(skipped=1)
 
 
 @pytest.mark.parametrize("option", ["--perf", "--perf-only"])
@@ -190,12 +175,10 @@ def test_cases_that_were_asked_for_and_chosen_away_are_not_passed_over_in_silenc
     project: Project, option: str
 ) -> None:
     mixed(project).pytester.makeini("[pytest]\naddopts = -p perflab.plugin -m 'not perf'\n")
-    refused = run(project, option)
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(
+    project.pytest(option, ret=REFUSED).stderr.fnmatch_lines(
         [f"*{option}: no perf case is selected (collected: 1)", "  -> add -m perf; now 'not perf' selects the tests"]
     )
-    run(project, option, "-m", "perf").assert_outcomes(passed=1, deselected=1)
+    project.pytest(option, "-m", "perf").assert_outcomes(passed=1, deselected=1)
 
 
 def test_a_limit_of_the_runs_time_changes_no_order_where_nothing_is_measured(project: Project) -> None:
@@ -216,22 +199,18 @@ def test_plain():
     pass
 """
     )
-    untimed = run_pytest(project.pytester, project.python, "-v")
-    untimed.stdout.fnmatch_lines(
+    project.pytest("-v").stdout.fnmatch_lines(
         ["*::test_first?1? PASSED*", "*::test_first?2? PASSED*", "*::test_second?1? PASSED*", "*::test_second?2? *"]
     )
-    plain = run_pytest(project.pytester, project.python)
-    plain.stdout.fnmatch_lines(["test_story.py ....*"])
+    project.pytest().stdout.fnmatch_lines(["test_story.py ....*"])
 
 
 def test_perf_disable_measures_nothing_whatever_is_selected(project: Project) -> None:
-    result = project.run("--perf-disable")
-    result.assert_outcomes(passed=1)
+    result = project.run("--perf-disable", passed=1)
     said = "perf: 1 case ran once, untimed (--perf-disable; measure them: pytest -m perf, without it)"
     result.stdout.fnmatch_lines([said])
     project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_disable = true\n")
-    by_ini = project.run()
-    by_ini.stdout.fnmatch_lines(
+    project.run().stdout.fnmatch_lines(
         ["perf: 1 case ran once, untimed (ini key perf_disable; measure them: pytest --perf -m perf)"]
     )
     project.run("--perf").stdout.re_match_lines([r"work .* 100 ms .* new"])
@@ -245,9 +224,7 @@ def test_kernels_among_other_tests_are_not_compiled_and_the_line_counts_them(pro
         "[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\n"
         "perf_kernels = my_kernels:EXAMPLES\nperf_arch = 80,90\n"
     )
-    result = run(mixed(project), "-rs")
-    result.assert_outcomes(passed=1, skipped=2)
-    result.stdout.fnmatch_lines(
+    mixed(project).pytest("-rs", passed=1, skipped=2).stdout.fnmatch_lines(
         [
             "perf: 2 kernels were not compiled (measure them: pytest -m perf)",
             "SKIPPED*: not compiled in a run that does not measure: pytest -m perf, or --perf",

@@ -14,9 +14,7 @@ def test_times_of_another_environment_are_refused_by_name_and_the_rest_is_judged
     file = project.baseline_file()
     file.write_text(file.read_text().replace('"threads": ', '"threads": 9'))
     project.cost(ms=300)
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines(
+    project.run(passed=1).stdout.re_match_lines(
         [r"work .* – .* ok", r"this machine's times come from another environment: threads 9\d+ -> \d+: of 1 case.*"]
     )
     project.cost(ms=300, kib=1024)
@@ -28,8 +26,7 @@ def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) 
     for file in (project.baseline_file(), project.exact_file()):
         file.write_text(file.read_text().replace('"torch": "', '"torch": "0.'))
         file.parent.rename(file.parent.with_name(f"{file.parent.name}-of-old"))
-    result = project.run()
-    result.assert_outcomes(passed=1)
+    result = project.run(passed=1)
     result.stdout.re_match_lines([r"work .* incomparable", r"\s+baseline from another environment: torch 0\..*"])
     project.run("--perf-check=strict").assert_outcomes(failed=1)
 
@@ -37,8 +34,7 @@ def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) 
 def test_check_off_measures_without_judging(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     project.cost(ms=200)
-    result = project.run("--perf-check=off")
-    result.assert_outcomes(passed=1)
+    result = project.run("--perf-check=off", passed=1)
     result.stdout.re_match_lines([r"work .* \+100\.0% .* unchecked", "1 unchecked.*"])
 
 
@@ -100,8 +96,7 @@ def test_after(perf):
 
 def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(project: Project) -> None:
     project.test_file.write_text(SEVERAL)
-    result = project.run("-v", "--perf-json=out/results.json")
-    result.assert_outcomes(passed=3, failed=7, skipped=3)
+    result = project.run("-v", "--perf-json=out/results.json", passed=3, failed=7, skipped=3)
     result.stdout.re_match_lines(
         [
             r"before .* new",
@@ -144,8 +139,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
 def test_a_long_case_tells_what_is_being_measured_and_how_far_it_is(project: Project) -> None:
     with (project.pytester.path / "conftest.py").open("a") as conftest:
         conftest.write("\nimport perflab.plugin.case.progress as progress\nprogress._LOG_AFTER_S = 0.0\n")
-    result = project.run()
-    result.stdout.re_match_lines(
+    project.run().stdout.re_match_lines(
         [
             r"measuring work: warm-up 1, \d+ s so far",
             r"measuring work: sample 3, 0 s of \d+ s, \d+ s so far",
@@ -155,11 +149,8 @@ def test_a_long_case_tells_what_is_being_measured_and_how_far_it_is(project: Pro
 
 
 def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project) -> None:
-    project.test_file.write_text(
-        project.test_file.read_text() + "\ndef test_long(perf):\n    perf.requires(seconds=1)\n    perf(work)\n"
-    )
-    result = project.run("--perf-total-budget=2", "--perf-json=perf.json", "-v")
-    result.assert_outcomes(passed=1, skipped=1)
+    project.add("\ndef test_long(perf):\n    perf.requires(seconds=1)\n    perf(work)\n")
+    result = project.run("--perf-total-budget=2", "--perf-json=perf.json", "-v", passed=1, skipped=1)
     result.stdout.re_match_lines(
         [
             r"long +skipped: needs 7\.00 s of .* left",
@@ -200,12 +191,10 @@ def test_is_much_too_late(perf):
 
 
 def test_once_a_runs_time_is_over_every_case_is_skipped_and_says_so(project: Project) -> None:
-    conftest = project.pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + OUT_OF_TIME)
-    project.test_file.write_text(project.test_file.read_text() + LATE)
+    project.add(OUT_OF_TIME, "conftest.py")
+    project.add(LATE)
     project.cost(ms=200)
-    result = project.run("-v", "--perf-total-budget=1", "--perf-budget=1")
-    result.assert_outcomes(passed=1, skipped=5)
+    result = project.run("-v", "--perf-total-budget=1", "--perf-budget=1", passed=1, skipped=5)
     over = r"skipped: the run's 1\.00 s are over \(--perf-total-budget\)"
     result.stdout.re_match_lines(
         [
@@ -240,9 +229,7 @@ def test_cold(perf):
     assert perf(work) == "result"
 """
     )
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([r"cold .* 10\.0 ms .* new", r"  first 90\.0 ms · mean .*"])
+    project.run(passed=1).stdout.re_match_lines([r"cold .* 10\.0 ms .* new", r"  first 90\.0 ms · mean .*"])
     calls = (project.pytester.path / "calls.txt").read_text().split()
     here = [pid for pid in calls if pid != calls[0]]
     assert len(here) == 1
@@ -279,9 +266,7 @@ def test_after(perf):
 
 def test_odd_ends_have_their_verdict_and_leave_the_device_to_the_next_case(project: Project) -> None:
     project.test_file.write_text(ODD_ENDS)
-    result = project.run("-v")
-    result.assert_outcomes(passed=1, skipped=1, xfailed=1, errors=1)
-    result.stdout.re_match_lines(
+    project.run("-v", passed=1, skipped=1, xfailed=1, errors=1).stdout.re_match_lines(
         [
             r"runs_out_while_building .* OOM",
             r"expected +skipped: expected to fail: known to be wrong",
@@ -304,15 +289,12 @@ def test_a_noisy_baseline_says_what_it_cannot_see(project: Project, replicates: 
     file = project.baseline_file()
     for ms in replicates:  # two of the three
         file.write_text(file.read_text().replace('"median_ns": 100000000.0', f'"median_ns": {ms}000000.0', 1))
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines([rf"{said}$"])
+    project.run(passed=1).stdout.re_match_lines([rf"{said}$"])
 
 
 def test_a_callable_as_fast_as_an_empty_one_has_no_work(pytester: pytest.Pytester, python: str) -> None:
     pytester.makepyfile("def test_nothing(perf):\n    perf(lambda: None)\n")
-    result = run_pytest(pytester, python, "-m", "perf")
-    result.assert_outcomes(failed=1)
+    result = run_pytest(pytester, python, "-m", "perf", failed=1)
     result.stdout.fnmatch_lines(["*does no work, it is as fast as an empty one*"])
 
 
@@ -323,13 +305,11 @@ def changed(project: Project, work: str) -> None:
 
 
 def test_a_cache_that_grows_has_no_exact_peak_and_says_so_however_many_calls_fit(project: Project) -> None:
-    project.test_file.write_text(project.test_file.read_text().replace("def work", "cache = []\n\ndef work"))
+    project.edit("def work", "cache = []\n\ndef work")
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
     changed(project, "cache.append(block)")
     for budget in ("1", "3"):
-        result = project.run(f"--perf-budget={budget}")
-        result.assert_outcomes(passed=1)
-        result.stdout.re_match_lines(
+        project.run(f"--perf-budget={budget}", passed=1).stdout.re_match_lines(
             [
                 r"work .* –  ok",
                 r"  calls differ: held memory differs \(.* MiB to .* MiB\); cache is changed by",
@@ -342,11 +322,9 @@ def test_a_cache_that_grows_has_no_exact_peak_and_says_so_however_many_calls_fit
 
 def test_a_queue_that_is_used_up_is_not_called_ok(project: Project) -> None:
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
-    project.test_file.write_text(project.test_file.read_text().replace("def work", "queue = [1, 2]\n\ndef work"))
+    project.edit("def work", "queue = [1, 2]\n\ndef work")
     changed(project, "queue and queue.pop()")
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines(
+    project.run(passed=1).stdout.re_match_lines(
         [
             r"work .* –  inconclusive",
             r"  later calls found nothing to do, so this is not the time of the work",
@@ -357,9 +335,7 @@ def test_a_queue_that_is_used_up_is_not_called_ok(project: Project) -> None:
 
 def test_an_iterator_that_runs_out_within_a_call_is_named(project: Project) -> None:
     project.test_file.write_text("def test_next(perf):\n    perf(next, iter([torch.ones(9)]))\n\nimport torch\n")
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
+    project.run(failed=1).stdout.fnmatch_lines(
         [
             "*next: the measured callable takes from an iterator that is exhausted (StopIteration)",
             "*-> make the iterator within the callable, so that each call has one of its own",
@@ -372,29 +348,23 @@ def test_a_case_without_tensors_has_no_peak_and_says_that_it_needs_no_tensor_mem
     project.test_file.write_text(source.replace("torch.empty(1024 * kib, dtype=torch.uint8)", "list(range(9))"))
     changed(project, "block.append(1)")
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
-    result = project.run()
-    result.stdout.re_match_lines([r"work .* –  ok", r"peak –: no tensor memory$"])
+    project.run().stdout.re_match_lines([r"work .* –  ok", r"peak –: no tensor memory$"])
     project.cost(ms=200)
-    slower = project.run()
-    slower.assert_outcomes(failed=1)
-    slower.stdout.re_match_lines([r"latency .* failed", r"peak +– +– +no tensor memory +– +–$"])
+    project.run(failed=1).stdout.re_match_lines([r"latency .* failed", r"peak +– +– +no tensor memory +– +–$"])
 
 
 def test_ctrl_c_keeps_what_was_finished(project: Project) -> None:
-    project.test_file.write_text(
-        project.test_file.read_text()
-        + """
+    project.add("""
 def test_hangs(perf):
     import time
     Path("hanging").touch()
     perf(lambda: time.sleep(600))
-"""
-    )
+""")
     output = interrupted(project.pytester.path, "-m", "perf", "--perf-update", "--perf-json=results.json")
     assert "new, saved" in output
     assert "interrupted: these baselines have one replicate each" in output
     assert list(json.loads(project.baseline_file().read_text())["cases"]) == ["test_work"]
-    (row,) = json.loads((project.pytester.path / "results.json").read_text())["results"]
+    (row,) = project.results()
     assert row["case"] == "test_story.py::test_work"
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
     assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"

@@ -25,7 +25,6 @@ def test_a_failure_of_verify_shows_the_test_and_the_report_and_no_frame_of_ours(
     pytester: pytest.Pytester, python: str
 ) -> None:
     pytester.makepyfile(WRONG)
-    result = run_pytest(pytester, python, "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=2)
+    result = run_pytest(pytester, python, "-p", "no:cacheprovider", failed=2)
     result.stdout.fnmatch_lines(["*> *verify(lambda x: x.exp() + 1,*", "E *out is wrong*", "*AttributeError*"])
     assert "perflab/correctness" not in str(result.stdout).replace(str(pytester.path), "")

@@ -195,8 +195,7 @@ def become(request: dict[str, Any]) -> None:
     first = os.getcwd() if request["code"] is None else ""
     if request["program"] is not None:
         first = os.path.dirname(request["program"])
-    path = [first, *(os.path.abspath(place) for place in given if place), *sys.path]
-    sys.path[:] = dict.fromkeys(path)
+    sys.path[:] = dict.fromkeys([first, *(os.path.abspath(place) for place in given if place), *sys.path])
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     forget_unless_found("perflab")
