@@ -67,6 +67,8 @@ class Policy(Data, frozen=True):
     floor_ns: float = 2_000.0
     gate_counts: bool = True
     """Whether a count that rose is a regression."""
+    fail_improved: bool = False
+    """Whether the test of a case that improved fails, since its baseline has to be saved again."""
 
 
 class Verdict(StrEnum):

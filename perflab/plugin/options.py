@@ -76,6 +76,12 @@ OPTIONS = (
         choices=("on", "off", "strict", "exact"),
     ),
     Option(
+        "--perf-fail-improved",
+        "false",
+        "fail a case that improved until --perf-update saves it, so that its baseline does not go stale",
+        flag=True,
+    ),
+    Option(
         "--perf-counts",
         "on",
         "operators, allocations, launches of a call. on: an increase fails; report: show changes; off: do not count",

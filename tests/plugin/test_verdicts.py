@@ -398,3 +398,25 @@ def test_hangs(perf):
     assert row["case"] == "test_story.py::test_work"
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
     assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"
+
+
+def test_an_improvement_fails_until_it_is_saved_where_baselines_must_not_go_stale(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.cost(ms=100, kib=256)
+    project.run().assert_outcomes(passed=1)
+    project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_fail_improved = true\n")
+    result = project.run("--perf-fail-improved")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"work is better than its baseline, and --perf-fail-improved fails such",
+            " +save the new numbers",
+            r"peak +512 KiB +256 KiB +-256 KiB.*",
+            r"if intended: pytest -m perf .*test_story.py::test_work.*--perf-update$",
+            r"work .* improved",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*if intended:*--perf-fail-improved*")
+    project.run("--perf-check=off").assert_outcomes(passed=1)
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)

@@ -11,7 +11,7 @@ from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
 from perflab.profiles.records import Explanation
 from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.drift import headline
+from perflab.report.drift import IMPROVED, headline
 from perflab.report.escaping import result_for_reading
 from perflab.report.failing_table import WIDTH, Quantity, changed, count_row, failing_table, wrapped
 from perflab.report.lines import name_of
@@ -39,7 +39,8 @@ def explain(result: Result, accept: str | None) -> str:
     result = result_for_reading(result)
     judgement, record = result.judgement, result.record
     drifted = any(drift.decides for drift in judgement.drift.values())
-    lines = wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
+    is_long = drifted or judgement.verdict is Verdict.IMPROVED
+    lines = wrapped(_headline(result), indent="  ") if is_long else [_headline(result)]
     counts = changed(judgement.counts)
     if judgement.latency is not None or judgement.memory is not None or counts:
         lines += _numbers(judgement, counts, (result.policy or Policy()).memory_threshold)
@@ -88,6 +89,8 @@ def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
 
 def _headline(result: Result) -> str:
     name, judgement = name_of(result), result.judgement
+    if judgement.verdict is Verdict.IMPROVED and (result.policy or Policy()).fail_improved:
+        return f"{name} {IMPROVED}"
     if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):
         missed = {"time": judgement.time_not_judged} if judgement.time_not_judged is not None else {}
         missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}

@@ -23,7 +23,7 @@ def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
     verdict = judgement.verdict
     if settings.check == "off" or settings.update:
         return False
-    if verdict is Verdict.REGRESSED:
+    if verdict is Verdict.REGRESSED or (verdict is Verdict.IMPROVED and settings.policy.fail_improved):
         return True
     unjudged = verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.OOM)
     if saving and verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM):

@@ -54,6 +54,8 @@ class Settings:
     memory_threshold: float
     floor_ns: float
     check: str
+    fail_improved: bool
+    """Whether a case that is better than its baseline fails."""
     counts: str
     cache: Literal["warm", "cold"]
     cuda_graph: bool
@@ -123,6 +125,7 @@ class Settings:
             memory_threshold=self.memory_threshold,
             floor_ns=self.floor_ns,
             gate_counts=self.counts == "on",
+            fail_improved=self.fail_improved and self.against is None,
         )
 
     @property
@@ -296,6 +299,7 @@ def read_settings(config: pytest.Config) -> Settings:
         memory_threshold=value("perf_memory_threshold", parse_fraction),
         floor_ns=value("perf_floor", parse_duration_ns),
         check="off" if ranges_asked() else choice("perf_check"),
+        fail_improved=value("perf_fail_improved", parse_flag),
         counts=choice("perf_counts"),
         cache=choice("perf_cache"),
         cuda_graph=value("perf_cuda_graph", parse_flag),
