@@ -82,6 +82,15 @@ CALIBRATION_BEFORE = "yardsticks_ns", "calibration_ns"
 """What files of before call the readings of the calibration workload, and their name now."""
 
 
+class Leak(Data, frozen=True):
+    """Tensors that pile up from call to call."""
+
+    grown_bytes: list[Amount]
+    """By how much more was alive after each call than before it."""
+    kept: list[PeakPart] = []
+    """Blocks that one call makes and a later one has not let go; empty where that could not be recorded."""
+
+
 class Measurement(Data, frozen=True):
     """A case's samples and memory in one process.
 
@@ -117,6 +126,8 @@ class Measurement(Data, frozen=True):
     """Why it could not be."""
     not_counted: str | None = None
     """Why instructions, which a process of its own was to count, were not."""
+    leak: Leak | None = None
+    """What calls keep; None: nothing, or nobody asked."""
     off: dict[str, str] = {}
     """By quantity, ``memory`` or a count, why it was not measured: PyTorch's internals are other ones."""
 

@@ -22,7 +22,7 @@ from perflab.measured.judge.exact import judge_memory, peaks_of, unless_used_up
 from perflab.measured.judge.finding import worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.unsettled import as_ratios
-from perflab.plugin.case.verdicts import compared_with
+from perflab.plugin.case.verdicts import compared_with, unless_beyond
 from perflab.plugin.config.settings import Settings
 from perflab.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results import Result
@@ -80,6 +80,9 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     judgement = with_evidence(judgement, one, environment)
     judgement = changed(judgement, reasons=[*reasons, *(judgement.beside if worst is Verdict.INCONCLUSIVE else [])])
     judgement = unless_used_up(judgement, [*before, *now])
+    peaks = [one.memory.peak_bytes for one in now if one.memory is not None]
+    if settings.check != "off":
+        judgement = unless_beyond(judgement, settings, max(peaks, default=None))
     record = _record(found, one, finding.detectable, base)
     wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
     was = one.turns(BASE)[-1].ready.case

@@ -39,7 +39,7 @@ def explain(result: Result, accept: str | None) -> str:
     result = result_for_reading(result)
     judgement, record = result.judgement, result.record
     drifted = any(drift.decides for drift in judgement.drift.values())
-    is_long = drifted or judgement.verdict is Verdict.IMPROVED
+    is_long = drifted or judgement.verdict in (Verdict.IMPROVED, Verdict.FAILED)
     lines = wrapped(_headline(result), indent="  ") if is_long else [_headline(result)]
     counts = changed(judgement.counts)
     if judgement.latency is not None or judgement.memory is not None or counts:
@@ -50,7 +50,7 @@ def explain(result: Result, accept: str | None) -> str:
         lines.append(f"where: {where}")
     if record is not None:
         lines += _causes(record, timed="latency" in judgement.worse)
-    for reason in judgement.reasons:
+    for reason in judgement.reasons[judgement.verdict is Verdict.FAILED :]:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
         lines.append(f"if intended: {accept}")
@@ -89,6 +89,8 @@ def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
 
 def _headline(result: Result) -> str:
     name, judgement = name_of(result), result.judgement
+    if judgement.verdict is Verdict.FAILED:
+        return f"{name}: {judgement.reasons[0]}"
     if judgement.verdict is Verdict.IMPROVED and (result.policy or Policy()).fail_improved:
         return f"{name} {IMPROVED}"
     if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):

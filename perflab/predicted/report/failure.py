@@ -25,6 +25,8 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         told = ", ".join(QUANTITIES.get(one, one).replace(" ", "\u00a0") for one in judgement.worse)
         how = "as predicted" if case.now.dry_run is None else "in a dry run"
         lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, {how}: {told}", WIDTH)
+    elif judgement.verdict is Verdict.FAILED:
+        lines = wrapped(f"{name} on {case.now.gpu}: {judgement.reasons[0]}", WIDTH)
     elif judgement.verdict is Verdict.IMPROVED:
         lines = wrapped(f"{name} {IMPROVED}", WIDTH)
     else:
@@ -37,7 +39,8 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         lines += ["what grew:", *(text for reason in judgement.reasons for text in wrapped(f"- {reason}", WIDTH))]
         lines += _no_room(case) if "memory" in judgement.worse else []
     else:
-        lines += [text for reason in judgement.reasons for text in wrapped(f"why: {reason}", WIDTH)]
+        reasons = judgement.reasons[judgement.verdict is Verdict.FAILED :]
+        lines += [text for reason in reasons for text in wrapped(f"why: {reason}", WIDTH)]
     if accept is not None:
         lines.append(f"if intended: {accept}")
     return lines_of("\n".join(lines))
