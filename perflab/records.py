@@ -171,6 +171,8 @@ class Judgement(Data, frozen=True):
     latency: Change | None = None
     memory: Change | None = None
     phases: dict[str, Change] = {}
+    launching: Change | None = None
+    """CUDA: host time to launch one call. Shown, and never judged."""
     counts: dict[str, Change] = {}
     """Each count that both sides know exactly. Without ``limit`` it is shown and not gated."""
     before_ns: list[float] = []

@@ -23,6 +23,7 @@ from perflab.measure.cuda_clock import CudaStopwatch
 from perflab.measure.cuda_graph import GraphStopwatch
 from perflab.measure.devices import current_device
 from perflab.measure.evidence import Witness
+from perflab.measure.launching import launch_ns
 from perflab.measure.leaks import find_leak
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import (
@@ -173,6 +174,7 @@ def measure(
             cores_busy=_cores_busy(cpu_ns, samples),
             evidence=evidence,
             counts=weight.counts,
+            launch_ns=weight.launch_ns if mode == DEFAULT else None,
             leak=leak,
             off=weight.off if unknown is None else {**weight.off, "memory kept by calls": unknown},
             evicted_bytes=stopwatch.evicted_bytes,
@@ -194,6 +196,8 @@ class Weight:
     """By quantity, why it is not known."""
     result: Any
     """What the call returned."""
+    launch_ns: float | None = None
+    """Host time to launch a call on a GPU."""
 
 
 def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
@@ -210,7 +214,9 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
         return Weight(None, {}, dict.fromkeys(unknown, why.problem), workload.run())
     if counter is None:
         return Weight(memory, {}, {}, result)
-    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result)
+    counts = dict(sorted(counter.counts.items()))
+    launching_ns = launch_ns(workload.inner, device, counts) if device.type == "cuda" else None
+    return Weight(memory, counts, counter.off, result, launching_ns)
 
 
 def try_profile(

@@ -21,6 +21,7 @@ from perflab.measured.judge.counts import FAILS_ALREADY, judge_counts, values_of
 from perflab.measured.judge.exact import judge_memory, peaks_of, unless_used_up
 from perflab.measured.judge.finding import worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
+from perflab.measured.judge.judge import launching
 from perflab.measured.judge.unsettled import as_ratios
 from perflab.plugin.case.verdicts import compared_with, unless_beyond
 from perflab.plugin.config.settings import Settings
@@ -73,6 +74,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
         latency=finding.change,
         memory=memory.change,
+        launching=launching(now, before),
         counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         not_compared=missed,
@@ -194,6 +196,7 @@ def _measurement(turns: CaseTurns, evidence: Evidence | None) -> Measurement:
         phases_ns=turns.phases_ns,
         memory=turns.memory,
         counts=turns.counts,
+        launch_ns=turns.launch_ns,
         evidence=evidence,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from perflab.measure.records import Paired, Record
+from perflab.measured.report.launching import launching_text
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
 from perflab.profiles.records import Explanation
@@ -48,6 +49,8 @@ def explain(result: Result, accept: str | None) -> str:
     where = _where(judgement.phases)
     if where:
         lines.append(f"where: {where}")
+    if "latency" in judgement.worse and judgement.latency is not None and judgement.launching is not None:
+        lines += wrapped(f"what: {launching_text(judgement.latency, judgement.launching)}", indent="      ")
     if record is not None:
         lines += _causes(record, timed="latency" in judgement.worse)
     for reason in judgement.reasons[judgement.verdict is Verdict.FAILED :]:
