@@ -270,3 +270,5 @@ class Document(Narrow):
     created: datetime
     results: list[Result]
     commit: str | None = None
+    collected: list[str] = []
+    stale: list[str] = []

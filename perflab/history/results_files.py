@@ -135,6 +135,7 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
 
 def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
     number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
+    history.note_collected(_aware(document.created), document.collected, document.stale)
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
     seen = set()
     for result in sorted(document.results, key=_is_comparison):  # a run has one reading: that held against its baseline

@@ -65,7 +65,10 @@ def found_worse(sources: Sequence[Source], contents: Contents, limits: Mapping[s
         name = name_in(contents, compared)
         first = next((n for n, case in enumerate(_cases(contents, compared)) if case and case.quantities), None)
         for number, case in enumerate(_cases(contents, compared)):
-            if first is None or case is None or number <= first:
+            if first is None or number <= first:
+                continue
+            if case is None:
+                found.missed.setdefault(f"not in run {number + 1}", []).append(name)
                 continue
             _judge_one(found, f"{name} in run {number + 1}", sources, compared, (first, number), case, limits)
     return found

@@ -468,6 +468,8 @@ def test_a_gate_that_could_compare_nothing_does_not_pass(tmp_path: Path, capsys:
     assert (status, "operators 5 -> 6" in said, "not compared: step[small-128-fp32]" in said) == (1, True, True)
     status, said = gate(capsys, tmp_path, here, elsewhere, option="--fail=latency:5%")
     assert (status, "in run 2: other machine" in said, "--fail: nothing was compared" in said) == (2, True, True)
+    status, said = gate(capsys, tmp_path, here, document(result("test_other.py::test_a")))
+    assert (status, "not compared: step[small-128-fp32]: not in run 2" in said) == (2, True)
 
 
 def test_predictions_and_kernels_of_two_runs_are_judged_by_their_own_tiers(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from perflab.cli import main
 from perflab.data import Parameters
 from perflab.environment import current_environment
 from perflab.measured.store.times import BaselineStore
@@ -86,14 +87,24 @@ def prune(project: Project, *arguments: str) -> str:
     return project.run("--collect-only", "-q", "--perf-prune", *arguments).stdout.str()
 
 
-def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) -> None:
+def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(
+    suite: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     change(suite, "def test_b", "def test_other")
     change(suite, "def test_a", "def test_aa")
-    said = in_one_line(suite.run("-k", "test_aa"))
+    said = in_one_line(suite.run("-k", "test_aa", "--perf-json=run.json"))
     assert re.search(
         r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*", said
     )
     assert stored(suite) == ALL
+    for form in ("text", "markdown", "json"):
+        assert main(["report", str(suite.pytester.path / "run.json"), f"--format={form}"]) == 0
+        told = " ".join(capsys.readouterr().out.replace("\\", "").split())
+        gone = "test_story.py::TestGroup::test_b, test_story.py::test_a"
+        assert f"2 cases with a baseline no longer exist: {gone} (remove it: --perf-prune)" in told
+    said = in_one_line(suite.run("--collect-only", "--perf-prune", "--perf-prune-case=test_story.py::test_z"))
+    assert "--perf-prune-case=test_story.py::test_z: there is no baseline of that name here" in said
+    store(suite, CASES_STORED)
     said = in_one_line(suite.run("-k", "test_aa", "--perf-prune"))
     assert re.search(
         r"removed 2 stale baselines from baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a ", said
