@@ -22,6 +22,8 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _READINGS = 9
 _MOST_CALLS = 16
+_WORTH_NS = 100e6
+"""No more time is spent on it than this, and a call: longer calls are not short for launching."""
 _QUEUED = 500
 """Launches in a row that the driver takes without making the host wait: its queue holds about 1,000."""
 
@@ -42,14 +44,17 @@ def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int
     launches = counts.get("kernel_launches", 0)
     if not 0 < launches <= _QUEUED or counts.get("host_syncs", 1):
         return None
-    calls = max(1, min(_MOST_CALLS, _QUEUED // launches))
-    readings_ns = []
+    spent_ns, calls, readings_ns = 0, 1, list[float]()
     with collector_off():
-        for _ in range(_READINGS):
+        while len(readings_ns) < _READINGS and spent_ns < _WORTH_NS:
             torch.cuda.synchronize(device)
             began_ns = clock.read_ns()
             for _ in range(calls):
                 workload.run()
             readings_ns.append((clock.read_ns() - began_ns) / calls)
-    torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)
+            lasted_ns = clock.read_ns() - began_ns
+            spent_ns += lasted_ns
+            if calls == 1 and lasted_ns * _MOST_CALLS < _WORTH_NS / _READINGS:
+                calls = max(1, min(_MOST_CALLS, _QUEUED // launches))
     return round(median(readings_ns), 3)

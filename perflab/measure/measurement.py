@@ -202,9 +202,12 @@ class Weight:
 
 def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
     """Take memory and counts, without those that this version of PyTorch does not let us read."""
+    launching_ns = None
     try:
         if counter is not None:
             counter.count_apart(workload.inner)
+            if device.type == "cuda":  # before a result is alive, which may hold as much memory as a call
+                launching_ns = launch_ns(workload.inner, device, counter.counts)
         memory, result = measure_memory(workload, device, counter)
     except Exception as error:
         why = switched_off(error)
@@ -214,9 +217,7 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
         return Weight(None, {}, dict.fromkeys(unknown, why.problem), workload.run())
     if counter is None:
         return Weight(memory, {}, {}, result)
-    counts = dict(sorted(counter.counts.items()))
-    launching_ns = launch_ns(workload.inner, device, counts) if device.type == "cuda" else None
-    return Weight(memory, counts, counter.off, result, launching_ns)
+    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result, launching_ns)
 
 
 def try_profile(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from perflab.data import changed
 from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.beside_text import amount, name_in
+from perflab.report.beside_text import amount, cases_of, name_in
 from perflab.report.contents import Case, Compared, Contents
 from perflab.report.gather import Source
 from perflab.tiers import tier_of
@@ -63,20 +63,14 @@ def found_worse(sources: Sequence[Source], contents: Contents, limits: Mapping[s
     found = Found()
     for compared in contents.compared:
         name = name_in(contents, compared)
-        first = next((n for n, case in enumerate(_cases(contents, compared)) if case and case.quantities), None)
-        for number, case in enumerate(_cases(contents, compared)):
-            if first is None or number <= first:
-                continue
+        cases = cases_of(contents, compared)
+        first = next((number for number, case in enumerate(cases) if case and case.quantities), len(cases))
+        for number, case in enumerate(cases[first + 1 :], first + 1):
             if case is None:
                 found.missed.setdefault(f"not in run {number + 1}", []).append(name)
-                continue
-            _judge_one(found, f"{name} in run {number + 1}", sources, compared, (first, number), case, limits)
+            else:
+                _judge_one(found, f"{name} in run {number + 1}", sources, compared, (first, number), case, limits)
     return found
-
-
-def _cases(contents: Contents, compared: Compared) -> list[Case | None]:
-    pairs = zip(contents.runs, compared.cases, strict=True)
-    return [run.cases[at] if at is not None else None for run, at in pairs]
 
 
 def _judge_one(
@@ -99,7 +93,7 @@ def _judge_one(
             gate_counts=True,
         )
     judgement: Judgement | None = tier_of(before).judge_runs(before, now, policy)
-    if judgement is None:
+    if judgement is None or judgement.verdict is Verdict.OOM:
         if now.judgement.verdict in _NO_NUMBERS and not case.quantities:
             found.worse.append(f"{name}: {now.judgement.verdict}: {(now.judgement.reasons or [''])[0]}".rstrip(": "))
         elif now.judgement.verdict is not Verdict.SKIPPED:
