@@ -106,6 +106,7 @@ def merge(parts: Sequence[Document]) -> Document:
         collected=collected,
         findings=_findings(by_age, [one for ones in results.values() for one in ones]),
         other_failures=list(others),
+        stale=[case for case in dict.fromkeys(one for part in parts for one in part.stale) if case not in collected],
     )
     return changed(merged, exitstatus=_exit_status(parts, merged))
 

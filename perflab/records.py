@@ -67,6 +67,8 @@ class Policy(Data, frozen=True):
     floor_ns: float = 2_000.0
     gate_counts: bool = True
     """Whether a count that rose is a regression."""
+    fail_improved: bool = False
+    """Whether the test of a case that improved fails, since its baseline has to be saved again."""
 
 
 class Verdict(StrEnum):
@@ -169,6 +171,8 @@ class Judgement(Data, frozen=True):
     latency: Change | None = None
     memory: Change | None = None
     phases: dict[str, Change] = {}
+    launching: Change | None = None
+    """CUDA: host time to launch one call. Shown, and never judged."""
     counts: dict[str, Change] = {}
     """Each count that both sides know exactly. Without ``limit`` it is shown and not gated."""
     before_ns: list[float] = []

@@ -125,5 +125,7 @@ class Document(Data, frozen=True):
     """By study, what the project's own code found in its results."""
     other_failures: list[str] = []
     """Node ids of what failed beside the perf cases' own results: plain tests, teardowns, files that do not import."""
+    stale: list[str] = []
+    """Cases that no longer exist and have baselines still: what these gated is gated no more."""
     commit: str | None = None
     """The project's, with ``+dirty`` behind it if files differed; None where there is no git, or of several runs."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perflab.plugin.case.fresh_process import Job
     from perflab.plugin.config.settings import Given, Settings
     from perflab.plugin.session.saving import Saving
-    from perflab.records import Environment, TierRecord
+    from perflab.records import Environment, Judgement, Policy, TierRecord
     from perflab.report.contents import Case
     from perflab.report.lines import Line, Section
     from perflab.report.view import View
@@ -106,6 +106,10 @@ class Tier:
     def describe(self, result: Result, case: Case) -> Case:
         """A report's case with what the tier knows of it: its numbers above all."""
         return case
+
+    def judge_runs(self, before: Result, now: Result, policy: Policy) -> Judgement | None:
+        """A result judged by that of another run, as if it were the baseline; None where one of them has no numbers."""
+        return None
 
     def data(self, document: Document, results: Sequence[Result]) -> dict[str, object]:
         """What the results are set beside each other for, by key: studies, side by side. Plain data for a report."""

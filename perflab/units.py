@@ -55,6 +55,20 @@ def parse_duration_ns(text: str) -> float:
     return value * NS_PER[unit]
 
 
+def parse_bytes(text: str) -> int:
+    """Read ``"2GiB"``, ``"512 MiB"`` or ``"16GB"`` (decimal) as bytes.
+
+    Raises:
+        ValueError: no positive number with one of the units B, KiB, MiB, GiB, TiB, kB, MB, GB, TB.
+    """
+    wanted = "a size such as 2GiB, 512MiB or 16GB"
+    value, unit = _split(text, wanted)
+    units = {**BYTES_PER, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    if unit not in units or value * units[unit] < 1:
+        raise ValueError(f"{text!r} is not {wanted}")
+    return round(value * units[unit])
+
+
 def parse_seconds(text: str) -> float:
     """Read a positive number of seconds: ``"20"``, ``"20s"``, ``"500ms"``.
 

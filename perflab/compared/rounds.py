@@ -63,6 +63,7 @@ class CaseTurns:
     memory: Memory | None = None
     counts: dict[str, int] = field(default_factory=dict)
     off: dict[str, str] = field(default_factory=dict)
+    launch_ns: float | None = None
     clock: str = "host"
     profiles: list[Profile] = field(default_factory=list)
     not_profiled: str | None = None
@@ -358,7 +359,7 @@ class Round:
                 return
             turns = result.turns[side]
             turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
-            turns.off = weighed.off
+            turns.off, turns.launch_ns = weighed.off, weighed.launch_ns
 
     def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         """Profile the sides in the order ABBA, so that what drifts meets both; take their peaks apart."""

@@ -14,8 +14,9 @@ without being better or worse: they are shown. Only one compiler is compared wit
 
 from __future__ import annotations
 
-from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
-from perflab.records import Change, Judgement, Verdict
+from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline, KernelResources
+from perflab.records import Change, Judgement, Policy, Verdict
+from perflab.results import Result
 
 KINDS = ("mma", "wgmma", "tcgen05")
 """Tensor-core instructions, the weakest first."""
@@ -57,6 +58,14 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
         worse, reasons = ["shared memory", *worse], [*too_much, *reasons]
     verdict = Verdict.REGRESSED if worse else Verdict.IMPROVED if _is_better(here, before) else Verdict.OK
     return Judgement(verdict=verdict, counts=_changes(here, before), worse=worse, reasons=reasons)
+
+
+def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
+    """The judgement of a kernel by that of another run; None where it did not compile there, or is no kernel here."""
+    base, head = before.outcome, now.outcome
+    if not isinstance(base, CompiledCase) or not isinstance(head, CompiledCase) or base.now.resources is None:
+        return None
+    return judge_compiled(head.now, KernelBaseline(triton=base.now.triton, recorded="", resources=base.now.resources))
 
 
 def is_broken(kernel: CompiledKernel) -> bool:

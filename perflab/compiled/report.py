@@ -10,6 +10,7 @@ from perflab.compiled.records import CompiledCase, KernelResources, case_of
 from perflab.data import changed as with_data
 from perflab.records import Verdict
 from perflab.report.contents import Case, exact_quantities
+from perflab.report.drift import IMPROVED
 from perflab.report.escaping import lines_of
 from perflab.report.failing_table import WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
 from perflab.report.lines import Line, Row, Section, shown_verdict, verdict_text, wrap_facts
@@ -72,6 +73,8 @@ def explain_kernel(result: Result, accept: str | None) -> str:
         lines = wrapped(f"{name} is worse than its baseline: {', '.join(told)}")
     elif judgement.verdict is Verdict.FAILED:
         lines = [f"{name} cannot run" if now.resources is not None else f"{name} does not compile"]
+    elif judgement.verdict is Verdict.IMPROVED:
+        lines = wrapped(f"{name} {IMPROVED}")
     else:
         lines = [f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"]
     if now.problem is not None:

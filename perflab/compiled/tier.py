@@ -16,6 +16,7 @@ TIER = Tier(
     lines="perflab.compiled.report:lines",
     sections="perflab.compiled.report:sections",
     describe="perflab.compiled.report:describe",
+    judge_runs="perflab.compiled.judge:judge_runs",
     save="perflab.compiled.run.kernels:save",
     join="perflab.compiled.store:join",
 )

@@ -36,7 +36,10 @@ def chosen(contents: Contents, case: str | None, quantity: str | None) -> Conten
 
 
 def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
-    """The newest alarm for the worse whose new level began within so many of the last runs and has stayed; or None."""
+    """The newest alarm for the worse whose new level began within so many of the last runs and has stayed; or None.
+
+    An alarm whose cases are all gone is none: nothing could ever bring their level back.
+    """
     since = len(contents.runs) - recent
     found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
     alarms = {one.number for one in contents.events if one.kind == ALARM}
@@ -49,6 +52,8 @@ def _is_over(event: EventRow, contents: Contents, alarms: Collection[int]) -> bo
 
     Of several times noise may hide a return. What is only possible, or the machine's, brings nothing back.
     """
+    if all(contents.series[one.series].gone for one in event.members):
+        return True
     back = {True: 0, False: 0}
     many = {True: 0, False: 0}
     for one in event.members:

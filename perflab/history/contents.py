@@ -61,6 +61,8 @@ class SeriesRow(Data, frozen=True):
     """Numbers of the events that it has part in."""
     creep: float | None = None
     """By which ratio it crept from its first sixth to its last, without its changes; null: it did not."""
+    gone: bool = False
+    """Whether the case no longer exists: its alarms are no concern of anybody's."""
 
 
 class CommitRow(Data, frozen=True):

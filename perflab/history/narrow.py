@@ -133,6 +133,7 @@ class Replicate(Narrow):
     median_ns: Number
     fastest_ns: Number
     phases_ns: dict[str, Number] = {}
+    launch_ns: Number | None = None
     memory: Memory | None = None
     calibration_ns: dict[str, Number] = {}
     yardsticks_ns: dict[str, Number] = {}
@@ -269,3 +270,5 @@ class Document(Narrow):
     created: datetime
     results: list[Result]
     commit: str | None = None
+    collected: list[str] = []
+    stale: list[str] = []

@@ -135,6 +135,7 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
 
 def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
     number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
+    history.note_collected(_aware(document.created), document.collected, document.stale)
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
     seen = set()
     for result in sorted(document.results, key=_is_comparison):  # a run has one reading: that held against its baseline
@@ -191,6 +192,8 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
         change = result.judgement.phases.get(name)
         ns = [one.phases_ns[name] for one in judged if name in one.phases_ns]
         found[name] = _time(change.now if change is not None else median(ns))
+    if launching := [one.launch_ns for one in judged if one.launch_ns is not None]:
+        found["launching"] = _time(median(launching))
     peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and not one.memory.calls_differ]
     if peaks:
         found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)

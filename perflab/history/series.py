@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from statistics import median
@@ -103,11 +103,35 @@ class History:
         """The calibration workload's own series: of each run in each environment the median over all cases."""
         self.varying: set[Key] = set()
         """Counts that differ from process to process: they are judged as times are."""
+        self._collected: tuple[datetime, Collection[str], Collection[str]] | None = None
         self._skipped = frozenset(skipped)
         self._known: dict[Key, Series] = {}
         self._readings: dict[tuple[int, str], list[float]] = {}
         self._place_numbers: dict[Place, int] = {}
         self._word_numbers: dict[str, int] = {}
+
+    def note_collected(self, created: datetime, collected: Collection[str], stale: Collection[str]) -> None:
+        """Which cases a run found, run or not, and which it knew to be gone. The newest run that says so counts."""
+        if collected and (self._collected is None or created >= self._collected[0]):
+            self._collected = created, collected, stale
+
+    def gone(self) -> Callable[[str], bool]:
+        """Whether a case certainly no longer exists: the newest run found other tests of its file, or knew it.
+
+        One of which only the parameters are not found may be back with another option.
+        """
+        if self._collected is None:
+            return lambda _case: False
+        _, collected, stale = self._collected
+        there = {case.partition("[")[0] for case in collected}
+        files = {function.partition("::")[0] for function in there}
+        known = {case.partition("[")[0] for case in stale}
+
+        def is_gone(case: str) -> bool:
+            function, _, _ = case.partition("[")
+            return function not in there and (function.partition("::")[0] in files or function in known)
+
+        return is_gone
 
     def begin(self, run: Run) -> int:
         """Add a run; returns its number."""

@@ -52,6 +52,7 @@ def contents_of(history: History, repository: Path) -> Contents:
             parts.setdefault(one.series, []).append((number, one))
     names = short_names((one.case, one.variant) for one in series)
     used = {place: number for number, place in enumerate(dict.fromkeys(one.place for one in series))}
+    is_gone = history.gone()
     rows = [
         _series(
             one,
@@ -59,6 +60,7 @@ def contents_of(history: History, repository: Path) -> Contents:
             used[one.place],
             parts.get(at, []),
             accepted=history.are_accepted,
+            gone=is_gone(one.case),
         )
         for at, one in enumerate(series)
     ]
@@ -95,7 +97,7 @@ def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def _series(
-    one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]], *, accepted: bool
+    one: Series, name: str, environment: int, parts: Sequence[tuple[int, Found]], *, accepted: bool, gone: bool
 ) -> SeriesRow:
     is_sure = one.is_exact or accepted
     starts = [0, *sorted({found.change.at for _, found in parts}), len(one.values)]
@@ -122,6 +124,7 @@ def _series(
         levels=levels,
         events=sorted({number for number, _ in parts}),
         creep=None if accepted else creep_of(one, [found for _, found in parts]),
+        gone=gone,
     )
 
 

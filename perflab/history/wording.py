@@ -162,6 +162,9 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
             said.append(f"temporary: event {number} reverted it")
         else:
             said.append(f"in {many} of {len(event.members)} series the level came back in event {number}")
+    gone = sum(contents.series[one.series].gone for one in event.members)
+    if gone == len(event.members):
+        said.append("its cases no longer exist, so it does not count for --fail")
     said += [f"reason: {reason}" for reason in event.reasons]
     return said
 

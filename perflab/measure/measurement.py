@@ -23,6 +23,8 @@ from perflab.measure.cuda_clock import CudaStopwatch
 from perflab.measure.cuda_graph import GraphStopwatch
 from perflab.measure.devices import current_device
 from perflab.measure.evidence import Witness
+from perflab.measure.launching import launch_ns
+from perflab.measure.leaks import find_leak
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
 from perflab.measure.nvtx import (
     MEMORY,
@@ -90,6 +92,7 @@ def measure(
     counter: CallCounter | None = None,
     mode: Mode = DEFAULT,
     profile: ProfilePlan | None = None,
+    leak_calls: int = 0,
 ) -> Measured:
     """Measure ``workload`` on ``device``; what earlier work left behind has been collected by the caller.
 
@@ -102,6 +105,7 @@ def measure(
         counter: counts what a call does, after the samples; None: nothing is counted.
         mode: how calls are timed. Memory, counts and profile are those of a plain call in every mode.
         profile: how a call is profiled, after all else; None: it is not.
+        leak_calls: how many more calls tell, at the end, whether memory piles up; 0: nobody asks.
 
     Raises:
         CaptureError: no CUDA graph can hold the workload, and ``mode`` asks for one.
@@ -152,6 +156,11 @@ def measure(
             progress(OPERATORS)
             with nvtx_range(f"{label}: {OPERATORS}", device):
                 run_with_operator_ranges(workload, device, OPERATOR_CALLS)
+    leak, unknown = None, None
+    if leak_calls:  # what is frozen meanwhile nobody could see
+        progress("leaks")
+        with current_device(device):
+            leak, unknown = tried(lambda: find_leak(workload, device, leak_calls))
     return Measured(
         Measurement(
             samples_ns=[sample.total_ns for sample in samples],
@@ -165,7 +174,9 @@ def measure(
             cores_busy=_cores_busy(cpu_ns, samples),
             evidence=evidence,
             counts=weight.counts,
-            off=weight.off,
+            launch_ns=weight.launch_ns if mode == DEFAULT else None,
+            leak=leak,
+            off=weight.off if unknown is None else {**weight.off, "memory kept by calls": unknown},
             evicted_bytes=stopwatch.evicted_bytes,
             empty_call_ns=empty_call_ns,
             profile=profiled,
@@ -185,13 +196,18 @@ class Weight:
     """By quantity, why it is not known."""
     result: Any
     """What the call returned."""
+    launch_ns: float | None = None
+    """Host time to launch a call on a GPU."""
 
 
 def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
     """Take memory and counts, without those that this version of PyTorch does not let us read."""
+    launching_ns = None
     try:
         if counter is not None:
             counter.count_apart(workload.inner)
+            if device.type == "cuda":  # before a result is alive, which may hold as much memory as a call
+                launching_ns = launch_ns(workload.inner, device, counter.counts)
         memory, result = measure_memory(workload, device, counter)
     except Exception as error:
         why = switched_off(error)
@@ -201,7 +217,7 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
         return Weight(None, {}, dict.fromkeys(unknown, why.problem), workload.run())
     if counter is None:
         return Weight(memory, {}, {}, result)
-    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result)
+    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result, launching_ns)
 
 
 def try_profile(

@@ -82,6 +82,15 @@ CALIBRATION_BEFORE = "yardsticks_ns", "calibration_ns"
 """What files of before call the readings of the calibration workload, and their name now."""
 
 
+class Leak(Data, frozen=True):
+    """Tensors that pile up from call to call."""
+
+    grown_bytes: list[Amount]
+    """By how much more was alive after each call than before it."""
+    kept: list[PeakPart] = []
+    """Blocks that one call makes and a later one has not let go; empty where that could not be recorded."""
+
+
 class Measurement(Data, frozen=True):
     """A case's samples and memory in one process.
 
@@ -117,6 +126,10 @@ class Measurement(Data, frozen=True):
     """Why it could not be."""
     not_counted: str | None = None
     """Why instructions, which a process of its own was to count, were not."""
+    launch_ns: Positive | None = None
+    """CUDA: host time to launch one call, where nothing makes the host wait; None: it waits, or nobody counted."""
+    leak: Leak | None = None
+    """What calls keep; None: nothing, or nobody asked."""
     off: dict[str, str] = {}
     """By quantity, ``memory`` or a count, why it was not measured: PyTorch's internals are other ones."""
 
@@ -143,6 +156,8 @@ class Replicate(Data, frozen=True):
     gpu_neighbours: int | None = None
     temperature_c: int | None = None
     """The GPU's, the higher of before and after the samples."""
+    launch_ns: Positive | None = None
+    """As in ``Measurement``."""
     throttle: list[str] = []
     """Why the GPU's clocks were not higher, before or after the samples."""
     counts: dict[str, Amount] = {}
@@ -299,6 +314,7 @@ def summarize(measurement: Measurement, noise: float) -> Replicate:
         memory=measurement.memory,
         calibration_ns=measurement.calibration_ns,
         cores_busy=measurement.cores_busy,
+        launch_ns=measurement.launch_ns,
         neighbours_cores=evidence.neighbours_cores if evidence else None,
         steal_share=evidence.steal_share if evidence else None,
         gpu_neighbours=max((state.neighbours for state in gpu if state.neighbours is not None), default=None),

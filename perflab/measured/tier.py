@@ -10,6 +10,7 @@ TIER = Tier(
     sections="perflab.measured.report.section:sections",
     notes="perflab.measured.report.section:notes",
     describe="perflab.measured.report.contents:describe",
+    judge_runs="perflab.measured.judge.two_runs:judge_runs",
     data="perflab.measured.report.section:data",
     sets_beside="perflab.measured.report.side_by_side:side_by_side",
     take_turns="perflab.measured.run.tables:take_turns",

@@ -67,6 +67,15 @@ OPTIONS = (
     Option("--perf-baselines", "baselines", "directory of the baselines", metavar="DIR", measures=False),
     Option("--perf-threshold", "5%", "slowdown of the median that counts", metavar="SHARE"),
     Option("--perf-memory-threshold", "0", "growth of peak memory that counts", metavar="SHARE"),
+    Option(
+        "--perf-memory-limit", "", "fail a perf case whose peak is above this, whatever its baseline", metavar="SIZE"
+    ),
+    Option(
+        "--perf-leak-calls",
+        "0",
+        "make so many more calls, and fail a case that holds more memory after each of them; 0: do not",
+        metavar="N",
+    ),
     Option("--perf-floor", "2us", "ignore time differences below this", metavar="TIME"),
     Option(
         "--perf-check",
@@ -74,6 +83,12 @@ OPTIONS = (
         "on: regressions fail; off: measure only; strict: cases that cannot be judged fail too; exact: compare memory "
         "and counts only, and fail cases without a baseline of them",
         choices=("on", "off", "strict", "exact"),
+    ),
+    Option(
+        "--perf-fail-improved",
+        "false",
+        "fail a case that improved until --perf-update saves it, so that its baseline does not go stale",
+        flag=True,
     ),
     Option(
         "--perf-counts",
@@ -176,6 +191,8 @@ OPTIONS = (
 MARKER_ARGUMENTS = {
     "threshold": "slowdown that counts, such as '10%' or 0.1",
     "memory_threshold": "growth of peak memory that counts, such as '1%'",
+    "memory_limit": "the peak that the case may have, whatever its baseline, such as '2GiB', or 'off'",
+    "leak_calls": "so many more calls are made; memory held that grows in each of them fails the case; 0: none",
     "floor": "time differences below this are ignored, such as '2us'",
     "counts": "'on', 'report' or 'off': gate counts, only show them, or do not count",
     "cache": "'warm' or 'cold': device caches before each call, as the last call left them or evicted",

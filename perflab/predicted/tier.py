@@ -14,6 +14,7 @@ TIER = Tier(
     lines="perflab.predicted.report.section:lines",
     sections="perflab.predicted.report.section:sections",
     describe="perflab.predicted.report.contents:describe",
+    judge_runs="perflab.predicted.judge.judge:judge_runs",
     save="perflab.predicted.run.saving:save",
     stored="perflab.predicted.store.stored:stored",
     join="perflab.predicted.store.stored:join",

@@ -105,7 +105,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
         before = held_by_address(found, module_names(found), device)
         del found
         try:
-            _run_within_a_range(workload, partial(places.marking, stacks=True))
+            run_within_a_range(workload, partial(places.marking, stacks=True))
         except Exception as error:
             if as_out_of_memory(error) is None:
                 raise
@@ -131,13 +131,13 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
     release_memory(device)
     pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
     with collector_off(), pools as replayed, profiler(device.type, profile_memory=True) as watching:
-        _run_within_a_range(workload, marking)
+        run_within_a_range(workload, marking)
         synchronize(device)
         found = list(reachable(workload.roots))
         held = summed(held_by_address(found, module_names(found), device).values())
         pools_bytes = free_bytes_in(replayed, device)
         del found  # it keeps gradients alive that the next call lets go
-        result = _run_within_a_range(workload, marking)
+        result = run_within_a_range(workload, marking)
         synchronize(device)
     del result
     return _Pass(
@@ -145,7 +145,7 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
     )
 
 
-def _run_within_a_range(workload: Workload, marking: _Marking) -> Any:
+def run_within_a_range(workload: Workload, marking: _Marking) -> Any:
     """One call, marked, within a range that was opened before the marks.
 
     The profiler drops events of a device's memory that lie in no range, and a mark ends the ranges opened within it.

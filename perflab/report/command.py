@@ -15,6 +15,7 @@ from perflab.files import write_whole
 from perflab.journals import SUFFIX, read_journal
 from perflab.report.beside_text import beside_lines, beside_markdown
 from perflab.report.escaping import for_reading, one_line
+from perflab.report.fail import LATENCY, found_worse, in_words, parse_limits
 from perflab.report.gather import Source, gather
 from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
@@ -73,16 +74,54 @@ def report_command(parser: argparse.ArgumentParser) -> Run:
 def compare_command(parser: argparse.ArgumentParser) -> Run:
     """Show several runs side by side: times, memory and counts, with ratios to the first run.
 
-    Numbers of different machines or versions stand beside each other, labelled, and have no ratio. Nothing is judged.
+    Numbers of different machines or versions stand beside each other, labelled, and have no ratio. Nothing is judged,
+    except with --fail, which exits with 1 if a case of a later run became worse.
     """
     _declare(parser, "results files or journals, the one to compare with first")
+    parser.add_argument(
+        "--fail",
+        nargs="?",
+        const="",
+        metavar="QUANTITY:SHARE[,...]",
+        help="exit with 1 if a case became worse than in the first run that has it, by the rules of its verdict; with "
+        "limits, if one of these quantities rose by more, such as latency:5%%,peak:1%%,operators:0",
+    )
 
     def run(given: argparse.Namespace) -> int:
+        try:
+            limits = parse_limits(given.fail or "")
+        except ValueError as error:
+            remedy = "write --fail=latency:5%,peak:1%, or --fail alone behind the files"
+            raise UsageError(f"--fail={given.fail}: {error}", remedy) from error
         if len(given.files) < 2:
             raise UsageError("one file is given", "name two or more to compare, or use perflab report FILE")
-        return _shown(given, _beside(read_sources(given.files, given.case), given.page))
+        sources = read_sources(given.files, given.case)
+        _shown(given, _beside(sources, given.page))
+        return 0 if given.fail is None else _judged(sources, limits)
 
     return run
+
+
+def _judged(sources: Sequence[Source], limits: dict[str, float]) -> int:
+    """Whether a later run became worse, as an exit status; what did goes to the standard error.
+
+    Raises:
+        UsageError: a limit of a quantity that no case has, or nothing that could be compared.
+    """
+    contents = gather(sources)
+    quantities = [one for run in contents.runs for case in run.cases for one in case.quantities.items()]
+    known = dict.fromkeys(name for name, one in quantities if one.exact or name == LATENCY)
+    if unknown := [name for name in limits if name not in known]:
+        problem = f"--fail={unknown[0]}: no case has a quantity of that name that is judged"
+        raise UsageError(problem, f"name one of {', '.join(known) or 'none'}")
+    found = found_worse(sources, contents, limits)
+    for line in in_words(found):
+        print(one_line(f"perflab compare: {line}"), file=sys.stderr)
+    if not found.compared and not found.worse:
+        raise UsageError(
+            "--fail: nothing was compared", "compare runs of the same cases, versions and, for times, machine"
+        )
+    return 1 if found.worse else 0
 
 
 def read_sources(paths: Sequence[Path], case: str | None = None) -> list[Source]:

@@ -11,6 +11,9 @@ REASON_TO_FILL_IN = '--perf-reason="…"'
 WORSE = {"latency": "is slower", "memory": "needs more memory", "counts": "has higher counts"}
 
 
+IMPROVED = "is better than its baseline, and --perf-fail-improved fails such cases: save the new numbers"
+
+
 def headline(judgement: Judgement, base: str) -> str:
     """``is slower than its baseline``, or than its anchor with what has added up, or both for time and memory.
 

@@ -16,7 +16,7 @@ from perflab.report.tally import counted
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Document
 from perflab.tiers import by_table, tier
-from perflab.units import format_names
+from perflab.units import format_count, format_names
 
 LONG = 70
 """Lines, a screen or two. Where a run's end would be longer, cases that other tables show have no line of their own,
@@ -101,7 +101,15 @@ def _by_turns(document: Document) -> bool:
 
 def unseen_failures(document: Document) -> list[str]:
     """What the table does not show of a run that was no success; pytest itself says it where it runs."""
-    return [*ending(document), *other_failures(document)]
+    return [*ending(document), *other_failures(document), *stale_cases(document)]
+
+
+def stale_cases(document: Document) -> list[str]:
+    """The cases that the run found to be gone, while their baselines are there."""
+    if not document.stale:
+        return []
+    many = format_count(len(document.stale), "case")
+    return [f"{many} with a baseline no longer exist: {format_names(document.stale)} (remove it: --perf-prune)"]
 
 
 def ending(document: Document) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perflab.cli import main
+from perflab.compiled.records import CompiledCase
 from perflab.data import changed, to_json
 from perflab.documents import read_document, write_document
 from perflab.errors import DocumentError
@@ -30,13 +31,16 @@ from tests.harness.make import (
     document,
     entry,
     environment,
+    grown,
     judge,
+    kernel,
     predicted_baseline,
     predicted_result,
     prediction,
     quiet,
     record,
     replicate,
+    resources,
     result,
 )
 from tests.harness.test_damage import run_of_everything
@@ -365,3 +369,88 @@ def test_a_hostile_address_is_no_markdown() -> None:
 def test_a_regression_is_judged_by_no_comparison(tmp_path: Path, command: Command) -> None:
     bad = changed(measured(200), judgement=Judgement(verdict=Verdict.REGRESSED), failure="slow")
     assert main(["compare", *map(str, files(tmp_path, document(measured(100)), document(bad, exitstatus=1)))]) == 0
+
+
+# --- a gate on two files -----------------------------------------------------------------------------------------
+
+
+def gate(capsys: pytest.CaptureFixture[str], folder: Path, *runs: Document, option: str = "--fail") -> tuple[int, str]:
+    status = main(["compare", *map(str, files(folder, *runs)), option])
+    return status, capsys.readouterr().err
+
+
+def needing(*, peak_bytes: int = 2 * GIB, operators: int = 5, ms: float = 100.0, **changes: Any) -> Result:
+    counts = {"operators": operators}
+    return result(outcome=record(replicate(ms * MS, peak_bytes=peak_bytes, counts=counts, **changes)))
+
+
+def test_compare_fails_for_what_became_worse_and_for_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = document(needing())
+    assert gate(capsys, tmp_path, before, document(needing(ms=103))) == (0, "")
+    assert gate(capsys, tmp_path, before, document(needing(ms=50, operators=4))) == (0, "")
+    status, said = gate(capsys, tmp_path, before, document(needing()), document(needing(ms=112, operators=6)))
+    assert status == 1
+    (line,) = said.splitlines()
+    assert line.endswith("in run 3: latency 100 ms -> 112 ms (+12.0%), operators 5 -> 6 (+20.0%)")
+    status, said = gate(capsys, tmp_path, before, document(needing(peak_bytes=2 * GIB + 1)))
+    assert (status, "peak 2.00 GiB -> 2.00 GiB" in said) == (1, True)
+    status, said = gate(capsys, tmp_path, before, document(result(verdict=Verdict.FAILED, outcome=None)))
+    assert (status, "in run 2: failed" in said) == (1, True)
+
+
+def test_a_time_that_the_machine_may_have_made_longer_is_not_decided(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fastest calls are as fast as before: one process cannot tell that from a busy machine."""
+    slow = document(needing(ms=112, fastest_ns=99 * MS))
+    status, said = gate(capsys, tmp_path, document(needing()), slow)
+    assert status == 0
+    assert "not decided: step[small-128-fp32] in run 2: +12.0%, but one process a run does not tell" in said
+    assert "-> decide it in turns on one machine: pytest -m perf --perf-against=COMMIT" in said
+
+
+def test_limits_gate_the_quantities_that_they_name_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = document(needing())
+    worse = document(needing(ms=112, operators=6, peak_bytes=2 * GIB + 2**20))
+    for limits, status in (("latency:20%", 0), ("latency:10%", 1), ("peak:1%", 0), ("peak:0", 1), ("operators:25%", 0)):
+        assert gate(capsys, tmp_path, before, worse, option=f"--fail={limits}")[0] == status
+    status, said = gate(capsys, tmp_path, before, worse, option="--fail=peak:1%,operators:10%")
+    assert (status, said.count("\n"), "operators 5 -> 6" in said) == (1, 1, True)
+    for limits, problem in (
+        ("speed:1%", "no case has a quantity of that name that is judged\n  -> name one of latency, peak, operators"),
+        ("latency", "'latency' is not QUANTITY:SHARE\n  -> write --fail=latency:5%,peak:1%"),
+        ("latency:5", "'5' is not a share such as 5% or 0.05"),
+        ("peak:0,peak:1%", "'peak' stands twice"),
+    ):
+        status, said = gate(capsys, tmp_path, before, worse, option=f"--fail={limits}")
+        assert (status, problem in said) == (2, True)
+
+
+def test_a_gate_that_could_compare_nothing_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = environment(machine="bbbbbbbb")
+    here = document(result(outcome=record(replicate(counts={"operators": 5}), environment=environment(machine="a"))))
+    elsewhere = document(result(outcome=record(replicate(counts={"operators": 6}), environment=there)))
+    status, said = gate(capsys, tmp_path, here, elsewhere)
+    assert (status, "operators 5 -> 6" in said, "not compared: step[small-128-fp32]" in said) == (1, True, True)
+    status, said = gate(capsys, tmp_path, here, elsewhere, option="--fail=latency:5%")
+    assert (status, "in run 2: other machine" in said, "--fail: nothing was compared" in said) == (2, True, True)
+    status, said = gate(capsys, tmp_path, here, document(result("test_other.py::test_a")))
+    assert (status, "not compared: step[small-128-fp32]: not in run 2" in said) == (2, True)
+
+
+def test_predictions_and_kernels_of_two_runs_are_judged_by_their_own_tiers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual, more = document(predicted_result(prediction())), document(predicted_result(grown()))
+    assert gate(capsys, tmp_path, usual, usual) == (0, "")
+    status, said = gate(capsys, tmp_path, usual, more)
+    assert (status, "flops" in said, "peak 87.0 GiB -> 88.2 GiB" in said) == (1, True, True)
+    fine, spilling = (
+        document(result("kernels:EXAMPLES::attend[sm_90]", outcome=CompiledCase(now=kernel(resources(**changes)))))
+        for changes in ({}, {"spill_store_bytes": 8})
+    )
+    assert gate(capsys, tmp_path, fine, fine) == (0, "")
+    status, said = gate(capsys, tmp_path, fine, spilling)
+    assert (status, "spills 8 B of registers per thread" in said) == (1, True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from perflab.cli import main
+from perflab.documents import write_document
 from perflab.history.choice import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
 from perflab.history.wording import break_text, pair_text
 from tests.harness.command import Command
 from tests.harness.histories import Values, case_name, contents_in, latency, noisy, some_nights, step, write_runs
+from tests.harness.make import document, result
 
 
 def test_json_is_what_the_text_was_made_of_and_csv_has_a_row_a_point(tmp_path: Path, command: Command) -> None:
@@ -114,6 +117,25 @@ def test_fail_exits_with_1_for_a_recent_alarm_for_the_worse_alone(tmp_path: Path
     assert main(["history", str(tmp_path), "--fail", "--recent=40", "--case=step[2]"]) == 0
     write_runs(tmp_path / "better", 40, {case_name(1): latency(step(35, 1.2e6, 1e6), 1)})
     assert main(["history", str(tmp_path / "better"), "--fail"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("collected", "stale", "status"),
+    [
+        ("tests/perf/test_model.py::test_other", [], 0),
+        ("tests/perf/test_model.py::test_step[other]", [], 1),  # an option may bring the parameter back
+        ("tests/perf/test_else.py::test_other", [], 1),  # perhaps a run of that file alone
+        ("tests/perf/test_else.py::test_other", [case_name(1), case_name(2)], 0),
+    ],
+)
+def test_an_alarm_of_cases_that_no_longer_exist_fails_nobody_and_says_so(
+    tmp_path: Path, command: Command, collected: str, stale: list[str], status: int
+) -> None:
+    some_nights(tmp_path)
+    newest = document(result(collected), created=datetime(2026, 3, 1, tzinfo=UTC), collected=[collected], stale=stale)
+    write_document(newest, tmp_path / "newest.json")
+    said = " ".join(command("history", tmp_path, "--fail", "--recent=20", status=status).split())
+    assert ("its cases no longer exist, so it does not count for --fail" in said) == (status == 0)
 
 
 def test_since_leaves_out_what_is_older(tmp_path: Path, command: Command) -> None:

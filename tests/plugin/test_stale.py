@@ -15,6 +15,7 @@ from perflab.plugin.noting import Notes
 from perflab.plugin.session import starting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.store.stale import Collection
+from tests.harness.command import Command
 from tests.harness.make import entry, predicted_baseline
 from tests.plugin.conftest import Project, begin_repository, one_line
 
@@ -70,14 +71,23 @@ def prune(project: Project, *arguments: str) -> str:
     return project.run("--collect-only", "-q", "--perf-prune", *arguments).stdout.str()
 
 
-def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(suite: Project) -> None:
+def test_what_is_gone_is_reported_and_pruned_and_the_rest_stays(
+    suite: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     suite.edit("def test_b", "def test_other")
     suite.edit("def test_a", "def test_aa")
-    said = one_line(suite.run("-k", "test_aa"))
+    said = one_line(suite.run("-k", "test_aa", "--perf-json=run.json"))
     assert re.search(
         r"2 stale baselines in baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a \(remove: --.*", said
     )
     assert list(suite.saved_cases()) == ALL
+    for form in ("text", "markdown", "json"):
+        told = Command(capsys)("report", suite.pytester.path / "run.json", f"--format={form}").replace("\\", "")
+        gone = "test_story.py::TestGroup::test_b, test_story.py::test_a"
+        assert f"2 cases with a baseline no longer exist: {gone} (remove it: --perf-prune)" in " ".join(told.split())
+    said = one_line(suite.run("--collect-only", "--perf-prune", "--perf-prune-case=test_story.py::test_z"))
+    assert "--perf-prune-case=test_story.py::test_z: there is no baseline of that name here" in said
+    store(suite, CASES_STORED)
     said = one_line(suite.run("-k", "test_aa", "--perf-prune"))
     assert re.search(
         r"removed 2 stale baselines from baselines/cpu-\S+/test_story\.json: TestGroup::test_b, test_a ", said

@@ -368,3 +368,77 @@ def test_hangs(perf):
     assert row["case"] == "test_story.py::test_work"
     (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
     assert json.loads(journal.read_text())["case"] == "test_story.py::test_work"
+
+
+def test_an_improvement_fails_until_it_is_saved_where_baselines_must_not_go_stale(project: Project) -> None:
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.cost(ms=100, kib=256)
+    project.run().assert_outcomes(passed=1)
+    project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_fail_improved = true\n")
+    result = project.run("--perf-fail-improved")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"work is better than its baseline, and --perf-fail-improved fails such",
+            " +save the new numbers",
+            r"peak +512 KiB +256 KiB +-256 KiB.*",
+            r"if intended: pytest -m perf .*test_story.py::test_work.*--perf-update$",
+            r"work .* improved",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*if intended:*--perf-fail-improved*")
+    project.run("--perf-check=off").assert_outcomes(passed=1)
+    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)
+
+
+LEAKING = """
+import pytest, torch
+from conftest import Virtual
+
+kept = []
+
+@pytest.mark.perf(leak_calls=3)
+def test_keeps(perf):
+    def work():
+        Virtual.now_ns += 50_000_000
+        kept.append(torch.ones(1024))
+    perf(work)
+
+def test_large(perf):
+    def work():
+        Virtual.now_ns += 50_000_000
+        torch.empty(2048, dtype=torch.uint8)
+    perf(work)
+
+@pytest.mark.perf(memory_limit="1MiB")
+def test_may_be_large(perf):
+    def work():
+        Virtual.now_ns += 50_000_000
+        torch.empty(2048, dtype=torch.uint8)
+    perf(work)
+"""
+
+
+def test_a_limit_of_memory_and_a_leak_fail_a_case_that_no_option_accepts(project: Project) -> None:
+    project.pytester.makepyfile(test_story=LEAKING)
+    ini = "[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_memory_limit = "
+    project.pytester.makeini(f"{ini}1KiB\n")
+    for option in ((), ("--perf-update", "--perf-replicates=1")):
+        result = project.run(*option, "-k", "not keeps")
+        result.assert_outcomes(failed=1, passed=1, deselected=1)
+        result.stdout.re_match_lines(
+            ["large: a peak of 2.00 KiB is above the limit of 1.00 KiB .by 1.00 KiB.", "large .* FAILED"]
+        )
+        result.stdout.no_fnmatch_line("*if intended*")
+    assert list(project.needs()) == ["test_may_be_large"]
+    project.run("-k", "not keeps", "--perf-check=off").assert_outcomes(passed=2, deselected=1)
+    result = project.run("-k", "keeps", "--perf-memory-limit=off")
+    result.assert_outcomes(failed=1, deselected=2)
+    result.stdout.re_match_lines(
+        ["keeps: memory held grows in each of 3 calls, by 4.00 KiB a call: 4.00 KiB of", r" .*test_story.py:\d+"]
+    )
+    project.pytester.makeini(f"{ini}2 GB and more\n")
+    project.run().stderr.fnmatch_lines(
+        ["*ini key perf_memory_limit: '2 GB and more' is not a size such as 2GiB, 512MiB or 16GB*"]
+    )

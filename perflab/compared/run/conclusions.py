@@ -21,8 +21,9 @@ from perflab.measured.judge.counts import FAILS_ALREADY, judge_counts, values_of
 from perflab.measured.judge.exact import judge_memory, peaks_of, unless_used_up
 from perflab.measured.judge.finding import worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
+from perflab.measured.judge.judge import launching
 from perflab.measured.judge.unsettled import as_ratios
-from perflab.plugin.case.verdicts import compared_with
+from perflab.plugin.case.verdicts import compared_with, unless_beyond
 from perflab.plugin.config.settings import Settings
 from perflab.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results import Result
@@ -73,6 +74,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
         latency=finding.change,
         memory=memory.change,
+        launching=launching(now, before),
         counts=counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         not_compared=missed,
@@ -80,6 +82,9 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     judgement = with_evidence(judgement, one, environment)
     judgement = changed(judgement, reasons=[*reasons, *(judgement.beside if worst is Verdict.INCONCLUSIVE else [])])
     judgement = unless_used_up(judgement, [*before, *now])
+    peaks = [one.memory.peak_bytes for one in now if one.memory is not None]
+    if settings.check != "off":
+        judgement = unless_beyond(judgement, settings, max(peaks, default=None))
     record = _record(found, one, finding.detectable, base)
     wanted = settings.side_by_side if settings.side_by_side in record.parameters else None
     was = one.turns(BASE)[-1].ready.case
@@ -191,6 +196,7 @@ def _measurement(turns: CaseTurns, evidence: Evidence | None) -> Measurement:
         phases_ns=turns.phases_ns,
         memory=turns.memory,
         counts=turns.counts,
+        launch_ns=turns.launch_ns,
         evidence=evidence,
     )
 

@@ -50,6 +50,7 @@ from perflab.measure.measurement import is_as_fast_as_none
 from perflab.measure.outputs import outputs_of
 from perflab.measure.turns import Turns
 from perflab.measured.run.state import Learned, no_time, no_work
+from perflab.mode import DEFAULT
 from perflab.plugin.case.fresh_process import Job, Serve
 from perflab.plugin.case.perf import STATE, CaseState
 from perflab.plugin.noting import case_id
@@ -157,7 +158,15 @@ class Server:
                     )
                 elif isinstance(question, Weigh):
                     found = turns.weigh()
-                    self._say(Weighed(memory=found.memory, counts=found.counts, off=found.off, clock=turns.clock))
+                    self._say(
+                        Weighed(
+                            memory=found.memory,
+                            counts=found.counts,
+                            off=found.off,
+                            clock=turns.clock,
+                            launch_ns=found.launch_ns if state.settings.mode == DEFAULT else None,
+                        )
+                    )
                 elif isinstance(question, Examine):
                     profile, problem = turns.profile(question.budget_ns)
                     self._say(Examined(profile=profile, problem=problem))

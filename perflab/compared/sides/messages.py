@@ -104,6 +104,8 @@ class Weighed(Data, frozen=True, tag=True):
     counts: dict[str, int] = {}
     off: dict[str, str] = {}
     """By quantity, why it is not known."""
+    launch_ns: float | None = None
+    """Host time to launch a call on a GPU."""
 
 
 class Examine(Data, frozen=True, tag=True):

@@ -130,6 +130,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         memory=needs.memory.change,
         before_ns=[one.median_ns for one in latency.before],
         phases=_phases(now, latency.before) if latency.before else {},
+        launching=launching(now, latency.before),
         counts=needs.counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         drift=latency.drift | needs.drift,
@@ -282,6 +283,14 @@ def _judge_faster(sides: Sides, policy: Policy, *, again: bool) -> Finding:
     against = difference_doubts(sides, policy) if again else evidence_against(sides, policy)
     doubts = [*single_process(sides), *against]
     return Finding(sides.change, Verdict.INCONCLUSIVE, doubts) if doubts else found
+
+
+def launching(now: Sequence[Replicate], old: Sequence[Replicate]) -> Change | None:
+    """The change of what the host takes to launch a call; None where one side does not know it."""
+    before, after = ([one.launch_ns for one in side if one.launch_ns is not None] for side in (old, now))
+    if not before or not after:
+        return None
+    return Change(before=median(before), now=median(after), ratio=median(after) / median(before))
 
 
 def _phases(now: Sequence[Replicate], old: Sequence[Replicate]) -> dict[str, Change]:

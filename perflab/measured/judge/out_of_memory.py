@@ -20,7 +20,7 @@ FORWARD, OPTIMIZER = "made by the forward", "made by the optimizer"
 def out_of_memory_texts(found: OutOfMemory) -> list[str]:
     """Sentences: what was asked for and by whom, what was alive, and what would free it."""
     asked = f"out of memory: {format_bytes(found.asked_bytes)} asked for" if found.asked_bytes is not None else ""
-    by = _place(found.asked_by) if found.asked_by is not None else ""
+    by = place(found.asked_by) if found.asked_by is not None else ""
     texts = [f"{asked or 'out of memory'}{f', by {by}' if by else ''}"]
     if found.alive:
         total = sum(part.size_bytes for part in found.alive)
@@ -67,7 +67,8 @@ def _sums(parts: Iterable[PeakPart], name_of: Callable[[PeakPart], str]) -> list
     return sorted(sums.items(), key=lambda item: -item[1])
 
 
-def _place(part: PeakPart) -> str:
+def place(part: PeakPart) -> str:
+    """Operator, module and line that asked for blocks; empty where none is known."""
     where = f" in {part.module}" if part.module else ""
     line = f" ({with_callers(part.line, part.stack)})" if part.line else ""
     return f"{part.operator or 'code'}{where}{line}" if part.operator or part.line else ""

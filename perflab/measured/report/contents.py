@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from perflab.data import changed
 from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
@@ -74,6 +75,8 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     for name, ns in reading.phases_ns.items():
         change = judgement.phases.get(name)
         found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)
+    if launching := [one.launch_ns for one in record.fresh or [summary] if one.launch_ns is not None]:
+        found["launching"] = quantity("ns", median(launching), judgement.launching, exact=False)
     change = judgement.memory
     if summary.memory is not None and (summary.memory.shown_bytes or (change is not None and change.before)):
         peak = int(change.now) if change is not None else summary.memory.peak_bytes

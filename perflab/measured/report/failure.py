@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from perflab.measure.records import Paired, Record
+from perflab.measured.report.launching import launching_text
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
 from perflab.profiles.records import Explanation
 from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.drift import headline
+from perflab.report.drift import IMPROVED, headline
 from perflab.report.escaping import result_for_reading
 from perflab.report.failing_table import WIDTH, Quantity, changed, count_row, failing_table, wrapped
 from perflab.report.lines import name_of
@@ -39,7 +40,8 @@ def explain(result: Result, accept: str | None) -> str:
     result = result_for_reading(result)
     judgement, record = result.judgement, result.record
     drifted = any(drift.decides for drift in judgement.drift.values())
-    lines = wrapped(_headline(result), indent="  ") if drifted else [_headline(result)]
+    is_long = drifted or judgement.verdict in (Verdict.IMPROVED, Verdict.FAILED)
+    lines = wrapped(_headline(result), indent="  ") if is_long else [_headline(result)]
     counts = changed(judgement.counts)
     if judgement.latency is not None or judgement.memory is not None or counts:
         lines += _numbers(judgement, counts, (result.policy or Policy()).memory_threshold)
@@ -47,9 +49,11 @@ def explain(result: Result, accept: str | None) -> str:
     where = _where(judgement.phases)
     if where:
         lines.append(f"where: {where}")
+    if "latency" in judgement.worse and judgement.latency is not None and judgement.launching is not None:
+        lines += wrapped(f"what: {launching_text(judgement.latency, judgement.launching)}", indent="      ")
     if record is not None:
         lines += _causes(record, timed="latency" in judgement.worse)
-    for reason in judgement.reasons:
+    for reason in judgement.reasons[judgement.verdict is Verdict.FAILED :]:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
         lines.append(f"if intended: {accept}")
@@ -88,6 +92,10 @@ def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
 
 def _headline(result: Result) -> str:
     name, judgement = name_of(result), result.judgement
+    if judgement.verdict is Verdict.FAILED:
+        return f"{name}: {judgement.reasons[0]}"
+    if judgement.verdict is Verdict.IMPROVED and (result.policy or Policy()).fail_improved:
+        return f"{name} {IMPROVED}"
     if judgement.verdict in (Verdict.OK, Verdict.IMPROVED):
         missed = {"time": judgement.time_not_judged} if judgement.time_not_judged is not None else {}
         missed |= {listed([*map(in_words, quantities)]): reason for reason, quantities in reasons_of(judgement)}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from perflab.measure.records import Record
 from perflab.measured.report.columns import WORK, Column, is_of_a_phase, named, ordered, rate
 from perflab.measured.report.judged import Reading, judged
+from perflab.measured.report.launching import launching_fact
 from perflab.records import Verdict
 from perflab.report.drift import drift_sentences
 from perflab.report.failing_table import changed, count_fact
@@ -196,6 +197,7 @@ def _measured_facts(record: Record, reading: Reading) -> list[str]:
     facts = [f"{name} {format_ns(phase_ns)}" for name, phase_ns in reading.phases_ns.items() if several]
     if reading.first_ns is not None:
         facts.append(f"first {format_ns(reading.first_ns)}")
+    facts += launching_fact(reading.median_ns, record.summary.launch_ns if record.summary is not None else None)
     if reading.mean_ns is not None and (record.work or reading.first_ns is not None):
         deviation = f" ± {format_ns(reading.std_ns)}" if reading.std_ns is not None else ""
         facts.append(f"mean {format_ns(reading.mean_ns)}{deviation}")

@@ -50,7 +50,9 @@ def save(saving: Saving) -> None:
 
 
 def _measured(saving: Saving) -> dict[str, Record]:
-    return {case: one.outcome for case, one in saving.results.items() if type(one.outcome) is MeasuredCase}
+    """Not of what fails by itself: that is no baseline for anybody."""
+    results = {case: one for case, one in saving.results.items() if one.judgement.verdict is not Verdict.FAILED}
+    return {case: one.outcome for case, one in results.items() if type(one.outcome) is MeasuredCase}
 
 
 def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str, Entry]) -> None:

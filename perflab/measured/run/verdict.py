@@ -11,6 +11,7 @@ from perflab.measure.measurement import replicate_of
 from perflab.measure.records import Record
 from perflab.measured.judge.counts import exactly_worse
 from perflab.measured.judge.judge import judge
+from perflab.measured.judge.leaks import leak_text
 from perflab.measured.records import Baseline, MeasuredCase
 from perflab.measured.run.memory_snapshots import with_snapshots
 from perflab.measured.run.state import Learned
@@ -18,7 +19,7 @@ from perflab.measured.store.baselines import Baselines
 from perflab.mode import identity, without_mode
 from perflab.plugin.case import verdicts
 from perflab.plugin.case.perf import CaseState
-from perflab.plugin.case.verdicts import compared_with, unless_unchecked
+from perflab.plugin.case.verdicts import compared_with, unless_beyond, unless_unchecked
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.folder import OWN_TIMES
 from perflab.plugin.session.moved import Moved
@@ -117,6 +118,10 @@ def judged(state: CaseState, baselines: Baselines, moved: Moved) -> Judged:
 def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgement:
     """The judge's; but nobody can call faster what leaves work to threads."""
     judgement = compared_with(judge(record, baseline, settings.policy), baseline.moved_from)
+    memory = record.summary.memory if record.summary is not None else None
+    leak = record.measurement.leak if record.measurement is not None else None
+    said = [leak_text(leak)] if leak is not None else []
+    judgement = unless_beyond(judgement, settings, memory.peak_bytes if memory is not None else None, said)
     if settings.check == "exact":
         judgement = changed(judgement, no_times=None)  # nobody asked for a verdict on them
     ran_on = record.measurement.ran_on if record.measurement is not None else []

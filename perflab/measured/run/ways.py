@@ -126,6 +126,7 @@ class Measuring:
             counter=self._counter(),
             mode=self.state.settings.mode,
             profile=self._profile(),
+            leak_calls=self._leak_calls(),
         )
 
     def _counted_apart(self, measurement: Measurement) -> Measurement:
@@ -144,6 +145,10 @@ class Measuring:
     def _profile(self) -> ProfilePlan | None:
         """How a call is profiled; None: it is not."""
         return None
+
+    def _leak_calls(self) -> int:
+        """How many calls tell whether memory piles up: once for a case, in the process that measures it first."""
+        return 0
 
     def _share_s(self) -> float | None:
         """What the case may take of the run's time; None: its own budget alone."""
@@ -189,6 +194,9 @@ class Replicate(Measuring):
             return None
         budget_ns = self.state.settings.evidence_ns if job.profile_ns is None else job.profile_ns
         return ProfilePlan(budget_ns, Path(job.profile_files) if job.profile_files is not None else None)
+
+    def _leak_calls(self) -> int:
+        return self.state.settings.leak_calls if self.state.settings.fresh_process else 0
 
     def _share_s(self) -> float | None:
         return self.job.budget_s
@@ -297,6 +305,9 @@ class Local(Measuring):
             self._learned.out_of_memory = changed(found, remedies=list(remedies))
         release_memory(self.device)
         record_where_asked(state, workload, self.device, self.config, runs_out=True)
+
+    def _leak_calls(self) -> int:
+        return self.state.settings.leak_calls
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()

@@ -12,6 +12,7 @@ from perflab.plugin.config.settings import Settings
 from perflab.records import Judgement, Shortage, Verdict
 from perflab.results import Result
 from perflab.tiers import tier_of
+from perflab.units import format_bytes
 
 
 def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
@@ -21,9 +22,13 @@ def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
     baseline, and leaves it to the machine which of its quantities can be compared.
     """
     verdict = judgement.verdict
-    if settings.check == "off" or settings.update:
+    if settings.check == "off":
         return False
-    if verdict is Verdict.REGRESSED:
+    if verdict is Verdict.FAILED:
+        return True  # by what it may not do at all, which nothing accepts
+    if settings.update:
+        return False
+    if verdict is Verdict.REGRESSED or (verdict is Verdict.IMPROVED and settings.policy.fail_improved):
         return True
     unjudged = verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.OOM)
     if saving and verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM):
@@ -33,6 +38,28 @@ def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
     missed = any(not (saving and one.can_be_saved) for one in judgement.not_compared)
     without_times = judgement.time_not_judged is not None and not saving
     return settings.check == "strict" and (unjudged or missed or without_times)
+
+
+def unless_beyond(
+    judgement: Judgement, settings: Settings, peak_bytes: int | None, beyond: Sequence[str] = ()
+) -> Judgement:
+    """The judgement, or that the case failed by what no baseline allows.
+
+    Args:
+        judgement: what its baseline says of it.
+        settings: the case's own.
+        peak_bytes: its peak, exact or not, beside the limit that it was given; None: there is none.
+        beyond: what else it may not do, as sentences.
+    """
+    limit = settings.memory_limit_bytes
+    said = list(beyond)
+    if limit is not None and peak_bytes is not None and peak_bytes > limit:
+        peak = f"a peak of {format_bytes(peak_bytes)} is above the limit of {format_bytes(limit)}"
+        said = [f"{peak} (by {format_bytes(peak_bytes - limit)})", *said]
+    if not said:
+        return judgement
+    reasons = [*said, *(judgement.reasons if judgement.verdict is not Verdict.NEW else [])]
+    return changed(judgement, verdict=Verdict.FAILED, reasons=reasons, suspect=False, unsettled=[])
 
 
 def unless_unchecked(judgement: Judgement, settings: Settings) -> Judgement:
@@ -71,7 +98,7 @@ def failure_of(
     saving = settings.update or settings.update_new
     if not broken and not fails(result.judgement, settings, saving=saving):
         return None
-    can_be_accepted = not broken and settings.against is None
+    can_be_accepted = not broken and settings.against is None and result.judgement.verdict is not Verdict.FAILED
     verdict = saves or result.judgement.verdict
     accept = accept_command(config, result.case, verdict, moves_anchor=moves_anchor) if can_be_accepted else None
     return tier_of(result).explain(result, accept)

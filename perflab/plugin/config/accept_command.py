@@ -24,7 +24,7 @@ _OF_THIS_RUN = (
 )
 """What chose other tests, limits or spreads them, and shows or writes results: none of it is about what is saved."""
 _FLAGS_OF_THIS_RUN = (
-    *("--perf-update", "--perf-update-new", "--perf-prune", "--perf-snapshots"),
+    *("--perf-update", "--perf-update-new", "--perf-prune", "--perf-snapshots", "--perf-fail-improved"),
     *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
     *("--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--pdb", "--trace"),
     *_OUTPUT_FLAGS,

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from perflab.errors import SettingError
-from perflab.plugin.config.settings import Settings, parse_choice, parse_timeout
+from perflab.plugin.config.settings import (
+    Settings,
+    parse_choice,
+    parse_leak_calls,
+    parse_memory_limit,
+    parse_timeout,
+)
 from perflab.plugin.options import MARKER_ARGUMENTS
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
 
@@ -72,6 +78,8 @@ _marker_warmup = _marker_value(
 _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "threshold": ("threshold", _from_marker(parse_fraction)),
     "memory_threshold": ("memory_threshold", _from_marker(parse_fraction)),
+    "memory_limit": ("memory_limit_bytes", _from_marker(parse_memory_limit)),
+    "leak_calls": ("leak_calls", _from_marker(parse_leak_calls)),
     "floor": ("floor_ns", _from_marker(parse_duration_ns)),
     "counts": ("counts", _marker_choice("on", "report", "off")),
     "cache": ("cache", _marker_choice("warm", "cold")),

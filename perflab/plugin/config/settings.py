@@ -23,7 +23,7 @@ from perflab.records import Policy
 from perflab.report.view import DEFAULT_VIEW, View, parse_columns, parse_sort
 from perflab.results import Result
 from perflab.tiers import tiers
-from perflab.units import format_ns, parse_duration_ns, parse_fraction, parse_seconds
+from perflab.units import format_ns, parse_bytes, parse_duration_ns, parse_fraction, parse_seconds
 
 Part = TypeVar("Part")
 _Value = TypeVar("_Value")
@@ -52,8 +52,14 @@ class Settings:
     """The pool of machines whose times are compared with each other; None: this machine alone."""
     threshold: float
     memory_threshold: float
+    memory_limit_bytes: int | None
+    """The peak that a case may have, whatever its baseline; None: any."""
+    leak_calls: int
+    """Calls that tell whether memory piles up; 0: nobody asks."""
     floor_ns: float
     check: str
+    fail_improved: bool
+    """Whether a case that is better than its baseline fails."""
     counts: str
     cache: Literal["warm", "cold"]
     cuda_graph: bool
@@ -123,6 +129,7 @@ class Settings:
             memory_threshold=self.memory_threshold,
             floor_ns=self.floor_ns,
             gate_counts=self.counts == "on",
+            fail_improved=self.fail_improved and self.against is None,
         )
 
     @property
@@ -294,8 +301,11 @@ def read_settings(config: pytest.Config) -> Settings:
         machine=value("perf_machine", _parse_machine),
         threshold=value("perf_threshold", parse_fraction),
         memory_threshold=value("perf_memory_threshold", parse_fraction),
+        memory_limit_bytes=value("perf_memory_limit", parse_memory_limit),
+        leak_calls=value("perf_leak_calls", parse_leak_calls),
         floor_ns=value("perf_floor", parse_duration_ns),
         check="off" if ranges_asked() else choice("perf_check"),
+        fail_improved=value("perf_fail_improved", parse_flag),
         counts=choice("perf_counts"),
         cache=choice("perf_cache"),
         cuda_graph=value("perf_cuda_graph", parse_flag),
@@ -359,6 +369,26 @@ def parse_timeout(text: str) -> float | None:
     if text.strip() in ("auto", "off"):
         return None if text.strip() == "auto" else float("inf")
     return parse_seconds(text)
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """Read a size; an empty text, or ``off``, is none.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    return parse_bytes(text) if text.strip() not in ("", "off") else None
+
+
+def parse_leak_calls(text: str) -> int:
+    """Read a number of calls: 0, or enough of them for growth in each to mean something.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    if not text.strip().isdecimal() or int(text) in (1, 2):
+        raise ValueError(f"{text!r} is not a number of calls: 0, or 3 and more")
+    return int(text)
 
 
 def parse_choice(text: str, choices: tuple[str, ...]) -> str:

@@ -34,15 +34,19 @@ class Stale:
         self._settings = settings
         first = collections[0] if collections else None
         self._collection = first if all(other == first for other in collections) else None
+        self.cases: dict[str, None] = {}
+        """The cases that were reported, each once."""
 
     def report(self, environments: Iterable[Environment]) -> list[str]:
         """Lines that name what is stale in the files that these environments prune."""
         lines = []
+        self.cases.clear()
         for file in self._files(environments):
             try:
                 names = missing_from(file, self._collection, self._config.rootpath).stale
             except PerflabError:
                 continue  # a damaged file that this run had no need of
+            self.cases |= dict.fromkeys(f"{path_of(file.path.stem)}::{name}" for name in names)
             if names:
                 said = f"{_counted(names)} in {shown(file.path, self._config)}"
                 lines.append(f"{said}: {format_names(names)} (remove: --perf-prune)")
@@ -75,6 +79,14 @@ class Stale:
                     f"kept in {shown(file.path, self._config)}, not collected here but perhaps elsewhere: "
                     f"{', '.join(others)} (remove: --perf-prune --perf-prune-case={path_of(file.path.stem)}::NAME)"
                 )
+        missed = [
+            f"{path_of(file.path.stem)}::{name}"
+            for file, one in missing.items()
+            for name in (*one.stale, *one.doubtful)
+        ]
+        if self._settings.prune_case and not any(map(self._is_named, missed)):
+            said = "there is no baseline of that name here whose case was not collected"
+            kept.append(f"--perf-prune-case={self._settings.prune_case}: {said}")
         return [*(removed or ["--perf-prune: no stale baselines"]), *kept]
 
     def _files(self, environments: Iterable[Environment]) -> list[StoredFile]:

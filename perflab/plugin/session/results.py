@@ -59,6 +59,7 @@ class Collected:
         self._journal = Journal(config.rootpath, settings.baselines, settings.json)
         self._notes: list[str] = []
         self._stale: list[str] = []
+        self._gone: list[str] = []
         self._findings: dict[str, list[str]] = {}
         self.preface: list[str] | None = None
         """What is said above the table of a run that is compared with something else than baselines."""
@@ -91,7 +92,7 @@ class Collected:
         try:
             if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
                 self._finish(session, exitstatus)
-            if self._results or self._settings.prune:
+            elif self._settings.prune:
                 self._look_for_stale(session, exitstatus)
         except OSError as error:  # where no file can be opened, no module that makes a table can be either
             self._notes += [f"perf: nothing could be saved: {error.strerror}", *self._where_results_stand()]
@@ -117,6 +118,8 @@ class Collected:
             self._findings = findings_of(self._config, list(self._results.values()), self._notes.append)
         except KeyboardInterrupt:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
+        if self._results or self._settings.prune:
+            self._look_for_stale(session, exitstatus)
         try:
             self._write_json(int(session.exitstatus))
         except OSError as error:
@@ -136,6 +139,7 @@ class Collected:
         environments = [result.record.environment for result in self._results.values() if result.record is not None]
         if not self._settings.prune:
             self._stale += stale.report(environments)
+            self._gone = list(stale.cases)
             return
         try:
             needed = {one.judgement.moved_from for one in self._results.values() if not one.saved}
@@ -243,4 +247,5 @@ class Collected:
             findings=self._findings,
             other_failures=list(self._noted.failures),
             preface=self.preface or [],
+            stale=self._gone,
         )

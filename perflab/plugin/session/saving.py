@@ -49,7 +49,9 @@ class Saving:
         return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def asks_for(self, result: Result) -> bool:
-        """Whether an option says that a result is to be saved."""
+        """Whether an option says that a result is to be saved; what fails by itself is no baseline for anybody."""
+        if result.judgement.verdict is Verdict.FAILED:
+            return False
         if self.settings.update:
             return True
         return self.settings.update_new and result.judgement.verdict in _HAS_NOTHING_SAVED

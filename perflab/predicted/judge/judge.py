@@ -21,8 +21,16 @@ from perflab.data import Parameters, changed
 from perflab.predicted.judge.dry_run import explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
-from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
+from perflab.predicted.records import (
+    Cost,
+    PeakPart,
+    PredictedBaseline,
+    PredictedCase,
+    Prediction,
+    SavedTensors,
+)
 from perflab.records import Change, Judgement, Policy, Verdict
+from perflab.results import Result
 
 _Row = TypeVar("_Row", Cost, PeakPart, SavedTensors)
 _ALLOWING_SLACK = ("memory", "saved", "asked", "allocated", "reserved")
@@ -62,6 +70,14 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
         if worse
         else [],
     )
+
+
+def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
+    """The judgement of a prediction by that of another run for the same GPU; None where one of them has none."""
+    base, head = before.outcome, now.outcome
+    if not isinstance(base, PredictedCase) or not isinstance(head, PredictedCase) or base.place != head.place:
+        return None
+    return judge_predicted(head.now, baseline_of(base.now, recorded=""), policy)
 
 
 def baseline_of(

@@ -8,6 +8,7 @@ from perflab.predicted.records import PredictedBaseline, PredictedCase, Predicti
 from perflab.predicted.report.facts import first_to_checkpoint, fit_facts
 from perflab.predicted.report.table import QUANTITIES, WIDTH, amount, signed, wrapped
 from perflab.records import Change, Verdict
+from perflab.report.drift import IMPROVED
 from perflab.report.escaping import lines_of
 from perflab.report.failing_table import Quantity, failing_table
 from perflab.report.lines import short_name, wrap_facts
@@ -24,6 +25,10 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         told = ", ".join(QUANTITIES.get(one, one).replace(" ", "\u00a0") for one in judgement.worse)
         how = "as predicted" if case.now.dry_run is None else "in a dry run"
         lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, {how}: {told}", WIDTH)
+    elif judgement.verdict is Verdict.FAILED:
+        lines = wrapped(f"{name} on {case.now.gpu}: {judgement.reasons[0]}", WIDTH)
+    elif judgement.verdict is Verdict.IMPROVED:
+        lines = wrapped(f"{name} {IMPROVED}", WIDTH)
     else:
         said = f"{name} could not be judged ({judgement.verdict}), and --perf-check fails such cases"
         lines = wrapped(said, WIDTH)
@@ -34,7 +39,8 @@ def explain_prediction(result: Result, accept: str | None) -> str:
         lines += ["what grew:", *(text for reason in judgement.reasons for text in wrapped(f"- {reason}", WIDTH))]
         lines += _no_room(case) if "memory" in judgement.worse else []
     else:
-        lines += [text for reason in judgement.reasons for text in wrapped(f"why: {reason}", WIDTH)]
+        reasons = judgement.reasons[judgement.verdict is Verdict.FAILED :]
+        lines += [text for reason in reasons for text in wrapped(f"why: {reason}", WIDTH)]
     if accept is not None:
         lines.append(f"if intended: {accept}")
     return lines_of("\n".join(lines))

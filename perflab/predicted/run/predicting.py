@@ -20,7 +20,7 @@ from perflab.errors import BaselineError, InternalsError, UsageError
 from perflab.measure.devices import current_device
 from perflab.measured.store.times import BaselineStore
 from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.verdicts import compared_with, failure_of, unless_unchecked
+from perflab.plugin.case.verdicts import compared_with, failure_of, unless_beyond, unless_unchecked
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.plugin.session.moved import Moved
@@ -244,15 +244,16 @@ class Predictions:
         policy = state.settings.policy
         judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
         judgement = compared_with(judgement, self._baseline(state.case)[1])
+        judgement = unless_beyond(judgement, state.settings, state.outcome.now.peak_bytes)
         judgement = unless_races(judgement, state.outcome.now)
         judgement = unless_unchecked(judgement, state.settings)
         return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
         """Fail the test of a case that grew."""
-        if result.judgement.verdict is Verdict.FAILED and isinstance(result.outcome, PredictedCase):
-            dry_run = result.outcome.now.dry_run
-            pytest.fail(explain_races(result.case, dry_run.races if dry_run is not None else []), pytrace=False)
+        dry_run = result.outcome.now.dry_run if isinstance(result.outcome, PredictedCase) else None
+        if result.judgement.verdict is Verdict.FAILED and dry_run is not None and dry_run.races:
+            pytest.fail(explain_races(result.case, dry_run.races), pytrace=False)
         failure = failure_of(self._config, result, settings)
         if failure is not None:
             pytest.fail(failure, pytrace=False)

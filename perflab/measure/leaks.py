@@ -1,0 +1,54 @@
+"""Tells whether tensors pile up from call to call. What keeps them, and how, does not matter.
+
+Watched are all tensors that Python knows of and that came into being since the watch began, whoever holds them: a list
+that the callable names, a module's own file, a hook. What fills once, or is replaced, does not grow in each call.
+"""
+
+from __future__ import annotations
+
+import gc
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from perflab.measure.devices import collector_off, synchronize
+from perflab.measure.live_tensors import held_storages
+from perflab.measure.records import Leak
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | None:
+    """What so many calls of a warm workload keep; None unless more is alive after each of them than before it.
+
+    Garbage is collected before each look, so reference cycles are no leak.
+
+    Raises:
+        Exception: whatever the workload raises.
+    """
+    with collector_off():
+        workload.run()  # its result, dropped, is no news in the first of the calls
+        levels = [_alive_bytes(device)]
+        for _ in range(calls):
+            workload.run()
+            levels.append(_alive_bytes(device))
+            if levels[-1] <= levels[-2]:
+                return None
+    from perflab.measure.measurement import tried
+    from perflab.profiles.take_kept import take_kept
+
+    kept, _ = tried(lambda: take_kept(workload, device))
+    return Leak(grown_bytes=[after - before for before, after in pairwise(levels)], kept=kept or [])
+
+
+def _alive_bytes(device: torch.device) -> int:
+    """Bytes of the storages of all tensors that Python knows of; types are asked, and never objects."""
+    import torch
+
+    synchronize(device)
+    gc.collect()
+    return sum(held_storages((one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)), device).values())

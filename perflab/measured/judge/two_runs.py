@@ -1,0 +1,36 @@
+"""Judges a result of one run by that of another, as if the first one were the case's baseline. Pure."""
+
+from __future__ import annotations
+
+from perflab.data import changed
+from perflab.measure.records import Record, Replicate
+from perflab.measured.judge.judge import judge
+from perflab.measured.records import Baseline, Entry
+from perflab.measured.store.exact import split
+from perflab.records import Judgement, Policy
+from perflab.results import Result
+
+
+def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
+    """The judgement of ``now`` by the numbers of ``before``; None where one of them has none.
+
+    A run that measured in one process does not know its noise. It is believed where all other evidence agrees, as a
+    machine's own history of few runs is.
+    """
+    base, head = before.record, now.record
+    if base is None or head is None or base.summary is None:
+        return None
+    replicates = _judged(base, base.summary)
+    if head.summary is not None:
+        own = _judged(head, head.summary)
+        middle = sorted(own, key=lambda one: one.median_ns)[len(own) // 2]
+        fresh = own if len(own) > 1 and len(replicates) > 1 else []
+        head = changed(head, summary=middle, fresh=fresh, paired=None, paired_to_anchor=None)
+    entry = Entry(environment=base.environment, recorded="", replicates=replicates)
+    parts = split(entry)
+    return judge(head, Baseline(exact=parts.exact, times=parts.times, times_are_own=True), policy)
+
+
+def _judged(record: Record, summary: Replicate) -> list[Replicate]:
+    """The processes that the run's own verdict rests on."""
+    return record.fresh or [summary]

@@ -1,0 +1,56 @@
+"""Takes what a call keeps when it is over: blocks of memory by operator, module and line."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from perflab.measure.devices import collector_off, synchronize
+from perflab.measure.profiler import profiler
+from perflab.profiles.peak import Askers, summed
+from perflab.profiles.placed import placed
+from perflab.profiles.places import Places, module_names
+from perflab.profiles.recording import recorded_calls, refuse_another_profiler
+from perflab.profiles.records import PeakPart
+from perflab.profiles.take_peak import run_within_a_range
+from perflab.reachable import reachable
+from perflab.torch_internals.machine import BlockEvent, block_events, kineto_results
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+KEPT = "kept"
+_CALLS = 3
+"""The first has the profiler know what the second lets go, and the third lets go what lives from call to call."""
+
+
+def take_kept(workload: Workload, device: torch.device) -> list[PeakPart]:
+    """What one call makes and a later one has not let go, the largest first.
+
+    Raises:
+        UsageError: another profiler runs, or ours saw nothing.
+        Exception: whatever the workload raises.
+    """
+    refuse_another_profiler("look for leaks")
+    places = Places(module_names(reachable(workload.roots)))
+    with collector_off(), profiler(device.type, profile_memory=True) as watching:
+        for _ in range(_CALLS):
+            run_within_a_range(workload, places.marking)
+            synchronize(device)
+            gc.collect()
+    calls = recorded_calls(watching, _CALLS, details=True)
+    began_ns, ended_ns = (call.root.event.start_ns for call in calls[1:])
+    found = [one for call in calls for one in placed(call.roots, call.phases, places.named)]
+    askers = Askers(found, [(phase.start_ns, phase.name) for call in calls for phase in call.phases])
+    there: dict[int, BlockEvent] = {}
+    for event in block_events(kineto_results(watching), device):
+        if event.size_bytes < 0:
+            there.pop(event.address, None)
+        else:
+            there[event.address] = event
+    made = (event for event in there.values() if began_ns <= event.time_ns < ended_ns)
+    return summed(askers.at(event).part(KEPT, event.size_bytes, 1) for event in made)
