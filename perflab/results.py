@@ -127,3 +127,5 @@ class Document(Data, frozen=True):
     """Node ids of what failed beside the perf cases' own results: plain tests, teardowns, files that do not import."""
     commit: str | None = None
     """The project's, with ``+dirty`` behind it if files differed; None where there is no git, or of several runs."""
+    repository: str | None = None
+    """The address of the page that shows the project's repository, by git's remote; None where git names none."""

@@ -92,6 +92,7 @@ class ReportRun(Narrow):
     created: datetime
     cases: list[ReportCase]
     commit: str | None = None
+    repository: str | None = None
     environments: list[Environment] = []
 
 
@@ -269,3 +270,4 @@ class Document(Narrow):
     created: datetime
     results: list[Result]
     commit: str | None = None
+    repository: str | None = None

@@ -48,13 +48,30 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A word that rows can be filtered by: how many rows have it, and its tone."""
+
+    word: str
+    many: int
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Words to choose from. ``before`` stands before each word in a row's ``verdict``: the number of a run."""
+
+    legend: str
+    choices: Sequence[Choice]
+    before: str = ""
+
+
+@dataclass(frozen=True)
 class PageTable:
     """A table as templates take it."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
-    verdicts: Sequence[tuple[str, int, str]] = field(default_factory=list)
-    """What rows can be filtered by: each verdict, how many rows have it, and its tone."""
+    filters: Sequence[Filter] = field(default_factory=list)
 
     @property
     def numeric(self) -> bool:
