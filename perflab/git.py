@@ -14,7 +14,7 @@ _PATIENCE_S = 20.0
 """A question that takes longer (a network drive, a huge tree) is given up."""
 _REMOTE = re.compile(
     r"(?:(?P<scheme>https?|ssh|git)://)?(?:[^@/\s]*@)?(?P<host>[\w-]+(?:\.[\w-]+)+)(?P<port>:\d+)?"
-    r"(?P<divider>[:/])/*(?P<path>[\w.~+-]+(?:/[\w.~+-]+)+?)(?:\.git)?/*",
+    r"(?P<divider>[:/])/*(?P<path>[\w.~+-]+(?:/[\w.~+-]+)+)/*",
     re.ASCII,
 )
 """A remote on a host whose name has a dot: names without are of somebody's own network, or of their ssh alone."""
@@ -109,7 +109,7 @@ def page_of_remote(remote: str) -> str | None:
     if (found["divider"] == ":") != (scheme is None):  # without a scheme a path stands behind a colon, as for scp
         return None
     is_web = scheme in ("http", "https")
-    return f"{scheme if is_web else 'https'}://{found['host']}{port if is_web else ''}/{found['path']}"
+    return f"{scheme if is_web else 'https'}://{found['host']}{port if is_web else ''}/{found['path'].removesuffix('.git')}"
 
 
 def commit_page(repository: str | None, commit: str | None) -> str | None:

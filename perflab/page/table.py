@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
 
 from perflab.report.beside_text import NOTHING, amount
 from perflab.report.escaping import one_line
@@ -13,6 +16,8 @@ from perflab.units import format_noise, format_ratio
 LONGEST_NAME = 120
 """Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
 LONGEST_VALUE = 200
+_BREAKABLE = 20
+_JOINT = re.compile(r"(?:::|[/_.])(?=\w)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,13 @@ class Cell:
     more: str = ""
     tone: str = ""
     """``bad``, ``warn``, ``good``, or nothing."""
+
+    @property
+    def shown(self) -> str:
+        """The text. A long one, such as an operator or a path, may break behind its parts, and nowhere within them."""
+        if isinstance(self.text, Markup) or len(self.text) < _BREAKABLE:
+            return self.text
+        return Markup(_JOINT.sub(r"\g<0><wbr>", escape(one_line(self.text))))
 
 
 @dataclass(frozen=True)
