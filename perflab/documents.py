@@ -100,6 +100,7 @@ def merge(parts: Sequence[Document]) -> Document:
     merged = changed(
         newest,
         commit=newest.commit if len({part.commit for part in parts}) == 1 else None,
+        repository=newest.repository if len({part.repository for part in parts}) == 1 else None,
         command=newest.command if len({part.command for part in parts}) == 1 else None,
         preface=list(dict.fromkeys(line for part in parts for line in part.preface)),
         results=[one for case in weave([collected, list(results)]) for one in results.get(case, ())],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,14 @@ from perflab.errors import RivalError
 
 _PATIENCE_S = 20.0
 """A question that takes longer (a network drive, a huge tree) is given up."""
+_REMOTE = re.compile(
+    r"(?:(?P<scheme>https?|ssh|git)://)?(?:[^@/\s]*@)?(?P<host>[\w-]+(?:\.[\w-]+)+)(?P<port>:\d+)?"
+    r"(?P<divider>[:/])/*(?P<path>[\w.~+-]+(?:/[\w.~+-]+)+)/*",
+    re.ASCII,
+)
+"""A remote on a host whose name has a dot: names without are of somebody's own network, or of their ssh alone."""
+_PAGE = re.compile(r"https?://[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:/[\w.~+-]+)+", re.ASCII)
+_COMMIT = re.compile(r"([0-9a-f]{7,64})(?:\+dirty)?")
 
 
 def run_git(folder: Path, *arguments: str, patience_s: float | None = None, only_here: bool = False) -> str:
@@ -80,3 +89,34 @@ def top_of(folder: Path) -> Path | None:
 def commit_named(folder: Path, name: str) -> str | None:
     """The full name of a commit, branch or tag; None if the repository does not have it."""
     return ask_git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}") or None
+
+
+def repository_page(folder: Path) -> str | None:
+    """The address of the page that shows the repository, by the remote that ``git fetch`` asks; None: there is none."""
+    remote = ask_git(folder, "ls-remote", "--get-url")
+    return page_of_remote(remote) if remote else None
+
+
+def page_of_remote(remote: str) -> str | None:
+    """``git@github.com:owner/name.git`` -> ``https://github.com/owner/name``; None of a path.
+
+    Whoever may be named in the address, and with whatever password, is left out.
+    """
+    found = _REMOTE.fullmatch(remote)
+    if found is None:
+        return None
+    scheme, port = found["scheme"], found["port"] or ""
+    if (found["divider"] == ":") != (scheme is None):  # without a scheme a path stands behind a colon, as for scp
+        return None
+    is_web = scheme in ("http", "https")
+    return f"{scheme if is_web else 'https'}://{found['host']}{port if is_web else ''}/{found['path'].removesuffix('.git')}"
+
+
+def commit_page(repository: str | None, commit: str | None) -> str | None:
+    """The address of a commit's page; None unless both are what they should be, since files may say anything."""
+    found = _COMMIT.fullmatch(commit or "")
+    if found is None or repository is None or _PAGE.fullmatch(repository) is None:
+        return None
+    host = repository.split("/")[2]
+    place = "-/commit" if "gitlab" in host else "commits" if "bitbucket" in host else "commit"
+    return f"{repository}/{place}/{found[1]}"

@@ -129,3 +129,5 @@ class Document(Data, frozen=True):
     """Cases that no longer exist and have baselines still: what these gated is gated no more."""
     commit: str | None = None
     """The project's, with ``+dirty`` behind it if files differed; None where there is no git, or of several runs."""
+    repository: str | None = None
+    """The address of the page that shows the project's repository, by git's remote; None where git names none."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from perflab.errors import DocumentError, UsageError
-from perflab.git import run_git, top_of
+from perflab.git import repository_page, run_git, top_of
 from perflab.history.baseline_files import Level, levels_in
 from perflab.history.git_objects import objects_of
 from perflab.history.series import History, LeftOut, Run
@@ -32,7 +32,7 @@ def read_log(directory: Path) -> History:
         raise UsageError(f"{directory} is not in a git repository", "name the directory of committed baselines")
     place = directory.resolve().relative_to(top.resolve()).as_posix() if directory.is_dir() else str(directory)
     history = History(f"the log of {place}/")
-    history.are_accepted = True
+    history.repository, history.are_accepted = repository_page(top), True
     seen: dict[tuple[str, str, str, str], str] = {}
     names: dict[str, str] = {}
     with objects_of(top) as objects:

@@ -14,8 +14,10 @@ from perflab.history.contents import Contents, SeriesRow
 from perflab.history.wording import series_name, short, value_text
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 
-WIDTH, HEIGHT = 640, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 18, 24
+WIDTH, HEIGHT = 640, 166
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 28, 18, 40
+_MARK = 72
+"""Room for a commit on the axis."""
 _LEAST_HEIGHT = 0.06
 """The axis spans this share of the values at least, so that noise does not look like a change."""
 _MOST_POINTS = 200
@@ -91,9 +93,15 @@ def _axes(row: SeriesRow, contents: Contents, across: Scale, up: Scale) -> list[
         text = value_text(value, row.unit)
         parts.append(element("text", text, x=_LEFT - 8, y=rounded(up(value) + 4), class_="faint end"))
     runs = contents.runs
-    for at, anchor in ((0, ""), (len(runs) - 1, " end")) if len(runs) > 1 else ((0, ""),):
+    many = min(len(runs), int((WIDTH - _RIGHT - _LEFT) / _MARK))
+    for at in sorted({round(number * (len(runs) - 1) / max(1, many - 1)) for number in range(many)}):
         x = rounded(across(at))
-        parts.append(element("text", runs[at].created[:10], x=x, y=HEIGHT - 6, class_=f"faint{anchor}"))
+        parts.append(element("path", d=f"M{x} {HEIGHT - _BOTTOM}v4", class_="grid"))
+        # Of days the same width, so that the two rows stand below each other; the year is in the first and the last.
+        day = runs[at].created[5 * (at not in (0, len(runs) - 1)) : 10]
+        said = [short(runs[at].commit or "").partition("+")[0], day]
+        for number, text in enumerate(filter(None, said)):
+            parts.append(element("text", text, x=x, y=HEIGHT - 22 + 16 * number, class_="faint middle"))
     return parts
 
 

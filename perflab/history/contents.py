@@ -207,3 +207,5 @@ class Contents(Data, frozen=True):
     """With ``--between``."""
     repeated: int = 0
     """Runs left out since another file has them as well: a run counts once, whatever files it stands in."""
+    repository: str | None = None
+    """The address of the page that shows the project's repository; null where no run names one."""

@@ -92,6 +92,7 @@ class ReportRun(Narrow):
     created: datetime
     cases: list[ReportCase]
     commit: str | None = None
+    repository: str | None = None
     environments: list[Environment] = []
 
 
@@ -272,3 +273,4 @@ class Document(Narrow):
     commit: str | None = None
     collected: list[str] = []
     stale: list[str] = []
+    repository: str | None = None

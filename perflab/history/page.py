@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from perflab.git import commit_page
 from perflab.history.chart import described, line_chart, spark
 from perflab.history.contents import ALARM, Contents, EventRow, Member, SeriesRow
 from perflab.history.text import HEADS, notes, since_start
@@ -24,7 +25,7 @@ from perflab.history.wording import (
     where,
 )
 from perflab.page.render import render
-from perflab.page.table import Cell, Column, PageTable, Row, number_cell
+from perflab.page.table import Cell, Choice, Column, Filter, PageTable, Row, number_cell
 from perflab.report.escaping import one_line
 from perflab.units import format_count
 
@@ -108,7 +109,7 @@ def as_page(contents: Contents) -> str:
 
 def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventView:
     tone = "" if event.kind != ALARM else "bad" if event.worse else "good"
-    commits = [Row([Cell(short(one.commit), more=one.date), Cell(one.subject)]) for one in event.commits]
+    commits = [Row([_commit_cell(one.commit, contents, one.date), Cell(one.subject)]) for one in event.commits]
     members = []
     for one in event.members[:_MOST_MEMBERS]:
         row = contents.series[one.series]
@@ -137,6 +138,10 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventVi
         members=PageTable(heads, members),
         members_left=len(event.members) - len(members),
     )
+
+
+def _commit_cell(commit: str | None, contents: Contents, more: str = "") -> Cell:
+    return Cell(short(commit) if commit else "", href=commit_page(contents.repository, commit), more=more)
 
 
 def chance_text(member: Member, row: SeriesRow) -> str:
@@ -180,8 +185,8 @@ def _table(listed: Sequence[int], drawn: Sequence[int], contents: Contents) -> P
         ]
         rows.append(Row(cells, verdict=_word(row)))
     words = Counter(_word(contents.series[at]) for at in listed)
-    kinds = [("changed", words["changed"], ""), ("unchanged", words["unchanged"], "")]
-    return PageTable(columns, rows, kinds + [(_FEW, words[_FEW], "")] * (_FEW in words))
+    choices = [Choice(word, words[word]) for word in ("changed", "unchanged", *([_FEW] if _FEW in words else []))]
+    return PageTable(columns, rows, [Filter("Level", choices)])
 
 
 def _word(row: SeriesRow) -> str:
@@ -198,7 +203,7 @@ def _series(at: int, contents: Contents) -> SeriesView:
         run = contents.runs[row.runs[point]]
         cells = [
             Cell(run.created[:16].replace("T", " ")),
-            Cell(short(run.commit) if run.commit else ""),
+            _commit_cell(run.commit, contents),
             number_cell_of(row.values[point], row),
             Cell(contents.words[row.words[point]]),
             *([Cell(run.file)] if contents.accepted else []),

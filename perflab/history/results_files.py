@@ -101,6 +101,7 @@ def _refuse_nowhere(runs: Sequence[narrow.ReportRun]) -> None:
 
 
 def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
+    history.repository = run.repository or history.repository
     number = history.begin(Run(_aware(run.created), run.commit, file))
     places = [_numbers(history, environment, "") for environment in run.environments]
     for case in run.cases:
@@ -134,6 +135,7 @@ def _numbers(history: History, environment: Environment | None, variant: str) ->
 
 
 def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
+    history.repository = document.repository or history.repository
     number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
     history.note_collected(_aware(document.created), document.collected, document.stale)
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}

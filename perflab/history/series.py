@@ -97,6 +97,8 @@ class History:
         self.left_out: list[LeftOut] = []
         self.repeated = 0
         """Runs that were read from several files, and count once: how many were too many."""
+        self.repository: str | None = None
+        """The address of the page that shows the project's repository, as the run read last names it."""
         self.are_accepted = False
         """Whether points are accepted levels, and no runs."""
         self.machines: list[Series] = []

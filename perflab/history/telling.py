@@ -79,6 +79,7 @@ def contents_of(history: History, repository: Path) -> Contents:
         left_out=[LeftOutRow(file=one.file, problem=one.problem) for one in history.left_out],
         breaks=[] if history.are_accepted else breaks_in(rows, environments),
         repeated=history.repeated,
+        repository=history.repository,
     )
 
 

@@ -11,7 +11,9 @@ from perflab.page.table import (
     LONGEST_VALUE,
     TONES,
     Cell,
+    Choice,
     Column,
+    Filter,
     PageTable,
     Row,
     change_cell,
@@ -60,8 +62,8 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
     columns += [*([Column("tier", "tier")] if len(tiers) > 1 else []), Column("why", "why", hidden=True)]
     rows = [Row(_cells(one, names, tiers=len(tiers) > 1), verdict=one.verdict) for one in views]
     counts = Counter(one.verdict for one in views)
-    verdicts = [(name, counts[name], TONES.get(name, "")) for name in sorted(counts, key=rank)]
-    return PageTable(columns, rows, verdicts if len(verdicts) > 1 else [])
+    choices = [Choice(name, counts[name], TONES.get(name, "")) for name in sorted(counts, key=rank)]
+    return PageTable(columns, rows, [Filter("Verdict", choices)] if len(choices) > 1 else [])
 
 
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
@@ -117,12 +119,19 @@ def compared_table(contents: Contents) -> PageTable:
             *([Column("against 1", f"ratio{number}", number=True)] if number > 1 else []),
             Column(f"peak {number}", f"peak{number}", number=True),
         ]
-    found = [_verdicts(contents, one) for one in contents.compared]
-    pairs = zip(contents.compared, found, strict=True)
+    pairs = [(one, _verdicts(contents, one)) for one in contents.compared]
+    pairs.sort(key=lambda pair: min((rank(said) for _, said in pair[1]), default=0))
     rows = [Row(_compared_cells(contents, one), ",".join(f"{at} {said}" for at, said in own)) for one, own in pairs]
-    counts = Counter(one for own in found for one in own)
-    order_of = sorted(counts, key=lambda one: (one[0], rank(one[1])))
-    filters = [(f"{at} {said}", counts[at, said], TONES.get(said, "")) for at, said in order_of]
+    counts = Counter(one for _, own in pairs for one in own)
+    order_of = sorted(counts, key=lambda one: rank(one[1]))
+    filters = [
+        Filter(
+            f"Run {number}",
+            [Choice(said, counts[at, said], TONES.get(said, "")) for at, said in order_of if at == number],
+            f"{number} ",
+        )
+        for number in sorted({at for at, _ in counts})
+    ]
     return PageTable(columns, rows, filters)
 
 
@@ -133,7 +142,9 @@ def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
 
 
 def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
-    cells = [Cell(short(name_in(contents, compared)), more=compared.variant)]
+    newest = max(number for number, at in enumerate(compared.cases, 1) if at is not None)
+    place = identity(newest, compared.cases[newest - 1] or 0, True)
+    cells = [Cell(short(name_in(contents, compared)), href=f"#{place}", more=compared.variant)]
     for number, case in enumerate(cases_of(contents, compared), 1):
         at = compared.cases[number - 1]
         if case is None or at is None:

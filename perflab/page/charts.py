@@ -12,9 +12,35 @@ from perflab.page.svg import Scale, chart, element, rounded, ticks
 from perflab.report.lines import shorten
 
 WIDTH = 520
-LETTER = 6.6
+LETTER = 7.2
 """Of a label, on the average."""
 _COLOURS = 8
+_MARK = 64
+"""Room for a mark of an axis."""
+_ROUND_RATIOS = (
+    1.01,
+    1.02,
+    1.05,
+    1.1,
+    1.2,
+    1.5,
+    2,
+    3,
+    5,
+    10,
+    100,
+    1000,
+    0.99,
+    0.98,
+    0.95,
+    0.9,
+    0.8,
+    0.7,
+    0.5,
+    0.2,
+    0.1,
+    0.01,
+)
 _STEP = 22
 """From one bar to the next."""
 
@@ -59,7 +85,7 @@ def bars(title: str, given: Sequence[Bar], write: Callable[[float], str], unit: 
 
 def _margins(given: Sequence[Bar]) -> tuple[float, float]:
     """Room for names at the left, and for values at the right."""
-    left = min(200.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
+    left = min(220.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
     return left, LETTER * max(len(bar.text) for bar in given) + 12
 
 
@@ -85,21 +111,38 @@ def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Ca
     return [element("path", d=grid, class_="grid"), *labels] if at else []
 
 
-def ratios(title: str, given: Sequence[Bar]) -> Markup:
+def ratios(title: str, given: Sequence[Bar], write: Callable[[float], str], less: str, more: str) -> Markup:
     """Bars from the line where nothing changed: to the right what became more, to the left what became less.
 
     The axis is logarithmic, so that twice and half are equally far from the line. There is one bar at least, and values
-    are ratios above zero.
+    are ratios above zero. ``less`` and ``more`` are what the two sides are called.
     """
     left, right = _margins(given)
     logs = [math.log(bar.value) for bar in given]
     low, high = min(0.0, *logs), max(0.0, *logs)
     scale = Scale(low, high if high > low else low + 1.0, left, WIDTH - right)
-    parts = [element("path", d=f"M{rounded(scale(0.0))} 0V{_STEP * len(given) + 6}", class_="edge")]
-    for number, (bar, log) in enumerate(zip(given, logs, strict=True)):
-        start, end = sorted((scale(0.0), scale(log)))
+    bottom = _STEP * (len(given) + 1) + 6
+    x = scale(0.0)
+    parts = [
+        *axis(_round_marks(scale), scale, _STEP, bottom, lambda log: write(math.exp(log))),
+        element("path", d=f"M{rounded(x)} 0V{bottom}", class_="edge"),
+        *([element("text", f"← {less}", x=rounded(x - 6), y=13, class_="faint end")] if low < 0 else []),
+        *([element("text", f"{more} →", x=rounded(x + 6), y=13, class_="faint")] if high > 0 else []),
+    ]
+    for number, (bar, log) in enumerate(zip(given, logs, strict=True), 1):
+        start, end = sorted((x, scale(log)))
         parts += _bar(bar, number, left, (start, end), end)
-    return chart(title, "; ".join(f"{bar.name} {bar.text}" for bar in given), WIDTH, _STEP * len(given) + 8, parts)
+    return chart(title, "; ".join(f"{bar.name} {bar.text}" for bar in given), WIDTH, bottom + 20, parts)
+
+
+def _round_marks(scale: Scale) -> list[float]:
+    """Logarithms of round ratios on a scale: 1, and from the farthest on those that have room beside the others."""
+    room = _MARK * (scale.high - scale.low) / (scale.end - scale.start)
+    found = [0.0]
+    for log in sorted(map(math.log, _ROUND_RATIOS), key=abs, reverse=True):
+        if scale.low - 1e-9 <= log <= scale.high + 1e-9 and all(abs(log - other) >= room for other in found):
+            found.append(log)
+    return found
 
 
 def steps(

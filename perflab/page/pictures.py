@@ -25,6 +25,7 @@ _SMALLEST = 0.002
 _MOST_DIFFERENCES = 20
 """Cases in one chart of what differs between runs; the table has all."""
 _COMPARED = {"latency": "Time", "peak": "Peak memory"}
+_SIDES = {"latency": ("faster", "slower"), "peak": ("less", "more")}
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def _difference(contents: Contents, number: int, name: str) -> Picture | None:
     title = f"{_COMPARED[name]} of run {number + 1}"
     told = [f"{title} against the first run that has numbers of a case, {_told(len(given), len(other), len(shared))}"]
     told += ["not judged: noise alone makes times differ"] if name == "latency" else []
-    return Picture(ratios(f"{title}: {title_of(name)}", given), "; ".join(told) + ".")
+    svg = ratios(f"{title}: {title_of(name)}", given, format_change, *_SIDES[name])
+    return Picture(svg, "; ".join(told) + ".")
 
 
 def _told(drawn: int, other: int, shared: int) -> str:

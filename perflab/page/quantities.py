@@ -58,16 +58,14 @@ def limit_text(one: Quantity) -> str:
 def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
     """Each number with what it was compared with."""
     compared = any(one.before is not None for one in quantities.values())
-    columns = [Column("quantity"), Column("now", number=True)]
-    if compared:
-        titles = ("before", "change", "95 % interval", "limit")
-        columns += [Column(title, number=True) for title in titles]
+    titles = ("before", "now", "change", "95 % interval", "limit") if compared else ("now",)
+    columns = [Column("quantity"), *(Column(title, number=True) for title in titles)]
     rows = []
     for name, one in quantities.items():
-        cells = [Cell(title_of(name)), number_cell(one.now, one.unit)]
+        before = [number_cell(one.before, one.unit)] if compared else []
+        cells = [Cell(title_of(name)), *before, number_cell(one.now, one.unit)]
         if compared:
             cells += [
-                number_cell(one.before, one.unit),
                 change_cell(change_text(one), "bad" if one.worse else ""),
                 Cell(interval_text(one) if one.before is not None else "", number=True),
                 Cell(limit_text(one), number=True),

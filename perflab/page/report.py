@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import perflab
+from perflab.git import commit_page
 from perflab.page.case_tables import compared_table, identity, rank, run_table
 from perflab.page.case_view import CaseView, case_view
 from perflab.page.pictures import differences
@@ -22,6 +23,8 @@ from perflab.units import format_names
 
 MOST_FINDINGS = 60
 """Cases whose evidence stands above the table; each has it in its section too."""
+MOST_UNFOLDED = 10
+"""Of these, those that stand open, there and in the list of cases: with more, the table is the overview."""
 MOST_UNDECIDED = 12
 
 
@@ -31,9 +34,11 @@ class RunView:
 
     number: int
     run: RunContents
-    facts: Sequence[str]
+    facts: Sequence[Cell]
+    """What tells it from other runs; the commit leads to its page."""
     tally: Sequence[tuple[str, int, str]]
     findings: Sequence[CaseView]
+    folded: Sequence[CaseView]
     more_findings: int
     undecided: Sequence[CaseView]
     more_undecided: int
@@ -68,19 +73,21 @@ def report_page(contents: Contents) -> str:
 
 
 def _run_view(run: RunContents, number: int, several: bool) -> RunView:
-    few = sum(TONES.get(said_of(case.verdict, saved=case.saved)) == "bad" for case in run.cases) <= MOST_FINDINGS
+    few = sum(TONES.get(said_of(case.verdict, saved=case.saved)) == "bad" for case in run.cases) <= MOST_UNFOLDED
     cases = [case_view(case, identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
+    cases.sort(key=lambda one: rank(one.verdict))
     failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
-    failed.sort(key=lambda one: rank(one.verdict))
     undecided = [one for one in cases if one.verdict == Verdict.INCONCLUSIVE and not one.case.failure]
     order = [*Verdict, ACCEPTED]
+    commit, *others = run_facts(run)
     tally = sorted(run.verdicts.items(), key=lambda pair: rank(pair[0], order))
     return RunView(
         number=number,
         run=run,
-        facts=run_facts(run),
+        facts=[Cell(commit, href=commit_page(run.repository, run.commit)), *map(Cell, others)],
         tally=[(verdict, many, TONES.get(verdict, "")) for verdict, many in tally],
-        findings=failed[:MOST_FINDINGS],
+        findings=failed[:MOST_UNFOLDED],
+        folded=failed[MOST_UNFOLDED:MOST_FINDINGS],
         more_findings=max(0, len(failed) - MOST_FINDINGS),
         undecided=undecided[:MOST_UNDECIDED],
         more_undecided=max(0, len(undecided) - MOST_UNDECIDED),

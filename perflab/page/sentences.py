@@ -11,10 +11,13 @@ from perflab.units import format_count, format_ns, format_percent
 
 def sentences_of(case: Case) -> dict[str, list[str]]:
     """By title; lists may be empty."""
+    worse = [one for one in case.quantities.values() if one.worse]
+    # What is exact needs no reason: those that a failure of exact numbers has are of its times.
+    told = "Besides" if case.times is not None and worse and all(one.exact for one in worse) else "Why"
     return {
-        "Why": case.reasons,
-        "Evidence": _looked_at(case),
         "Cause": case.cause,
+        told: case.reasons,
+        "Evidence": _looked_at(case),
         "In short": case.facts,
         "Drift": [
             f"{name} is compared with its anchor of {one.recorded}, {one.steps} accepted steps ago"

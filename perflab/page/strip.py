@@ -11,7 +11,7 @@ from markupsafe import Markup
 from perflab.page.charts import LETTER, WIDTH, axis
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 
-_LABEL = 112
+_LABEL = 124
 """Room for names at the left."""
 _RIGHT = 16
 _FAR = 3.0

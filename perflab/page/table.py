@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
 
 from perflab.report.beside_text import NOTHING, amount
 from perflab.report.escaping import one_line
@@ -13,6 +16,8 @@ from perflab.units import format_noise, format_ratio
 LONGEST_NAME = 120
 """Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
 LONGEST_VALUE = 200
+_BREAKABLE = 20
+_JOINT = re.compile(r"(?:::|[/_.])(?=\w)")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,13 @@ class Cell:
     tone: str = ""
     """``bad``, ``warn``, ``good``, or nothing."""
 
+    @property
+    def shown(self) -> str:
+        """The text. A long one, such as an operator or a path, may break behind its parts, and nowhere within them."""
+        if isinstance(self.text, Markup) or len(self.text) < _BREAKABLE:
+            return self.text
+        return Markup(_JOINT.sub(r"\g<0><wbr>", escape(one_line(self.text))))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -48,13 +60,30 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A word that rows can be filtered by: how many rows have it, and its tone."""
+
+    word: str
+    many: int
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Words to choose from. ``before`` stands before each word in a row's ``verdict``: the number of a run."""
+
+    legend: str
+    choices: Sequence[Choice]
+    before: str = ""
+
+
+@dataclass(frozen=True)
 class PageTable:
     """A table as templates take it."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
-    verdicts: Sequence[tuple[str, int, str]] = field(default_factory=list)
-    """What rows can be filtered by: each verdict, how many rows have it, and its tone."""
+    filters: Sequence[Filter] = field(default_factory=list)
 
     @property
     def numeric(self) -> bool:

@@ -189,6 +189,8 @@ class RunContents(Data, frozen=True):
     """What tiers set beside each other: ``studies``, ``side_by_side``."""
     machine: list[MachineReading] = []
     """The machine during the run, over all cases."""
+    repository: str | None = None
+    """The address of the page that shows the project's repository; absent where git names none."""
     baselines: str | None = None
     threshold: float | None = None
     command: str | None = None

@@ -63,6 +63,7 @@ def _run(source: Source) -> RunContents:
         cases=cases,
         tables=tables,
         machine=_machine(cases),
+        repository=document.repository,
         baselines=document.baselines,
         threshold=document.threshold,
         command=document.command,

@@ -91,6 +91,19 @@ def test_every_number_of_the_page_stands_in_the_json_beside_it(tmp_path: Path, c
     assert "the machine changed too" in said
 
 
+def test_commits_stand_on_the_axis_and_lead_to_their_pages(tmp_path: Path) -> None:
+    nights = tmp_path / "nights"
+    write_runs(nights, 30, {case_name(1): latency(step(20), 7)}, commits=lambda run: f"{run + 10:02}{'ab' * 19}")
+    last = nights / "run-029.json"
+    named = json.loads(last.read_text())
+    named["runs"][0]["repository"] = "https://github.com/owner/name"
+    last.write_text(json.dumps(named))
+    page = page_of(tmp_path).read_text(encoding="utf-8")
+    on_axis = re.findall(r'class="faint middle">(\d\d)ababa</text>', page)
+    assert (on_axis[0], on_axis[-1], len(on_axis)) == ("10", "39", 7)
+    assert f'<a href="https://github.com/owner/name/commit/39{"ab" * 19}">39ababa</a>' in page
+
+
 def test_a_change_is_told_alike_in_its_event_and_in_the_table(tmp_path: Path) -> None:
     write_runs(tmp_path, 40, {case_name(1): latency(step(20), 7, noise=0.03)})
     contents = contents_in(tmp_path)

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from jinja2 import Environment, FileSystemLoader
 from perflab.cli import main
 from perflab.data import changed
 from perflab.documents import write_document
+from perflab.git import commit_page, page_of_remote, repository_page
 from perflab.measure.records import Evidence, Measurement
-from perflab.page.charts import Bar, bars, stack, steps
+from perflab.page.charts import Bar, bars, ratios, stack, steps
 from perflab.page.pictures import pictures_of
 from perflab.page.render import policy, render
+from perflab.page.sentences import sentences_of
 from perflab.page.strip import Strand, strip
 from perflab.page.svg import ticks
 from perflab.page.table import Cell, Column, PageTable, Row
@@ -27,6 +30,7 @@ from perflab.report.contents import Case, Quantity, Times
 from perflab.results import Document, Result
 from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
 from tests.harness.browser import needs_browser, numbers_in, opened
+from tests.harness.histories import git
 from tests.harness.large_page import large_run
 from tests.harness.make import document, environment, in_turns, record, replicate, result
 from tests.harness.test_damage import run_of_everything
@@ -198,6 +202,94 @@ def test_a_disturbed_case_is_marked_in_the_table_and_the_mark_has_a_legend(
     assert not any("disturbed" in level for level in tables["side_by_side"][0]["levels"])
 
 
+def test_failures_are_first_in_the_table_and_in_the_list_and_numbers_stand_as_in_the_terminal(tmp_path: Path) -> None:
+    page = page_of(tmp_path, large_run(10)).read_text(encoding="utf-8")
+    for place in ('id="table"', 'id="cases"'):
+        assert re.findall(r"step\[[^]]*-(\d)\]", page[page.index(place) :])[0] == "3"
+    table = page[page.index("What got worse in step") :]
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", table[: table.index("</thead>")])
+    assert heads == ["quantity", "before", "now", "change", "95 % interval", "limit"]
+
+
+def test_what_is_known_of_times_is_no_reason_of_a_failure_by_counts() -> None:
+    times = Times(samples=1, repetitions=1, median_ns=1.0, noise=0.0, clock="host")
+    for worse, title in (("operators", "Besides"), ("latency", "Why")):
+        found = {
+            name: Quantity(unit="count", exact=name != "latency", now=2, before=1, ratio=2.0, worse=name == worse)
+            for name in ("latency", "operators")
+        }
+        told = sentences_of(case_of(times=times, quantities=found, reasons=["other processes used 1.5 cores"]))
+        assert [name for name, lines in told.items() if lines == ["other processes used 1.5 cores"]] == [title]
+
+
+def test_many_failures_are_folded_so_that_the_table_is_in_reach(tmp_path: Path) -> None:
+    bad = Judgement(verdict=Verdict.REGRESSED, worse=["latency"])
+    run = document(*(result(f"t.py::test_{at}", judgement=bad, outcome=record()) for at in range(14)))
+    page = page_of(tmp_path, run).read_text(encoding="utf-8")
+    assert page[: page.index('id="table"')].count("<article") == 14
+    assert "<summary>4 more that failed</summary>" in page
+
+
+# --- commits ------------------------------------------------------------------------------------------------------
+
+COMMIT = "4b49b6e9f4f3aa00112233445566778899aabbcc"
+
+
+@pytest.mark.parametrize(
+    ("remote", "page"),
+    [
+        ("git@github.com:owner/name.git", "https://github.com/owner/name/commit/"),
+        ("https://me:ghp_secret@github.com/owner/name.git/", "https://github.com/owner/name/commit/"),
+        ("ssh://git@gitlab.example.org:2222/group/sub/name.git", "https://gitlab.example.org/group/sub/name/-/commit/"),
+        ("https://gitlab-ci-token:t0k:en@gitlab.com/g/name", "https://gitlab.com/g/name/-/commit/"),
+        ("http://git.example.org:8080/owner/name", "http://git.example.org:8080/owner/name/commit/"),
+        ("git@bitbucket.org:owner/name.git", "https://bitbucket.org/owner/name/commits/"),
+        ("/srv/git/name.git", None),
+        ("../name", None),
+        ("file:///srv/git/name.git", None),
+        (r"C:\git\name", None),
+        ("work:owner/name.git", None),
+        ("https://github.com/owner/name?token=secret", None),
+        ("javascript:alert(1)//a.b/c/d", None),
+        ("origin", None),
+    ],
+)
+def test_a_commit_has_a_page_by_the_remote_without_anybody_s_name_or_password(remote: str, page: str | None) -> None:
+    repository = page_of_remote(remote)
+    assert commit_page(repository, f"{COMMIT}+dirty") == (page and f"{page}{COMMIT}")
+    assert not re.search("secret|t0k|me:|git@", repository or "")
+
+
+def test_a_repository_names_its_page(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    assert repository_page(tmp_path) is None
+    git(tmp_path, "remote", "add", "origin", "https://x:ghp_secret@github.com/owner/name.git")
+    assert repository_page(tmp_path) == "https://github.com/owner/name"
+
+
+def test_the_commit_leads_to_its_page_and_nothing_else_in_a_file_becomes_a_link(tmp_path: Path) -> None:
+    run = changed(large_run(1), commit=COMMIT, repository="https://github.com/owner/name")
+    link = f'<a href="https://github.com/owner/name/commit/{COMMIT}">commit 4b49b6e9f4</a>'
+    assert link in page_of(tmp_path, run).read_text(encoding="utf-8")
+    for bad in ({"repository": "javascript:alert(1)"}, {"repository": f"https://a.b/c{HOSTILE}"}, {"commit": HOSTILE}):
+        page = page_of(tmp_path, changed(run, **bad)).read_text(encoding="utf-8")
+        assert not re.search(r'href="(?!#)', page)
+
+
+def test_each_run_of_a_comparison_has_its_filters_and_names_lead_to_the_newest_run(tmp_path: Path) -> None:
+    here = document(*(result(f"t.py::test_{name}", outcome=record()) for name in ("both", "gone")))
+    there = document(result("t.py::test_both", outcome=record(), judgement=Judgement(verdict=Verdict.NEW)))
+    page = page_of(tmp_path, here, there).read_text(encoding="utf-8")
+    assert re.findall(
+        r'<legend>(Run \d)</legend>\s*<label[^>]*><input[^>]* value="([^"]*)"> (\w+) <small>\((\d)\)', page
+    ) == [
+        ("Run 1", "1 ok", "ok", "2"),
+        ("Run 2", "2 new", "new", "1"),
+    ]
+    assert '<a href="#run-2-case-1">both</a>' in page
+    assert '<a href="#run-1-case-2">gone</a>' in page
+
+
 def test_a_thousand_cases_take_less_than_5_mb(tmp_path: Path) -> None:
     page = page_of(tmp_path, large_run(1000))
     assert page.stat().st_size < 5_000_000
@@ -300,6 +392,7 @@ def test_the_table_is_used_by_keyboard_alone(tmp_path: Path, browser: Any) -> No
         assert seen.page.get_attribute("th[data-key=latency]", "aria-sort") == "descending"
         seen.page.keyboard.press("Enter")
         assert seen.page.get_attribute("th[data-key=latency]", "aria-sort") == "ascending"
+        assert seen.page.get_attribute("th[data-key=peak]", "aria-sort") == "none"
         values = seen.page.eval_on_selector_all(".explore tbody tr", "rows => rows.map(row => +row.cells[2].dataset.v)")
         assert values == sorted(values)
         assert outline is not None
@@ -320,6 +413,19 @@ def test_without_script_there_is_a_plain_table_with_sections_it_links_to(tmp_pat
         assert not seen.page.locator("th[data-key=file]").is_visible()
     with opened(browser, page, "#case-7", java_script_enabled=False) as seen:
         assert seen.page.locator("#case-7").is_visible()  # a browser opens what a link leads into
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_what_got_worse_is_seen_whole_or_the_table_scrolls(tmp_path: Path, browser: Any, width: int) -> None:
+    with opened(browser, page_of(tmp_path, large_run(5)), viewport={"width": width, "height": 900}) as seen:
+        seen.page.click(".columns summary")
+        wide = seen.page.locator(".finding .wide").first
+        over = wide.evaluate("one => one.scrollWidth - one.clientWidth")
+        assert (over > 0) == (width < 500)
+        cut = "ones => ones.filter(one => one.getBoundingClientRect().left < 0).map(one => one.textContent)"
+        assert seen.page.eval_on_selector_all("svg.chart text", cut) == []
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 # --- the address --------------------------------------------------------------------------------------------------
@@ -563,6 +669,25 @@ def test_two_runs_have_a_chart_of_what_differs_between_them(tmp_path: Path) -> N
     elsewhere = record(replicate(20e6), environment=environment(machine="b"))
     page = page_of(tmp_path, here, document(result("t.py::test_slower", outcome=elsewhere))).read_text(encoding="utf-8")
     assert 'id="differences"' not in page
+
+
+@pytest.mark.parametrize(
+    ("ratios_given", "marks"),
+    [
+        ([2.0, 0.5], ["0.0%", "+100.0%", "-50.0%"]),
+        ([1.02], ["0.0%", "+2.0%"]),
+        ([1.5, 2.0, 200.0], ["0.0%", "x100"]),
+    ],
+)
+def test_an_axis_of_ratios_has_round_marks_with_room_between_them_and_names_its_sides(
+    ratios_given: list[float], marks: list[str]
+) -> None:
+    svg = ratios("a", [Bar("b", one, "x") for one in ratios_given], format_change, "faster", "slower")
+    found = re.findall(r'<text x="([\d.]+)" y="[\d.]+" class="faint middle">([^<]*)', svg)
+    assert {*marks} <= {text for _, text in found}
+    places_found = sorted(float(x) for x, _ in found)
+    assert all(b - a >= 63 for a, b in pairwise(places_found))
+    assert ("← faster" in svg, "slower →" in svg) == (min(ratios_given) < 1, True)
 
 
 def test_ticks_are_round_numbers_within_their_bounds() -> None:

@@ -97,8 +97,7 @@
     function sort(by) {
       const down = by.startsWith("-"), at = keys.indexOf(by.replace(/^-/, ""));
       heads.forEach((head, number) => {
-        if (number === at) head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        else head.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", number !== at ? "none" : down ? "descending" : "ascending");
       });
       if (by === sorted) return;
       sorted = by;

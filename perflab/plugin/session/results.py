@@ -20,6 +20,7 @@ import perflab
 from perflab.data import changed, speakable
 from perflab.documents import SCHEMA, in_order, write_document
 from perflab.errors import BaselineError, PerflabError
+from perflab.git import repository_page
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.config.accept_command import command_without_limits
 from perflab.plugin.config.settings import Settings
@@ -229,7 +230,9 @@ class Collected:
         if self._settings.json is None:
             return
         commit = current_commit(self._config.rootpath, self._settings.baselines, self._settings.json)
-        write_document(changed(self._document(exitstatus), commit=commit), self._settings.json)
+        repository = repository_page(self._config.rootpath) if commit is not None else None
+        written = changed(self._document(exitstatus), commit=commit, repository=repository)
+        write_document(written, self._settings.json)
         self._notes.append(f"wrote {shown(self._settings.json, self._config)}")
 
     def _document(self, exitstatus: int) -> Document:
