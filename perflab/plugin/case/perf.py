@@ -21,6 +21,7 @@ from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_pr
 from perflab.measure.records import Quote
 from perflab.measure.set_up import workload_of
 from perflab.measure.workload import Step, Workload
+from perflab.plugin.case.coroutines import awaited
 from perflab.plugin.case.facts import checked_facts
 from perflab.plugin.case.requirements import Claim, Exploration, claim_of, exploration_of, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
@@ -141,7 +142,9 @@ class Perf:
 
         A callable that changes, grows or uses up its arguments gets new ones for each call from ``setup``::
 
-            perf(torch.Tensor.sort_, setup=lambda: (x.clone(),))
+            perf(list.sort, setup=lambda: (numbers.copy(),))
+
+        A coroutine function is run to its end, in an ``async def`` test too: ``perf(fetch, url)``, without ``await``.
 
         Args:
             fn: what is measured.
@@ -255,7 +258,8 @@ class Perf:
             call="perf.compare",
         )
         self._refuse_second()
-        comparison = self._way.compare(*sides, budget_s, threshold)
+        with awaited(*sides):
+            comparison = self._way.compare(*sides, budget_s, threshold)
         self._once_a_test(sides[1])
         if comparison is None:
             raise NothingComparedError
@@ -398,7 +402,7 @@ class Perf:
 
     def _once_a_test(self, workload: Workload) -> Any:
         self._refuse_second()
-        with calling(workload):
+        with awaited(workload), calling(workload):
             result = self._way.of(workload)
         refuse_unfinished(self._state, result)
         return result
