@@ -34,8 +34,8 @@ from perflab.measure import clock
 from perflab.measure.devices import release_memory, resolve_device
 from perflab.measure.records import CallTimes
 from perflab.measure.sampling import Plan
+from perflab.measure.set_up import workload_of
 from perflab.measure.turns import Turns
-from perflab.measure.workload import Workload
 from perflab.measured.judge.robust import ratio_of
 from perflab.measured.judge.trimmed import LEAST_PAIRS, estimate
 from perflab.mode import DEFAULT, Mode
@@ -44,6 +44,8 @@ from perflab.units import format_change, format_interval, format_ns
 
 if TYPE_CHECKING:
     import torch
+
+    from perflab.measure.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -104,6 +106,7 @@ def compare(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    setup: Callable[[], Any] | None = None,
     budget_s: float = BUDGET_S,
     threshold: float = THRESHOLD,
     device: torch.device | str | None = None,
@@ -125,6 +128,8 @@ def compare(
         candidate: called as ``candidate(*args, **kwargs)``, as is ``base``.
         args: positional arguments of both.
         kwargs: keyword arguments of both.
+        setup: makes the arguments of each call of either, outside of its time: a tuple of positional ones, a dict of
+            keyword arguments, or both as ``((x,), {"scale": 2})``.
         budget_s: time of the turns in seconds; warm-up comes on top. Five pairs of turns are taken even if they take
             longer.
         threshold: the change that counts, as a share: 0.05 is 5 %.
@@ -136,8 +141,8 @@ def compare(
         ClockError: CUDA events tell another time than the host's clock.
         Exception: whatever a callable raises.
     """
-    sides = checked(base, candidate, args, kwargs, budget_s, threshold, call="perflab.compare")
     where = resolve_device(str(device or "auto"))
+    sides = checked(base, candidate, args, kwargs, setup, where, budget_s, threshold, call="perflab.compare")
     release_memory(where)
     return in_turns(*sides, where, Limits(budget_s * 1e9, threshold))
 
@@ -147,6 +152,8 @@ def checked(
     candidate: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
+    setup: Callable[[], Any] | None,
+    device: torch.device,
     budget_s: float,
     threshold: float,
     *,
@@ -165,7 +172,8 @@ def checked(
             )
     for name, number in (("budget_s", budget_s), ("threshold", threshold)):
         positive(f"{call}({name}=", number, "give a positive number, and a finite one")
-    return Workload(base, tuple(args), dict(kwargs or {})), Workload(candidate, tuple(args), dict(kwargs or {}))
+    given, named = tuple(args), dict(kwargs or {})
+    return workload_of(base, given, named, setup, device), workload_of(candidate, given, named, setup, device)
 
 
 def in_turns(

@@ -36,11 +36,20 @@ class Watched(Workload):
     """A workload in its first call and its last ones, which then knows whether they were alike."""
 
     def __init__(self, inner: Workload, device: torch.device) -> None:
-        self.roots, self.phases, self.spans = inner.roots, inner.phases, inner.spans
+        self.phases, self.spans = inner.phases, inner.spans
         self.inner, self._device = inner, device
         self._before = _left(self.roots)
         self._first: str | None = None
         self._held_bytes: list[int] = []
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """What the callable has in its hands before it runs."""
+        return self.inner.roots
+
+    def make_ready(self, calls: int) -> int:
+        """Make what the next calls need."""
+        return self.inner.make_ready(calls)
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result; the form of the first one is kept."""
@@ -49,7 +58,11 @@ class Watched(Workload):
         return result
 
     def look(self, calls: int = _SETTLED_CALLS) -> int:
-        """The bytes that are held after so many calls; they are noted if that is enough for all to be there."""
+        """The bytes that are held after so many calls; they are noted if that is enough for all to be there.
+
+        The next call is made ready before, so that what it is given counts, and not what a call has made of it.
+        """
+        self.make_ready(1)
         held = held_bytes(self.roots, self._device)
         self._held_bytes += [held] if calls >= _SETTLED_CALLS else []
         return held

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+_READINGS_OF_A_STEP = 100
+
 read_ns: Callable[[], int] = time.perf_counter_ns
 """Nanoseconds on the host's monotonic clock."""
 read_processor_ns: Callable[[], int] = time.thread_time_ns
 """Processor time of this thread: what neighbours on the machine take is not in it."""
 read_all_processors_ns: Callable[[], int] = time.process_time_ns
 """Processor time of all threads of this process."""
+
+
+def step_ns() -> int:
+    """The smallest step of the host's clock that a few readings show, their own cost included; 0 if it stands still."""
+    readings = [read_ns() for _ in range(_READINGS_OF_A_STEP)]
+    return min((late - early for early, late in pairwise(readings) if late > early), default=0)
 
 
 def read_blocks() -> int | None:
@@ -58,6 +66,8 @@ class Sample:
     """CPU time of the calls, where not all that the process used meanwhile was theirs."""
     waited_ns: int = 0
     """Time within ``total_ns`` in which the thread waited for a core that other work had; 0 where that is unknown."""
+    set_up_ns: int = 0
+    """Time before the first call in which the arguments of all were made; ``lasted_ns`` is without it."""
     reading: Reading | None = field(default=None, compare=False)
     """The sample's whole span on a GPU, read by two clocks."""
 

@@ -78,6 +78,7 @@ class CallCounter:
         if self._device.type == "cuda":
             _count_on_cuda(workload, self._device, self)
         elif self._instructions:
+            workload.make_ready(1)
             release_memory(self._device)  # the collector's next pass comes at the same moment in every run
             found = count_events(workload.run)
             if found is not None:
@@ -136,6 +137,7 @@ def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounte
     import torch
 
     release_memory(device)
+    workload.make_ready(1)
     with profiler("cuda") as profiling:
         synchronize(device)
         before = _blocks_given_out(device)

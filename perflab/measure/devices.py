@@ -152,6 +152,14 @@ def available_bytes(device: torch.device) -> int | None:
     return min((value for value in limits if value is not None), default=None)
 
 
+def resident_bytes() -> int | None:
+    """The process's resident set; None where the system does not say."""
+    try:
+        return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None  # not Linux
+
+
 def _proc_available_bytes() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:

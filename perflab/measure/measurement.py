@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perflab.data import changed
@@ -37,8 +38,8 @@ from perflab.measure.nvtx import (
     ranges_asked,
 )
 from perflab.measure.records import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
-from perflab.measure.sampling import Plan, Progress, collect, warm_up
-from perflab.measure.span import check_agreement
+from perflab.measure.sampling import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
+from perflab.measure.span import EVENT_STEP_NS, check_agreement
 from perflab.measure.statistics import relative_half_width
 from perflab.measure.workload import Workload
 from perflab.mode import DEFAULT, Mode
@@ -125,15 +126,16 @@ def measure(
     began_ns = clock.read_ns()
 
     def time_once(repetitions: int) -> Sample:
+        set_up_ns = workload.make_ready(repetitions)
         before_ns = time.process_time_ns()
         sample = stopwatch.time(workload if cpu_ns or is_cold_start else watched, repetitions)
         used_ns = time.process_time_ns() - before_ns
         cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
-        return sample
+        return replace(sample, set_up_ns=set_up_ns) if set_up_ns else sample
 
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
-            warmup = warm_up(time_once, plan, progress)
+            warmup = warm_up(time_once, plan, progress, workload.most_calls)
         watched.look_early(warmup.calls)
         # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
@@ -255,7 +257,18 @@ def tried(take: Callable[[], _Found]) -> tuple[_Found | None, str | None]:
 def replicate_of(measurement: Measurement) -> Replicate:
     """The measurement boiled down, with the noise that it shows by itself."""
     calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
-    return summarize(measurement, relative_half_width(calls))
+    return summarize(measurement, relative_half_width(calls) + _share_of_resolution(measurement))
+
+
+def _share_of_resolution(measurement: Measurement) -> float:
+    """The clock's resolution, of a median sample; 0 where samples are as long as they should be.
+
+    They are shorter where calls have cold caches, and where there is no room for the arguments of more calls.
+    """
+    sample_ns = median(measurement.samples_ns)
+    if not 0 < sample_ns < SAMPLE_TARGET_NS:
+        return 0.0
+    return (clock.step_ns() if measurement.clock == HostStopwatch.name else EVENT_STEP_NS) / sample_ns
 
 
 def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, device: torch.device) -> bool:
@@ -269,11 +282,16 @@ def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, dev
     """
     if repetitions == 1:
         return False
-    stopwatch, empty = stopwatch_for(device), Workload(lambda: None, (), {})
-    if call_ns > LOOKS_LIKE_NONE * stopwatch.time(empty, repetitions).total_ns / repetitions:
+    stopwatch, empty = stopwatch_for(device), workload.without_work()
+
+    def time_of(one: Workload) -> int:
+        one.make_ready(repetitions)
+        return stopwatch.time(one, repetitions).total_ns
+
+    if call_ns > LOOKS_LIKE_NONE * time_of(empty) / repetitions:
         return False
-    turns = [(stopwatch.time(empty, repetitions), stopwatch.time(workload, repetitions)) for _ in range(_TURNS)]
-    return min(work.total_ns for _, work in turns) <= NO_WORK * min(nothing.total_ns for nothing, _ in turns)
+    turns = [(time_of(empty), time_of(workload)) for _ in range(_TURNS)]
+    return min(work for _, work in turns) <= NO_WORK * min(nothing for nothing, _ in turns)
 
 
 class collector_at_ease:  # noqa: N801 - used like a function

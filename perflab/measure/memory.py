@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from perflab.data import changed
 from perflab.measure.alike import Watched
-from perflab.measure.devices import collector_off, release_memory, synchronize
+from perflab.measure.devices import collector_off, release_memory, resident_bytes, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.profiler import profiler
 from perflab.measure.records import Memory
@@ -56,6 +55,7 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
 def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
     import torch
 
+    workload.make_ready(1)
     synchronize(device)
     with replayed_pools(workload.roots) as pools:
         workload.run()
@@ -79,14 +79,16 @@ def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
 
 def _cpu_memory(workload: Watched, device: torch.device, counter: CallCounter | None) -> tuple[Memory, Any]:
     counted = counter.call if counter is not None else contextlib.nullcontext
+    workload.make_ready(0)
     with cpu_allocations() as allocations:
+        workload.make_ready(1)
         with counted():
             workload.run()
         held = workload.look()
-        resident_before = _resident_bytes()
+        resident_before = resident_bytes()
         with allocations.span(), counted():
             result = workload.run()
-        resident_after = _resident_bytes()
+        resident_after = resident_bytes()
     growth = allocations.peak_bytes()
     if counter is not None:
         counter.read(kineto_results(allocations.profiler))
@@ -143,11 +145,3 @@ def cpu_allocations(*, with_stack: bool = False) -> Iterator[CpuAllocations]:
         yield allocations
     allocations.profiler = opened
     allocations._read()
-
-
-def _resident_bytes() -> int | None:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None  # not Linux

@@ -66,6 +66,7 @@ def record_call(workload: Workload, path: Path, device: torch.device, *, runs_ou
         OSError: the file cannot be written.
     """
     snapshot = MemorySnapshot(_file(path, device))
+    workload.make_ready(1 if device.type == "cuda" or runs_out else 2)
     if device.type == "cuda":
         recording = cuda_history(snapshot.path, lambda: workload.roots, device)
     else:

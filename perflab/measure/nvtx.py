@@ -53,10 +53,22 @@ class RangedWorkload(Workload):
     """A workload with a range around each call, and around each of its phases."""
 
     def __init__(self, inner: Workload) -> None:
-        self.roots = inner.roots
         self.phases = inner.phases
         self.spans = inner.spans
         self._inner = inner
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """What the callable has in its hands before it runs."""
+        return self._inner.roots
+
+    def make_ready(self, calls: int) -> int:
+        """Make what the next calls need."""
+        return self._inner.make_ready(calls)
+
+    def most_calls(self, budget_ns: float) -> float:
+        """How many calls can be made ready at once."""
+        return self._inner.most_calls(budget_ns)
 
     def replace_calls(self, call: Callable[..., Any]) -> None:
         """From now on call this instead."""

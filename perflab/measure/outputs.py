@@ -29,6 +29,7 @@ def outputs_of(workload: Workload) -> dict[str, list[str]]:
     import torch
 
     torch.manual_seed(0)
+    workload.make_ready(1)
     result = workload.run()
     leaves = [one for one in _tensors_in(workload.roots) if one.is_leaf]
     found = {

@@ -61,8 +61,8 @@ class Warmup:
     readings_ns: tuple[int, ...] = ()
     """Time of one call in each reading, first to last."""
     call_lasts_ns: float = 0.0
-    """The time of one call with what goes on between calls, as cold caches need it: of the fastest reading with these
-    repetitions, since other work may have made the last one many times as long."""
+    """The time of one call with what goes on between calls, as cold caches and set-up need it: of the fastest reading
+    with these repetitions, since other work may have made the last one many times as long."""
 
 
 TimeOnce = Callable[[int], Sample]
@@ -80,19 +80,23 @@ def repetitions_for(sample_ns: int, repetitions: int, most: int | None = None) -
     return max(1, min(grown, most or 10 * repetitions))
 
 
-def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
+def warm_up(
+    time_once: TimeOnce, plan: Plan, progress: Progress, most_calls: Callable[[float], float] = lambda _: math.inf
+) -> Warmup:
     """Call until two successive readings agree, or exactly ``plan.warmup`` times where that is set.
 
     Repetitions are calibrated on the way, so that a sample is long against the clock's own cost. With a fixed
-    warm-up of 0 the first sample is the very first call, and a sample is one call.
+    warm-up of 0 the first sample is the very first call, and a sample is one call. ``most_calls`` says after each
+    reading how many calls a sample may have within a budget.
     """
     if plan.warmup is not None:
         taken = [time_once(1) for _ in range(plan.warmup)]
         # The first call may be a thousand times slower than the rest; after a second one the time is known.
         most = MOST_REPETITIONS if len(taken) > 1 else None
         lasts_ns = taken[-1].lasted_ns if taken else 0
-        repetitions = repetitions_for(lasts_ns, 1, most) if taken else 1
-        return Warmup(plan.warmup, None, repetitions, tuple(sample.total_ns for sample in taken), lasts_ns)
+        repetitions = int(min(repetitions_for(lasts_ns, 1, most), most_calls(plan.budget_ns))) if taken else 1
+        set_up_ns = taken[-1].set_up_ns if taken else 0
+        return Warmup(plan.warmup, None, repetitions, tuple(one.total_ns for one in taken), lasts_ns + set_up_ns)
 
     start = clock.read_ns()
     repetitions, calls = 1, 0
@@ -108,10 +112,11 @@ def warm_up(time_once: TimeOnce, plan: Plan, progress: Progress) -> Warmup:
         sample = time_once(repetitions)
         total_ns, lasted_ns = sample.total_ns, sample.lasted_ns
         calls += repetitions
-        fastest_ns = lasted_ns if previous is None else min(fastest_ns, lasted_ns)
+        whole_ns = lasted_ns + sample.set_up_ns
+        fastest_ns = whole_ns if previous is None else min(fastest_ns, whole_ns)
         reading = total_ns / repetitions
         readings_ns.append(round(reading))
-        wanted = repetitions_for(lasted_ns, repetitions)
+        wanted = int(min(repetitions_for(lasted_ns, repetitions), most_calls(plan.budget_ns)))
         overdue = clock.read_ns() - start > WARMUP_SHARE * plan.budget_ns
         if wanted > repetitions and not (overdue and total_ns > 0):
             # Readings with few repetitions are not comparable with those that follow.

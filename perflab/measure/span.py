@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+EVENT_STEP_NS = 500
+"""CUDA reports milliseconds between events, at a resolution of about this."""
 _WAITS = 3
 """An idle device is waited for within so many times the time that it took just before."""
 _WAIT_NS = 10_000
@@ -56,7 +58,7 @@ def timing_events(count: int, stream: Any) -> list[Any]:
 def elapsed_ns(start: Any, end: Any) -> int:
     """Nanoseconds between two CUDA events that the device has passed."""
     milliseconds: float = start.elapsed_time(end)
-    return round(milliseconds * 1e6)  # CUDA reports milliseconds, resolution about 0.5 µs
+    return round(milliseconds * 1e6)
 
 
 class DeviceSpan:

@@ -82,7 +82,7 @@ class Turns:
 
     def warm_up(self) -> Warmup:
         """Call until readings agree, as any measurement does."""
-        warmup = warm_up(self._time, self._plan, _say_nothing)
+        warmup = warm_up(self._time, self._plan, _say_nothing, self._workload.most_calls)
         self._watched.look_early(warmup.calls)
         self._hand_back()
         return warmup
@@ -140,6 +140,11 @@ class Turns:
         return found
 
     def _time(self, repetitions: int) -> Sample:
+        set_up_ns = self._workload.make_ready(repetitions)
+        return replace(self._sample(repetitions), set_up_ns=set_up_ns)
+
+    def _sample(self, repetitions: int) -> Sample:
+        """A sample of calls that are ready."""
         timed, self._next = self._next, self._workload
         return self._stopwatch.time(timed, repetitions)
 
@@ -148,9 +153,10 @@ class Turns:
 
         It is known of a thread that waited for nothing else and whose process had no other thread at work.
         """
+        set_up_ns = self._workload.make_ready(repetitions)
         before = clock.read_blocks()
         began_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
-        sample = self._time(repetitions)
+        sample = replace(self._sample(repetitions), set_up_ns=set_up_ns)
         ended_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
         if before is None or clock.read_blocks() != before or self._stopwatch.name != "host" or sample.apart_ns:
             return sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +20,34 @@ class Workload:
     """The phase of each span of one call, in the order in which their ends are marked."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.roots: tuple[Any, ...] = (call, args, kwargs)
-        """What the callable has in its hands before it runs."""
+        self._roots: tuple[Any, ...] = (call, args, kwargs)
         self._call = call
         self._args = args
         self._kwargs = kwargs
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """What the callable has in its hands before it runs."""
+        return self._roots
+
+    def make_ready(self, calls: int) -> int:
+        """Make what the next calls need, before they are timed, counted or recorded; most need nothing.
+
+        Made ready for no call, a workload lets go what it has made: what comes to be before a recording and goes within
+        it is unknown to PyTorch's profiler, which says so.
+
+        Returns:
+            How long that took, in nanoseconds.
+        """
+        return 0
+
+    def most_calls(self, budget_ns: float) -> float:
+        """How many calls can be made ready at once, as far as is known by now."""
+        return math.inf
+
+    def without_work(self) -> Workload:
+        """A workload whose calls are like these, and do nothing."""
+        return Workload(lambda: None, (), {})
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result."""
@@ -49,7 +73,7 @@ class Step(Workload):
         micro_batches: int = 1,
     ) -> None:
         super().__init__(forward, (), {})
-        self.roots = (forward, backward, optimizer)
+        self._roots = (forward, backward, optimizer)
         self._backward = backward
         self._optimizer = optimizer
         self._micro_batches = micro_batches

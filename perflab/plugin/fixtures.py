@@ -34,6 +34,7 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
             a = torch.rand(512, 512, device=device)
             perf(torch.matmul, a, a)
 
+    - ``perf(fn, setup=make)`` makes the arguments of each call anew, untimed: for what changes or uses up its input.
     - ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step.
     - ``perf.compare(base=..., candidate=...)`` compares two callables in turns, and measures the second.
     - ``perf.work(tokens=512)`` adds throughput to the results.

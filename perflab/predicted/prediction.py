@@ -6,7 +6,7 @@ against what really happens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -49,6 +49,12 @@ class Work:
     """What it has in its hands before it runs."""
     spans: tuple[str, ...] = ()
     """The phase of each span of one call."""
+    set_up: Callable[[], tuple[Any, ...]] | None = None
+    """Makes what the next call is given, and returns what it then has in its hands; None: calls are given the same."""
+
+    def made_ready(self) -> Work:
+        """The same, when what the next call is given has been made."""
+        return self if self.set_up is None else replace(self, roots=self.set_up())
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,7 @@ def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | No
     """Every layer, under the names that the book gave them before anything ran: runs leave their traces in layers."""
     with watched(watch):
         result = work.run(_nothing)
+        work = work.made_ready()
     return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
 
 
@@ -209,6 +216,8 @@ def _trace_cut(
         if warm_up:
             with watched(watch):
                 result = work.run(_nothing)
+        with watched(watch):
+            work = work.made_ready()
         held = holdings(reachable(work.roots), book, left_out)
         return result, trace(work.run, work.spans, book, held, hidden, watch)
 

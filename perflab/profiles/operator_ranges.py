@@ -40,6 +40,7 @@ def run_with_operator_ranges(workload: Workload, device: torch.device, calls: in
     marking = NamedPlaces(module_names(reachable(workload.roots))).marking
     if _runs_compiled(workload):
         marking = contextlib.nullcontext  # type: ignore[assignment]
+    workload.make_ready(calls)
     with emit_nvtx(record_shapes=True), marking():  # type: ignore[no-untyped-call]
         for _ in range(calls):
             workload.run()

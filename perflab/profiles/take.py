@@ -84,6 +84,7 @@ def take_profile(
             f"timed by the host's clock, until all {devices} devices are idle; the case's own times wait for {device}"
         )
     on_cuda = device.type == "cuda"
+    workload.make_ready(1)
     turns = _turns(plan.budget_ns, max(1.0, stopwatch.time(workload, 1).total_ns), on_cuda=on_cuda)
     backward = any(one.name.startswith(NODE) for one in known)
     reading = Reading(known, FREE if on_cuda else cost_of(workload.spans, backward=backward))
@@ -101,10 +102,14 @@ def take_profile(
                 total_ns, waits = _plain(workload, stopwatch)
                 plain_ns.append(total_ns)
                 waiting.append(waits)
+        if on_cuda:  # nothing may come between these calls: what follows a call's beginning is the call's
+            workload.make_ready(turns.calls + turns.has_first)
         with recording(device.type) as profiler:
             if turns.has_first:
                 workload.run()
             for _ in range(turns.calls):
+                if not on_cuda:
+                    workload.make_ready(1)
                 run_marked(workload)
         profilers.append(profiler)
     with collector_off():  # events are many and none is garbage: looking through them takes half of the time
@@ -124,6 +129,7 @@ def take_profile(
 
 def _plain(workload: Workload, stopwatch: Stopwatch) -> tuple[int, float]:
     """How long a call takes without a profiler, and in what share of that its thread does not run."""
+    workload.make_ready(1)
     # Both clocks are real, whatever the stopwatch reads. Processor time is read around the other: no wait is made up.
     used_ns = time.thread_time_ns()
     begun_ns = time.perf_counter_ns()
@@ -150,6 +156,7 @@ def _with_waits(profile: Profile, share: float) -> Profile:
 
 def _in_a_row_ns(workload: Workload, stopwatch: Stopwatch, calls: int, devices: int) -> float:
     """A call's share of calls in a row. On several devices until all are idle: a stopwatch's events are of one."""
+    workload.make_ready(calls)
     if devices == 1:
         return stopwatch.time(workload, calls).total_ns / calls
     clock.wait_for_devices()
@@ -230,6 +237,7 @@ def _recorded(
     workload: Workload, device: torch.device, marking: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Recorded:
     """One call with shapes and FLOPs, and the marks that are asked for."""
+    workload.make_ready(1)
     with recording(device.type, shapes=True) as profiler, marking():
         run_marked(workload)
     return recorded_calls(profiler, 1, details=True)[0]

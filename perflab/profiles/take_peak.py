@@ -100,7 +100,9 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     """
     refuse_another_profiler("measure")
     places = Places(module_names(reachable(workload.roots)))
+    workload.make_ready(0)
     with collector_off(), profiler(device.type, profile_memory=True) as watching:
+        workload.make_ready(1)
         found = list(reachable(workload.roots))
         before = held_by_address(found, module_names(found), device)
         del found
@@ -128,10 +130,13 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
 
 
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
+    workload.make_ready(0)
     release_memory(device)
     pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
     with collector_off(), pools as replayed, profiler(device.type, profile_memory=True) as watching:
+        workload.make_ready(1)
         run_within_a_range(workload, marking)
+        workload.make_ready(1)
         synchronize(device)
         found = list(reachable(workload.roots))
         held = summed(held_by_address(found, module_names(found), device).values())

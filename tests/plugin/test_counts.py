@@ -94,7 +94,7 @@ def test_counts_that_differ_from_call_to_call_or_from_process_to_process_fail_no
     counts = {name: needs["counts"] for name, needs in project.needs().items()}
     assert counts == {"test_each_process": {"allocations": 1}}, "nothing is exact where calls differ"
     result = project.run(passed=2)
-    result.stdout.fnmatch_lines(["  calls differ: operators differ (1 to 2); no peak or count is exact -> set up"])
+    result.stdout.fnmatch_lines(["  calls differ: operators differ (1 to 2); no peak or count is exact -> give"])
     result.stdout.no_fnmatch_line("*1 regressed*")
 
 

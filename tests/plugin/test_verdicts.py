@@ -313,7 +313,7 @@ def test_a_cache_that_grows_has_no_exact_peak_and_says_so_however_many_calls_fit
             [
                 r"work .* –  ok",
                 r"  calls differ: held memory differs \(.* MiB to .* MiB\); cache is changed by",
-                r"  each call; no peak or count is exact -> set up within the called function, or",
+                r"  each call; no peak or count is exact -> give each call fresh arguments,",
                 r"memory, allocations and operators of 1 case not compared: not exact here, since",
             ]
         )

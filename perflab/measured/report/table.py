@@ -28,7 +28,7 @@ _LEAST_OTHER_WIDTH = 8
 _LEAST_NAME_WIDTH = 22
 WORTH_TELLING = 0.05
 """Share of a cold call's time from which on it is said what an empty one takes."""
-_NOT_EXACT = "no peak or count is exact -> set up within the called function, or give each call a fresh input"
+_NOT_EXACT = "no peak or count is exact -> give each call fresh arguments, untimed: perf(fn, setup=make)"
 
 
 def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW) -> list[Line]:

@@ -109,6 +109,7 @@ def run_counted(workload: Workload) -> Any:
 
     for _ in range(WARM_CALLS):
         workload.run()
+    workload.make_ready(1)
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()

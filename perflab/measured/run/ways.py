@@ -97,7 +97,7 @@ class Measuring:
             state.problem = "no work"
             raise UsageError(
                 f"{state.case}: the measured callable takes from an iterator that is exhausted (StopIteration)",
-                "make the iterator within the callable, so that each call has one of its own",
+                "give each call an iterator of its own: perf(fn, setup=lambda: (iter(items),))",
             ) from error
         except Exception as error:
             if not self._ran_out(error):

@@ -19,7 +19,9 @@ from perflab.measure.devices import as_dtype
 from perflab.measure.forks import calling
 from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
 from perflab.measure.records import Quote
+from perflab.measure.set_up import workload_of
 from perflab.measure.workload import Step, Workload
+from perflab.plugin.case.coroutines import awaited
 from perflab.plugin.case.facts import checked_facts
 from perflab.plugin.case.requirements import Claim, Exploration, claim_of, exploration_of, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
@@ -133,18 +135,36 @@ class Perf:
         """The device that the case runs on."""
         return self._device
 
-    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, fn: Callable[..., Any], *args: Any, setup: Callable[[], Any] | None = None, **kwargs: Any
+    ) -> Any:
         """Measure ``fn(*args, **kwargs)`` and return its result.
 
+        A callable that changes, grows or uses up its arguments gets new ones for each call from ``setup``::
+
+            perf(list.sort, setup=lambda: (numbers.copy(),))
+
+        A coroutine function is run to its end, in an ``async def`` test too: ``perf(fetch, url)``, without ``await``.
+
+        Args:
+            fn: what is measured.
+            args: positional arguments of each call.
+            setup: called before each call, and not measured: its time, memory and operators are no part of the case.
+                It returns the call's arguments: a tuple of positional ones, a dict of keyword arguments, both as
+                ``((x,), {"scale": 2})``, or None for ``args`` and ``kwargs``.
+            kwargs: keyword arguments of each call.
+
         Raises:
-            UsageError: ``fn`` is not callable or does no work, or the case has already measured.
+            UsageError: ``fn`` is not callable or does no work, ``setup`` returns no arguments or cannot be used with a
+                CUDA graph, or the case has already measured.
         """
         if not callable(fn):
             raise UsageError(
                 f"perf() got {type(fn).__name__!r}, which cannot be called",
                 "pass the function itself and its arguments: perf(model, x), not perf(model(x))",
             )
-        return self._once_a_test(Workload(fn, args, kwargs))
+        self._refuse_in_graph(setup, "perf")
+        return self._once_a_test(workload_of(fn, args, kwargs, setup, self._device))
 
     def step(
         self,
@@ -194,6 +214,7 @@ class Perf:
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
+        setup: Callable[[], Any] | None = None,
         budget_s: float | None = None,
         threshold: float | None = None,
     ) -> Comparison:
@@ -216,6 +237,7 @@ class Perf:
             candidate: called as ``candidate(*args, **kwargs)``, as is ``base``.
             args: positional arguments of both.
             kwargs: keyword arguments of both.
+            setup: makes the arguments of each call of either, as in ``perf(fn, setup=make)``.
             budget_s: time of the turns in seconds. None: the case's budget.
             threshold: the change that counts, as a share. None: the case's threshold.
 
@@ -223,17 +245,21 @@ class Perf:
             UsageError: a side is not callable or does no work, or the case has already measured.
         """
         settings = self._state.settings
+        self._refuse_in_graph(setup, "perf.compare")
         sides = checked(
             base,
             candidate,
             args,
             kwargs,
+            setup,
+            self._device,
             budget_s=settings.budget_s if budget_s is None else budget_s,
             threshold=settings.threshold if threshold is None else threshold,
             call="perf.compare",
         )
         self._refuse_second()
-        comparison = self._way.compare(*sides, budget_s, threshold)
+        with awaited(*sides):
+            comparison = self._way.compare(*sides, budget_s, threshold)
         self._once_a_test(sides[1])
         if comparison is None:
             raise NothingComparedError
@@ -359,6 +385,14 @@ class Perf:
         """
         return self._state.predicts and not self._state.settings.dry_run
 
+    def _refuse_in_graph(self, setup: Callable[[], Any] | None, call: str) -> None:
+        if setup is not None and self._state.settings.cuda_graph and not self.predicts:
+            raise UsageError(
+                f"{self._state.case}: {call}(setup=) in a CUDA graph: a replay repeats its calls on the same memory, "
+                "and nothing can be set up between them",
+                "leave cuda_graph out, or measure set-up and work together in one function",
+            )
+
     def _refuse_second(self) -> None:
         if self._state.done:
             raise UsageError(
@@ -368,7 +402,7 @@ class Perf:
 
     def _once_a_test(self, workload: Workload) -> Any:
         self._refuse_second()
-        with calling(workload):
+        with awaited(workload), calling(workload):
             result = self._way.of(workload)
         refuse_unfinished(self._state, result)
         return result

@@ -53,7 +53,7 @@ def _unfinished(result: Any) -> str | None:
         return _CONSUME if inspect.getgeneratorstate(result) == inspect.GEN_CREATED else None
     if issubclass(kind, types.CoroutineType):
         created = inspect.getcoroutinestate(result) == inspect.CORO_CREATED
-        return "run it in the callable: perf(lambda: asyncio.run(fn(x)))" if created else None
+        return "pass the coroutine function itself, which perf runs to its end: perf(fn, x)" if created else None
     if issubclass(kind, types.AsyncGeneratorType):
         return "run it in the callable, by asyncio.run of a function that consumes it"
     if kind in _LAZY_BUILTINS or (kind.__module__ == "itertools" and issubclass(kind, Iterator)):

@@ -5,8 +5,10 @@ Loading this module is the step from nothing to everything; a run without perf c
 
 from __future__ import annotations
 
+import inspect
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,7 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     if job_path is not None:
         job = read_job(job_path)
         if selected or job.serve is not None:  # serving nothing is an answer too
-            watch(config, job)
+            watch(config, selected, job)
             _offer(config, settings, selected, job)
         return
     refuse_contradictions(config)  # also those of ini keys
@@ -70,7 +72,7 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     if mode is RunMode.ONCE:
         _run_once(config, settings, selected)
         return
-    watch(config, None)
+    watch(config, selected, None)
     _offer(config, settings, selected, None)
 
 
@@ -101,7 +103,7 @@ def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.I
     """Have each case run as the test that it is, untimed."""
     from perflab.plugin.case.untimed import UntimedCases
 
-    watch(config, None)
+    watch(config, selected, None)
     cases = UntimedCases(settings)
     config.stash[PERF_FOR] = cases.perf_for
     config.pluginmanager.register(cases, "perflab-untimed")
@@ -150,12 +152,19 @@ def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[st
     }
 
 
-def watch(config: pytest.Config, job: Job | None) -> None:
-    """Have cases that hang fail, however they are run, and others not suffer from what a test leaves behind."""
+def watch(config: pytest.Config, items: Sequence[pytest.Item], job: Job | None) -> None:
+    """Have cases that hang fail, however they are run, and others not suffer from what a test leaves behind.
+
+    Cases that are coroutine functions are run where no other plugin does so.
+    """
     from perflab.plugin.case.hanging import Watch
 
     if sys.platform != "win32":
         from perflab.plugin.case.open_files import OpenFiles
 
         config.pluginmanager.register(OpenFiles(), "perflab-open-files")
+    if any(inspect.iscoroutinefunction(getattr(item, "obj", None)) for item in items):
+        from perflab.plugin.case.coroutines import AsyncTests
+
+        config.pluginmanager.register(AsyncTests(), "perflab-async-tests")
     config.pluginmanager.register(Watch(config, job), "perflab-watch")

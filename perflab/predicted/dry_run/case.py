@@ -42,6 +42,7 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     lib = library()
     with watched(watch):
         work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
+    work.made_ready()
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     lib.reset()
@@ -58,6 +59,7 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
     races: list[Race] = []
     with finding_races(races):
         for _ in range(_IN_A_LOOP):
+            work.made_ready()
             work.run(_nothing)
     unknown = without_effect(lib.counts().unknown)
     if unknown:
@@ -108,6 +110,7 @@ class RealKernels(Hidden):
 
 def _timed(work: Work) -> int:
     """What the host takes to issue a call; nothing waits for a GPU."""
+    work.made_ready()
     start = perf_counter_ns()
     work.run(_nothing)
     return perf_counter_ns() - start

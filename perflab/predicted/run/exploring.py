@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perflab.errors import UsageError
+from perflab.measure.set_up import SetUpWorkload
 from perflab.measure.workload import Step, Workload
 from perflab.predicted.gpus.names import GPUS, Gpu
 from perflab.predicted.gpus.roofline import room_bytes
@@ -159,7 +160,13 @@ def work_of(workload: Workload) -> Work:
     """A workload as prediction takes it."""
     from perflab.predicted.prediction import Work
 
-    return Work(workload.run, workload.roots, workload.spans)
+    def set_up() -> tuple[Any, ...]:
+        workload.make_ready(1)
+        return workload.roots
+
+    needs_set_up = isinstance(workload, SetUpWorkload)
+    roots = set_up() if needs_set_up else workload.roots  # by these, the modules of the call are known
+    return Work(workload.run, roots, workload.spans, set_up if needs_set_up else None)
 
 
 def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: Watch | None = None) -> Trace:
