@@ -23,6 +23,7 @@ from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest, whole
 from perflab.snapshots.timeline import elapsed_ns
+from perflab.units import format_count
 
 MOST_ROWS = 12
 """Rows of a table before what is smaller is summed up."""
@@ -117,7 +118,7 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
     listed = rows[: len(rows) - len(rest)]
     if rest:
         blocks_left, bytes_left = (sum(whole(row[number]) for row in rest) for number in (0, 2))
-        listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
+        listed.append((blocks_left, None, bytes_left, format_count(len(rest), "smaller row"), "", "", "", ""))
     return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, tuple(listed))
 
 
@@ -143,7 +144,7 @@ def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
     ]
     if rows:
         kept = tuple(rows[:MOST_STAGES])
-        note = f"{len(rows) - len(kept):,} later stages are left out" if len(rows) > len(kept) else ""
+        note = f"left out: {format_count(len(rows) - len(kept), 'later stage')}" if len(rows) > len(kept) else ""
         yield Table("stages", "Stages", columns, kept, note)
 
 
@@ -161,7 +162,7 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
             "the end, grows without end; the next step lets go of the rest"
         )
         if len(found) > most:
-            note += f"; {len(found) - most:,} smaller rows are left out"
+            note += f"; left out: {format_count(len(found) - most, 'smaller row')}"
         yield Table("outliving", "Blocks that outlive the step that made them", columns, tuple(rows), note)
 
 
@@ -262,4 +263,4 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
             "with global_record_annotations=True, where each begins."
         )
     if len(snapshot.out_of_memory) > 3:
-        yield f"It ran out of memory {len(snapshot.out_of_memory)} times; the first three are shown."
+        yield f"It ran out of memory {format_count(len(snapshot.out_of_memory), 'time')}; the first three are shown."
