@@ -54,12 +54,14 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
     peak = peak_moment(level)
     blocks, line = alive_at(snapshot, peak), Lines(snapshot)
     times = snapshot.times_ns
+    workspace = sum(block.size_bytes for block in blocks if block.category == "workspace")
     facts = [
         Fact("source", "recorded by", snapshot.source),
         Fact("device", "device", snapshot.device),
         Fact("moments", "allocations and frees", snapshot.moments, "count"),
         Fact("duration_ns", "duration", times[-1] - times[0] if len(times) else None, "ns"),
         Fact("peak_bytes", "peak", level[peak], "exact"),
+        *([Fact("of_workspace_bytes", "of that cuBLAS's workspace", workspace, "exact")] if workspace else []),
         Fact("peak_moment", "peak at moment", peak, "count"),
         Fact("peak_time_ns", "peak after", elapsed_ns(snapshot, peak), "ns"),
         Fact("peak_stage", "peak in stage", stage_at(snapshot, peak)),
@@ -78,7 +80,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         *_cache(snapshot),
         *_out_of_memory(snapshot),
     ]
-    return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot)))
+    return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot, workspace)))
 
 
 def stage_at(snapshot: Snapshot, moment: int) -> str:
@@ -241,8 +243,13 @@ def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
         yield Table(f"out_of_memory_{number}", title, columns, tuple(rows), f"asked by {where}")
 
 
-def _notes(snapshot: Snapshot) -> Iterator[str]:
+def _notes(snapshot: Snapshot, workspace_bytes: int) -> Iterator[str]:
     yield from snapshot.notes
+    if workspace_bytes and snapshot.source != "PyTorch":
+        yield (
+            "The peak of the prediction's own table leaves out the workspace of cuBLAS, which stands beside it there: "
+            "what the code allocates is gated."
+        )
     if snapshot.rounding_bytes > 1:
         yield f"Sizes are what was asked for, rounded up to {snapshot.rounding_bytes} B as the allocator does."
     if snapshot.is_noted:
