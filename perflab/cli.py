@@ -24,6 +24,7 @@ from perflab.report.terminal import show
 from perflab.snapshots.command import memory_command
 from perflab.store.join import join_baselines
 from perflab.tiers import Run, by_folder, tiers
+from perflab.units import format_count
 
 BAD_INPUT = 2
 
@@ -55,7 +56,7 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
             if given.output is None:
                 raise UsageError("--baselines without --output", "name the directory to write to: --output DIR")
             entries, files = join_baselines(given.paths, given.output, by_folder())
-            print(one_line(f"joined {entries} baselines into {', '.join(map(str, files))}"))
+            print(one_line(f"joined {format_count(entries, 'baseline')} into {', '.join(map(str, files))}"))
             return 0
         parts = [read_document(path) for path in given.paths]
         merged = merge(parts)

@@ -164,8 +164,8 @@ def format_names(names: Sequence[str], most: int = 5) -> str:
 
 
 def format_count(many: int, what: str) -> str:
-    """``1 baseline``, ``2 baselines``, ``2 launches``."""
-    return f"{many} {what}{('es' if what.endswith('ch') else 's') * (many != 1)}"
+    """``1 baseline``, ``2 baselines``, ``1,200 launches``."""
+    return f"{many:,} {what}{('es' if what.endswith(('ch', 'ss')) else 's') * (many != 1)}"
 
 
 def format_rate(per_second: float, unit: str) -> str:

@@ -53,6 +53,17 @@ def stack_of(frame: FrameType | None, *, until: CodeType | None = None) -> tuple
     return tuple(found)
 
 
+def called_from(frame: FrameType | None, *, until: CodeType) -> str:
+    """The line from a frame on, and those that called it; within ``torch.utils.checkpoint``, from that call on."""
+    above = frame
+    while above is not None and above.f_code is not until:
+        code, above = above.f_code, above.f_back
+        if code.co_name == "checkpoint" and code.co_filename.endswith("utils/checkpoint.py"):
+            frame = above
+    lines = stack_of(frame, until=until)
+    return with_callers(lines[0], lines) if lines else ""
+
+
 _LIKE_A_USERS = ("lab", "attention")
 _PACKAGES = ("site-packages/", "dist-packages/")
 """Folders of Python's own library that hold what others wrote."""

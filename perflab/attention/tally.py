@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perflab.units import format_count
+
 # With fewer cases of a level "all of them" is a matter of chance.
 FEWEST = 4
 MOST_NAMED = 5
@@ -19,7 +21,7 @@ def tally(results: Sequence[Mapping[str, Any]]) -> list[str]:
         wrong = [result for result in own if result["text"]]
         if not wrong:
             continue
-        lines.append(f"{candidate}: {len(wrong)} of {len(own)} cases are wrong")
+        lines.append(f"{candidate}: wrong in {len(wrong)} of {format_count(len(own), 'case')}")
         causes = Counter(cause for result in wrong for cause in set(_causes(result["text"])))
         for cause, count in causes.most_common(MOST_NAMED):
             lines.append(f"  {count:4} x {cause}")

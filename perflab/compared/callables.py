@@ -40,7 +40,7 @@ from perflab.measured.judge.robust import ratio_of
 from perflab.measured.judge.trimmed import LEAST_PAIRS, estimate
 from perflab.mode import DEFAULT, Mode
 from perflab.records import Verdict
-from perflab.units import format_change, format_interval, format_ns
+from perflab.units import format_change, format_count, format_interval, format_ns
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,8 @@ class Comparison(Data, frozen=True):
     def __str__(self) -> str:
         told = (
             f"{self.verdict}: candidate {format_ns(self.candidate_ns)}, base {format_ns(self.base_ns)}, "
-            f"{format_change(self.ratio)} ({format_interval(self.low_ratio, self.high_ratio)}), {self.pairs} pairs"
+            f"{format_change(self.ratio)} ({format_interval(self.low_ratio, self.high_ratio)}), "
+            f"{format_count(self.pairs, 'pair')}"
         )
         told += "" if self.judged is CallTimes.FASTEST else ", of the mean of all calls"
         return "; ".join([told, *self.reasons])

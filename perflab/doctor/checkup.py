@@ -9,6 +9,7 @@ from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 
 from perflab.environment import cpu_name, thread_count, usable_cores
+from perflab.units import format_count
 
 _PARTS = (
     ("torch", "torch", "what is measured"),
@@ -25,7 +26,7 @@ _PROGRAMS = (
 
 def checkup() -> list[str]:
     """One line a part: there, or what it would be for and how to get it. Loads torch on a busy machine alone."""
-    lines = [f"processor: {cpu_name()}, {usable_cores()} cores"]
+    lines = [f"processor: {cpu_name()}, {format_count(usable_cores(), 'core')}"]
     lines += [_part(*part) for part in _PARTS]
     lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]
     lines.append(f"CUDA device files: {'found' if os.path.exists('/dev/nvidiactl') else 'none'}")

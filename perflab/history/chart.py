@@ -13,6 +13,7 @@ from markupsafe import Markup
 from perflab.history.contents import Contents, SeriesRow
 from perflab.history.wording import series_name, short, value_text
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
+from perflab.units import format_count
 
 WIDTH, HEIGHT = 640, 166
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 28, 18, 40
@@ -49,7 +50,9 @@ def described(row: SeriesRow, contents: Contents) -> str:
     for level in row.levels:
         first, last = contents.runs[row.runs[level.first]], contents.runs[row.runs[level.last]]
         span = " to ".join(dict.fromkeys((first.created[:10], last.created[:10])))
-        said.append(f"{value_text(level.value, row.unit)} over {level.last - level.first + 1} points, {span}")
+        said.append(
+            f"{value_text(level.value, row.unit)} over {format_count(level.last - level.first + 1, 'point')}, {span}"
+        )
     return "; ".join(said)
 
 

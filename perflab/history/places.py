@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from perflab.environment import exact_environment
 from perflab.records import Environment, ExactEnvironment
+from perflab.units import format_count
 
 
 class Place(NamedTuple):
@@ -50,7 +51,7 @@ def basis_text(compared_by: Mapping[str, str]) -> str:
 def _times_text(environment: Environment) -> str:
     versions = [f"torch {environment.torch}", *([f"CUDA {environment.cuda}"] if environment.cuda else [])]
     driver = [f"driver {environment.driver}"] if environment.driver else []
-    cores = f"{environment.cores} cores, {environment.threads} threads"
+    cores = f"{format_count(environment.cores, 'core')}, {format_count(environment.threads, 'thread')}"
     machine = [f"machine {environment.machine}"] if environment.machine else []
     named = f"{environment.device}: {environment.device_name}"
     return " · ".join([f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine])

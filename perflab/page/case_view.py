@@ -12,7 +12,7 @@ from perflab.page.table import TONES, PageTable
 from perflab.report.beside_text import amount
 from perflab.report.contents import CALIBRATION, Case, Quantity, Table
 from perflab.report.tally import said_of
-from perflab.units import format_change
+from perflab.units import format_change, format_count
 
 LONGEST_FAILURE = 200
 """Lines that are shown of a failing test."""
@@ -50,7 +50,7 @@ class CaseView:
         if len(lines) <= LONGEST_FAILURE:
             return "\n".join(lines)
         left_out = len(lines) - LONGEST_FAILURE
-        return "\n".join([f"... ({left_out} lines before, in the results file)", *lines[left_out:]])
+        return "\n".join([f"... ({format_count(left_out, 'line')} before, in the results file)", *lines[left_out:]])
 
 
 def case_view(case: Case, identity: str, *, is_open: bool = True) -> CaseView:

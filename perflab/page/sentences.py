@@ -81,7 +81,7 @@ def _figures(evidence: Evidence) -> str:
     if evidence.pressure_share is not None:
         told.append(f"waiting for a core {format_percent(evidence.pressure_share)}")
     if evidence.involuntary_switches is not None:
-        told.append(f"{evidence.involuntary_switches:,} involuntary switches")
+        told.append(format_count(evidence.involuntary_switches, "involuntary switch"))
     if evidence.load_average is not None:
         told.append(f"load {evidence.load_average:.1f}")
     clocks = [one for one in (evidence.cpu_mhz_before, evidence.cpu_mhz_after) if one is not None]
@@ -92,7 +92,7 @@ def _figures(evidence: Evidence) -> str:
                 *([f"{state.sm_clock_mhz:,} MHz"] if state.sm_clock_mhz is not None else []),
                 *([f"{state.temperature_c} °C"] if state.temperature_c is not None else []),
                 *([f"{state.power_w:.0f} W"] if state.power_w is not None else []),
-                *([f"{state.neighbours} other processes"] if state.neighbours else []),
+                *([format_count(state.neighbours, "other process")] if state.neighbours else []),
                 *state.throttle,
             ]
             told += [f"GPU {when}: {', '.join(figures)}"] if figures else []

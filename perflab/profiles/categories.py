@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE
 from perflab.profiles.placed import OPTIMIZER_STEP, Placed
@@ -105,7 +106,7 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         return "compiled code"
     if _ATTENTION.fullmatch(name) or any(_ATTENTION.fullmatch(above.name) for above in call.above()):
         return "attention"
-    if any(_LOSS.fullmatch(above.name) for above in call.above()):
+    if any(_LOSS.fullmatch(_forward_of(above.name)) for above in call.above()):
         return "embedding and loss"
     if _PRODUCTS.fullmatch(name) and not (in_core and any(_BATCHED.fullmatch(one.name) for one in call.walk())):
         return "products backward" if one.in_backward or one.phase == "backward" else "products forward"
@@ -119,6 +120,15 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         return "your operators"
     below = {known[id(child)] for child in call.children if id(child) in known}
     return next((category for category in _OF_CALLERS if category in below), "element-wise and norms")
+
+
+@cache
+def _forward_of(name: str) -> str:
+    """``aten::mse_loss`` of its node in the backward, ``MseLossBackward0``, and a name that is no node's as it is."""
+    node = name.removeprefix(NODE)
+    if not _NODE_OF_PYTORCH.fullmatch(node):
+        return name
+    return "aten::" + re.sub("(?<!^)(?=[A-Z])", "_", node.rpartition("Backward")[0]).lower()
 
 
 def category_without_place(name: str) -> str:

@@ -115,7 +115,7 @@ def _seen(profile: Profile, kept: set[_Key], pooled: set[str]) -> Profile:
     calls = [changed(one, time_ns=_short(one.time_ns)) for one in launches_and_waits(profile.cuda_calls)]
     together = sorted([*rows, *pools.values()], key=lambda row: -row.time_ns)
     rounded = [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0) for row in together]
-    return changed(profile, rows=rounded, is_compact=True, cuda_calls=calls)
+    return changed(profile, rows=rounded, is_compact=True, cuda_calls=calls, called={})
 
 
 def _is_gap(row: ProfileRow) -> bool:

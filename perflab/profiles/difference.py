@@ -52,7 +52,12 @@ def explain(
     facts = facts_of(before, now)
     known = {one.key for one in facts}
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
-    parts = parts_of(facts, [] if base.is_compact else wholes(before, now, facts), now)
+    called = {  # where it is called from another line too, that one is what is new
+        name: next((line for line in reversed(lines) if line not in base.called.get(name, [])), lines[-1])
+        for name, lines in head.called.items()
+        if lines
+    }
+    parts = parts_of(facts, [] if base.is_compact else wholes(before, now, facts), now, called)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)

@@ -1,11 +1,13 @@
-"""An explanation in words: ``+3.1 ms = +2.4 ms 12 more aten::copy_ in blocks.*.attention (model.py:88) · …``. Pure."""
+"""An explanation in words: rows such as ``+2.4 ms 12 more aten::copy_ in blocks.*.attention (model.py:88)``. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from perflab.profiles.records import (
     DISPATCH,
+    KEPT_BEFORE,
     LET_GO,
     ON_HOST,
     OTHER_THREAD,
@@ -28,43 +30,61 @@ _ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
 _CALLED = {DISPATCH: "of PyTorch's own operators, such as views"}
 _RESOLUTION = 0.001
 """Share of the change below which what is unexplained is none."""
-MOST = 3
+MOST = 5
 """Parts in the text; the results file has all of them."""
+IN_ALL = "in all"
+
+
+class Row(NamedTuple):
+    """A line of an explanation."""
+
+    amount: str
+    """``+3.1 ms``; empty where only calls are known."""
+    text: str
 
 
 def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[str]:
-    """One text for each part, the sum before the first.
+    """The rows of an explanation, each as one text."""
+    return [f"{row.amount} {row.text}".lstrip() for row in explanation_rows(found, timed=timed, most=most, brief=brief)]
+
+
+def explanation_rows(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[Row]:
+    """The most likely cause, then what else changed, and the sum of both.
 
     Args:
         found: the explanation.
-        timed: whether time became worse; if not, the text has calls and no times.
+        timed: whether time became worse; if not, the rows have calls and no times.
         most: parts that are shown, besides what is left of the change.
         brief: leave out what else changed in number beside the operator that leads a part.
     """
     on_device = [part for part in found.parts if part.category != ON_HOST]
     host = [part for part in found.parts if part.category == ON_HOST]
-    on_host = [_what(part, brief=brief) for part in host[:most]]
-    on_host += [f"{format_count(len(host) - most, 'more place')} {ON_HOST}"] if 0 < most < len(host) else []
+    on_host = [Row("", _what(part, brief=brief)) for part in host[:most]]
+    if 0 < most < len(host):
+        on_host.append(Row("", f"{format_count(len(host) - most, 'more place')} {ON_HOST}"))
     shown = _shown(on_device, most)
     others = [part for part in on_device if not any(part is one for one in shown)]
-    problem = [found.problem] if found.problem is not None else []
+    problem = [Row("", found.problem)] if found.problem is not None else []
     if not timed or not any(part.change_ns for part in on_device):
-        counted = [_what(part, brief=brief) for part in shown if part.more or part.shapes]
-        counted += [format_count(len(others), "more place")] if others else []
+        counted = [Row("", _what(part, brief=brief)) for part in shown if part.more or part.shapes]
+        counted += [Row("", format_count(len(others), "more place"))] if others else []
         counted += on_host
         if not timed:
-            return counted or problem or ["nothing that the profiler records is called more often"]
-        return [*counted, *problem] or ["no operator stands out: the change is spread over all of them"]
+            return counted or problem or [Row("", "nothing that the profiler records is called more often")]
+        return [*counted, *problem] or [Row("", "no operator stands out: the change is spread over all of them")]
     whole = sum(part.change_ns for part in on_device) + found.rest_ns
-    texts = [f"{format_signed(part.change_ns, format_ns)} {_what(part, brief=brief)}" for part in shown]
+    rows = [Row(format_signed(part.change_ns, format_ns), _what(part, brief=brief)) for part in shown]
     if others:
         others_ns = sum(part.change_ns for part in others)
         other = "other part" if shown else "part"
-        texts.append(f"{format_signed(others_ns, format_ns)} in {format_count(len(others), other)}")
+        rows.append(Row(format_signed(others_ns, format_ns), f"in {format_count(len(others), other)}"))
     if abs(found.rest_ns) > _RESOLUTION * abs(whole):
-        texts.append(f"{format_signed(found.rest_ns, format_ns)} unexplained")
-    texts[0] = f"{format_signed(whole, format_ns)} = {texts[0]}"
-    return [*texts, *on_host, *problem]
+        rows.append(Row(format_signed(found.rest_ns, format_ns), "unexplained"))
+    return [*rows, *_sum(rows, format_signed(whole, format_ns)), *on_host, *problem]
+
+
+def _sum(rows: Sequence[Row], amount: str) -> list[Row]:
+    return [Row(amount, IN_ALL)] if len(rows) > 1 else []
 
 
 def _shown(parts: Sequence[Part], most: int) -> list[Part]:
@@ -74,21 +94,21 @@ def _shown(parts: Sequence[Part], most: int) -> list[Part]:
 
 
 def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[str]:
-    """The same of memory: ``+64.0 MiB = +64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``.
+    """The same of memory: ``+64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
+    return [f"{row.amount} {row.text}".lstrip() for row in peak_rows(found, most=most, callers=callers)]
 
-    ``most`` changes are shown, each with so many ``callers`` of its line: ``net.py:9 < train.py:5``.
-    """
+
+def peak_rows(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[Row]:
+    """``most`` changes of a peak, each with so many ``callers`` of its line, ``net.py:9 < train.py:5``, and the sum."""
     if not found.parts:
-        return [found.problem or "nothing that the profiler records differs at the peak"]
-    texts = [
-        f"{format_signed(part.change_bytes, format_bytes)} {_blocks(part, callers)}" for part in found.parts[:most]
-    ]
+        return [Row("", found.problem or "nothing that the profiler records differs at the peak")]
+    rows = [Row(format_signed(part.change_bytes, format_bytes), _blocks(part, callers)) for part in found.parts[:most]]
     rest = found.parts[most:]
     if rest:
         rest_bytes = sum(part.change_bytes for part in rest)
-        texts.append(f"{format_signed(rest_bytes, format_bytes)} in {format_count(len(rest), 'smaller row')}")
-    texts[0] = f"{format_signed(found.now_bytes - found.before_bytes, format_bytes)} = {texts[0]}"
-    return [*texts, *([found.problem] if found.problem else [])]
+        rows.append(Row(format_signed(rest_bytes, format_bytes), f"in {format_count(len(rest), 'smaller row')}"))
+    whole = format_signed(found.now_bytes - found.before_bytes, format_bytes)
+    return [*rows, *_sum(rows, whole), *([Row("", found.problem)] if found.problem else [])]
 
 
 def _blocks(part: PeakChange, callers: int) -> str:
@@ -99,29 +119,37 @@ def _blocks(part: PeakChange, callers: int) -> str:
         # What is let go counts below zero: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
         return f"{less} let go before the peak{of}{where}{line}"
+    if part.category == KEPT_BEFORE:
+        return f"kept by {format_count(abs(part.more), 'call')} {'more' if part.more > 0 else 'fewer'} before"
+    line += f" and in {format_count(part.places - 1, 'more place')}" if part.places > 1 else ""
     many = f"{abs(part.more)} {'more' if part.more > 0 else 'fewer'} block{'s' * (abs(part.more) != 1)}"
     grown = "larger blocks" if part.change_bytes > 0 else "smaller blocks"
     return f"{many if part.more else grown}{of}{where}{line}, {part.category}"
 
 
 def _what(part: Part, *, brief: bool) -> str:
-    of_backward = "the backward of " if part.phases == ["backward"] else ""  # its line may be that of the forward
-    where = (
-        f" in {of_backward}{part.module}" if part.module else f" in {' and '.join(part.phases)}" if part.phases else ""
-    )
+    # Of a backward, the line may be that of the forward.
+    phases = "" if part.moved_from and part.module else " and ".join(part.phases)
+    of = f"the {phases} of {part.module}" if len(part.phases) == 1 else f"{part.module} ({phases})"
+    where = f" in {of if part.module and phases else part.module or phases}" if part.module or phases else ""
     where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
     line = f" ({part.line})" if part.line else ""
+    called = f", called at {part.called}" if part.called else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
     line += _on_other_lines(part) if not brief else ""
     if part.layers:
         before, now = part.layers
-        return f"{_many(now - before)} {_listed([part.module, *part.other_modules])} ({now} instead of {before})"
+        layers = _listed([part.module, *part.other_modules])
+        called = f", called at {part.called.partition(' ')[0]}" if part.called else ""
+        return f"{_many(now - before)} {layers} ({now} instead of {before}){called}"
     if part.again:
         times = "once" if part.again == 1 else f"{part.again} times"
         phase = f" in {part.phases[0]}" if part.phases else ""
         but = f" but for {_listed(part.left_out)}" if part.left_out else ""
         led = "" if brief or not part.more else f", with {abs(part.more):g} more {part.operator}"
-        return f"all of {_listed([part.module, *part.other_modules])} computed {times} more{phase}{but}{led}{line}"
+        return (
+            f"all of {_listed([part.module, *part.other_modules])} computed {times} more{phase}{but}{called}{led}{line}"
+        )
     if part.moved_from:
         way = f" moved from {', '.join(part.moved_from)} to {', '.join(part.phases)}"
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"

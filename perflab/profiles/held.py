@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+INPUTS = "inputs"
+"""The category of what is held and is nothing else."""
+
+
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
     """The storages of these objects, each once, by address; they add up to ``held_bytes``.
 
@@ -19,7 +23,7 @@ def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torc
     """
     sizes = held_storages(found, device)
     owners: dict[int, tuple[str, str]] = {}
-    for category, module, tensor in (*_of_modules(found, names), *(("inputs", "", one) for one in found)):
+    for category, module, tensor in (*_of_modules(found, names), *((INPUTS, "", one) for one in found)):
         for address, _ in storages_of(tensor, device):
             owners.setdefault(address, (category, module))
     return {

@@ -20,10 +20,13 @@ from perflab.profiles.wholes import Again, Layers
 _NO_PHASE = "no phase"
 
 
-def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total]) -> list[Part]:
+def parts_of(
+    facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total], called: Mapping[str, str]
+) -> list[Part]:
     """One part an edit of a module, or one for all modules that are computed again or run more often.
 
-    ``wholes`` are modules of which all changed in the same way; ``now`` is the profile that is looked at.
+    ``wholes`` are modules of which all changed in the same way; ``now`` is the profile that is looked at; ``called``
+    says of each module from which line it is called.
     """
     facts, gone = _instead_of_an_optimizer(facts, now)
     together = {module: one for one in wholes for module in one.modules}
@@ -37,12 +40,23 @@ def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Map
         if isinstance(of, str):
             parts += [_part(edit) for edit in edits(changes, unchanged)]
         else:
-            parts.append(_part_of_all(of, changes))
+            parts.append(_part_of_all(of, changes, called))
     if gone:
         does_its_work = [part.phases == [OPTIMIZER] and part.more > 0 for part in parts]
         parts = [changed(one, instead_of=gone if does else []) for one, does in zip(parts, does_its_work, strict=True)]
     # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
-    return sorted(parts, key=lambda part: (part.category == DISPATCH, part.more < 0, -part.change_ns, part.module))
+    # Whole modules are most of what changed, and what else did follows from that.
+    return sorted(
+        parts,
+        key=lambda part: (
+            part.category == DISPATCH,
+            part.more < 0,
+            not part.again and not part.layers,
+            not part.line and not part.module,  # a stored profile knows no place of most
+            -part.change_ns,
+            part.module,
+        ),
+    )
 
 
 def _instead_of_an_optimizer(facts: Sequence[Change], now: Mapping[Key, Total]) -> tuple[Sequence[Change], list[str]]:
@@ -119,10 +133,11 @@ def _phases(edit: Iterable[Change]) -> set[str]:
     return {one.key[2] for one in edit}
 
 
-def _part_of_all(of: Again | Layers, changes: Sequence[Change]) -> Part:
+def _part_of_all(of: Again | Layers, changes: Sequence[Change], called: Mapping[str, str]) -> Part:
     """What whole modules do again, or more often."""
     part = _part([replace(one, spot="") for one in changes])
-    part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]))
+    name = "" if isinstance(of, Again) and of.phase == "backward" else of.outermost[0]
+    part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]), called=called.get(name, ""))
     if isinstance(of, Again):
         return changed(part, again=of.times, left_out=list(of.left_out))
     return changed(part, layers=[of.before, of.now])

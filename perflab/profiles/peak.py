@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
 from perflab.data import changed
 from perflab.profiles.events import NODE, Call
 from perflab.profiles.placed import Placed
-from perflab.profiles.records import LET_GO, PeakPart
+from perflab.profiles.records import KEPT, LET_GO, PeakPart
 from perflab.torch_internals.machine import BlockEvent
 
 _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
@@ -80,8 +81,23 @@ class Askers:
         return self._phases_at[number][1] if number >= 0 else ""
 
 
+def kept_before(events: Iterable[BlockEvent], began_ns: int, askers: Askers) -> dict[int, Asked]:
+    """By address, who asked for the blocks that calls before this moment have made, and not let go."""
+    there: dict[int, BlockEvent] = {}
+    for event in takewhile(lambda one: one.time_ns < began_ns, events):
+        if event.size_bytes >= 0:
+            there[event.address] = event
+        else:
+            there.pop(event.address, None)
+    return {address: askers.at(event) for address, event in there.items()}
+
+
 def made_by_call(
-    events: Sequence[BlockEvent], began_ns: int, askers: Askers, failed_ns: int | None = None
+    events: Sequence[BlockEvent],
+    began_ns: int,
+    askers: Askers,
+    failed_ns: int | None = None,
+    ended_ns: int | None = None,
 ) -> list[PeakPart]:
     """What a call has made, and let go of what was there, up to its peak: what it rises above its beginning.
 
@@ -90,6 +106,7 @@ def made_by_call(
         began_ns: when the call began.
         askers: who asked for what.
         failed_ns: when it ran out of memory; then that moment is meant, and no peak.
+        ended_ns: when the call had returned; what goes later was its result. None: that is not known.
     """
     first = bisect_left(events, began_ns, key=attrgetter("time_ns"))
     end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=attrgetter("time_ns"))
@@ -112,7 +129,8 @@ def made_by_call(
         if events[number].size_bytes > 0 and freed.get(number, end) >= end:
             last = askers.at(events[freed[number]]) if number in freed else None
             asked = askers.at(events[number])
-            category = category_of(asked.phase, last.phase if last is not None else None)
+            is_result = ended_ns is not None and number in freed and events[freed[number]].time_ns >= ended_ns
+            category = "results" if is_result else category_of(asked.phase, last.phase if last is not None else None)
             if failed_ns is not None:  # nobody knows what would have become of it
                 category = f"made by the {asked.phase or 'call'}"
             parts.append(asked.part(category, events[number].size_bytes, 1))
@@ -138,7 +156,7 @@ def category_of(made_in: str, freed_in: str | None) -> str:
         return "new optimizer state"
     if made_in == "backward":
         return "new gradients"
-    return "activations" if freed_in is not None else "results"
+    return "activations" if freed_in is not None else KEPT
 
 
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 
-from perflab.profiles.records import Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.data import changed
+from perflab.profiles.records import KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.units import format_bytes, format_signed
 
 _Key = tuple[str, str, str]
@@ -23,18 +24,51 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
     """
     before, now = _by_key(base.parts), _by_key(head.parts)
     changes = [one for key in {**now, **before} for one in _changes(key, before.get(key, []), now.get(key, []))]
-    parts = sorted(
-        (one for one in changes if one.change_bytes or one.more),
-        key=lambda one: (-abs(one.change_bytes), one.change_bytes < 0),
-    )
     seen_bytes = head.peak_bytes - base.peak_bytes
-    problem = None
-    if seen_bytes != change_bytes:
-        found = f"the gate found {format_signed(change_bytes, format_bytes)}"
-        problem = f"the peaks differ by {format_signed(seen_bytes, format_bytes)} where this was recorded, and {found}"
-    return PeakExplanation(
-        base=against, before_bytes=base.peak_bytes, now_bytes=head.peak_bytes, parts=parts, problem=problem
+    rest_bytes, each_bytes = change_bytes - seen_bytes, head.grows_bytes or base.grows_bytes
+    if rest_bytes and each_bytes and rest_bytes % each_bytes == 0:
+        changes.append(PeakChange(category=KEPT_BEFORE, change_bytes=rest_bytes, more=rest_bytes // each_bytes))
+        rest_bytes = 0
+    parts = sorted(
+        _without_equal(one for one in changes if one.change_bytes or one.more),
+        key=lambda one: (-abs(one.change_bytes), one.change_bytes < 0, not one.line),
     )
+    lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
+    if lead is not None:  # what the peak rose by is its cause, and not what is less
+        parts = [lead, *(one for one in parts if one is not lead)]
+    problem = None
+    if rest_bytes:
+        problem = f"{format_signed(rest_bytes, format_bytes)} of the change were not there when this was recorded"
+    return PeakExplanation(
+        base=against,
+        before_bytes=base.peak_bytes,
+        now_bytes=base.peak_bytes + change_bytes - rest_bytes,
+        parts=parts,
+        problem=problem,
+    )
+
+
+def _without_equal(changes: Iterable[PeakChange]) -> list[PeakChange]:
+    """Without pairs of the same blocks that are of another category now: the moment of the peak is another one.
+
+    All that is kept now and was not is one change. Blocks that were at the peak anyway count in it, without bytes.
+    """
+    left: dict[Hashable, list[PeakChange]] = defaultdict(list)
+    kept: list[tuple[PeakChange, int]] = []
+    for one in sorted(changes, key=lambda one: one.category == KEPT):
+        place = one.operator, one.module, one.line
+        others = left[*place, -one.change_bytes, -one.more]
+        equal = others.pop() if others and LET_GO not in (one.category, others[-1].category) else None
+        if one.category == KEPT and one.more > 0:
+            kept.append((one, 0 if equal else one.change_bytes))
+        elif equal is None:
+            left[*place, one.change_bytes, one.more].append(one)
+    found = [one for some in left.values() for one in some]
+    if kept:
+        largest, _ = max(kept, key=lambda item: item[0].change_bytes)
+        sums = sum(size_bytes for _, size_bytes in kept), sum(one.more for one, _ in kept)
+        found.append(changed(largest, change_bytes=sums[0], more=sums[1], places=len(kept)))
+    return found
 
 
 def _by_key(parts: Iterable[PeakPart]) -> dict[_Key, list[PeakPart]]:

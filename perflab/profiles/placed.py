@@ -71,12 +71,22 @@ def entered(calls: Sequence[Call]) -> list[list[Call]]:
 def phases_without_any(found: Sequence[Placed]) -> list[str]:
     """The phase of each operator of a call that has no phases of its own.
 
-    What autograd numbered before the last node of a backward is of the forward. What runs outside of nodes and of an
-    optimizer's step is of none if it comes later, or has no gradient: clipping, and logging under ``no_grad``.
+    What autograd numbered before the last node of a backward is of the forward. So is what a module does without a
+    gradient before such an operator, with no node between the two. What else runs outside of nodes and of an
+    optimizer's step is of none: clipping, and logging under ``no_grad``.
     """
     last_ns = max((one.call.event.start_ns for one in found if one.call.name.startswith(NODE)), default=None)
     if last_ns is None:
         return [""] * len(found)
+    in_time = sorted((one.call for one in found), key=lambda call: call.event.start_ns, reverse=True)
+    before_forward: dict[int, bool] = {}
+    is_before = False
+    for call in in_time:
+        if call.name.startswith(NODE):
+            is_before = False
+        elif call.event.sequence >= 0 and call.event.start_ns < last_ns and not is_before:
+            is_before = not any(outer.name.startswith(NODE) for outer in call.above())
+        before_forward[id(call)] = is_before
     phases: dict[int, str] = {}
     for one in found:  # each comes after its caller
         call = one.call
@@ -86,7 +96,7 @@ def phases_without_any(found: Sequence[Placed]) -> list[str]:
             phase = "backward"
         elif any(outer.name.startswith(OPTIMIZER_STEP) for outer in above):
             phase = "optimizer"
-        elif call.event.sequence >= 0 and call.event.start_ns < last_ns:
+        elif before_forward[id(call)] and (call.event.sequence >= 0 or one.where.module):
             phase = "forward"
         phases[id(call)] = phase
     return [phases[id(one.call)] for one in found]

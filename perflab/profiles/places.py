@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.torch_internals.dispatch import backward_run_by, is_function_mode_on, opens_or_closes_range
-from perflab.user_lines import line_of, stack_of
+from perflab.user_lines import called_from, line_of, stack_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +35,8 @@ class Places:
         self._modules: list[str] = []
         self._found: list[Where] = []
         self._numbers: dict[Where, int] = {}
+        self.called: dict[str, list[str]] = {}
+        """As in ``Profile``."""
 
     def named(self, range_name: str) -> Where:
         """The place that a range's name stands for."""
@@ -78,6 +81,7 @@ class Places:
         def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
             # What Python does in it, an ``autograd.Function`` or a hook, belongs to the node, and is not asked for by
             # the line that calls the backward or by the module in which that is.
+            note_call("", sys._getframe(1))
             self._modules.append("")
             try:
                 with contextlib.nullcontext() if is_function_mode_on(Lines) else Lines():
@@ -85,10 +89,19 @@ class Places:
             finally:
                 self._modules.pop()
 
+        def note_call(module: str, frame: FrameType) -> None:
+            lines = called_from(frame, until=backward.__code__)
+            found = self.called.setdefault(module, [])
+            if (
+                lines and lines not in found and "" not in self._modules
+            ):  # a checkpoint in a backward calls nothing anew
+                found.append(lines)
+
         entered: list[tuple[nn.Module, Any]] = []
 
         def enter(module: nn.Module, _: Any) -> None:
             self._modules.append(self._names.get(id(module)) or type(module).__name__)
+            note_call(self.module, sys._getframe(1))
             opened = torch.profiler.record_function(self.mark(""))
             opened.__enter__()  # type: ignore[no-untyped-call]
             entered.append((module, opened))

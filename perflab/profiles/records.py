@@ -106,6 +106,9 @@ class Profile(Data, frozen=True):
     notes: list[str] = []
     is_compact: bool = False
     """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
+    called: dict[str, list[str]] = {}
+    """By module, the lines from which it is called, each with those that called it, ``net.py:9 < train.py:5``; where a
+    checkpoint runs it, those from the checkpoint's on. Of ``""``, the lines that run a backward."""
     devices: Annotated[int, msgspec.Meta(ge=1)] = 1
     """How many devices the rows are of. Each has a timeline as long as the call."""
     gaps_apart: list[str] = []
@@ -177,6 +180,9 @@ class Part(Data, frozen=True):
     """Where ``module`` is layers, of which more or fewer run: how many before, and how many now."""
     left_out: list[str] = []
     """Parts of these that are not."""
+    called: str = ""
+    """Where all of a module is computed again or more often, the line from which it is called, and those that called
+    that one; under a checkpoint the line of that; of a backward that runs again, the line that runs it."""
     moved_from: list[str] = []
     """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
     others: list[str] = []
@@ -211,6 +217,10 @@ class Explanation(Data, frozen=True):
     """Why nothing could be looked into, or why the parts do not explain the change."""
 
 
+KEPT = "kept"
+"""The category of what a call has made and nobody lets go when it has returned, and its result was dropped."""
+KEPT_BEFORE = "kept by more calls before"
+"""The category of what a peak lacks of the gate's because each call keeps something, and more calls had run."""
 LET_GO = "let go"
 """The category of what was held before a call and is no more at its peak: it has a negative size."""
 
@@ -221,7 +231,8 @@ class PeakPart(Data, frozen=True):
     category: str
     """Held before the call: ``parameters``, ``gradients``, ``optimizer state``, ``buffers``, ``inputs``, and pools
     of ``CUDA graphs``. Made by it: ``activations``, ``temporaries``, ``new gradients``, ``new optimizer state``,
-    ``results``. Besides those ``LET_GO``."""
+    ``results``, which go when the call's result is dropped, and ``KEPT``; of the call before it too. Besides those
+    ``LET_GO``."""
     size_bytes: int
     blocks: int
     operator: str = ""
@@ -229,6 +240,7 @@ class PeakPart(Data, frozen=True):
     module: str = ""
     """As in ``ProfileRow``."""
     line: str = ""
+    """That asked for them; of what a module held before the call, the one that calls the module."""
     stack: list[str] = []
     """That line and those that called it, the innermost first."""
 
@@ -238,6 +250,8 @@ class Peak(Data, frozen=True):
 
     parts: list[PeakPart]
     """The largest first."""
+    grows_bytes: int = 0
+    """How much more the callable holds after each call than before it."""
 
     @property
     def peak_bytes(self) -> int:
@@ -251,7 +265,9 @@ class PeakChange(Data, frozen=True):
     category: str
     change_bytes: int
     more: int = 0
-    """How many more blocks; 0: as many, of other sizes."""
+    """How many more blocks; 0: as many, of other sizes. Of ``KEPT_BEFORE``, how many more calls."""
+    places: int = 1
+    """How many kinds and places of blocks this is the sum of; operator, module and line are of the largest."""
     operator: str = ""
     module: str = ""
     line: str = ""

@@ -78,7 +78,8 @@ def take_profile(
     """
     refuse_another_profiler("profile")
     progress("profile: places")
-    known, devices, notes = _known(workload, device)
+    places = Places(module_names(reachable(workload.roots)))
+    known, devices, notes = _known(workload, device, places)
     if devices > 1:
         notes.append(
             f"timed by the host's clock, until all {devices} devices are idle; the case's own times wait for {device}"
@@ -118,6 +119,7 @@ def take_profile(
     if min(plain_ns) <= 0:
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
     profile = _with_waits(reading.profile(device.type, plain_ns, notes), min(waiting, default=0.0))
+    profile = changed(profile, called=places.called)
     if plan.files is not None:
         try:
             _write(plan.files, _nearest(reading.profiled_ns, profile.profiled_ns, profilers, turns.calls), known)
@@ -205,9 +207,8 @@ def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
         write_whole(files.with_name(files.name + ending), text.encode("utf-8", "backslashreplace"))
 
 
-def _known(workload: Workload, device: torch.device) -> tuple[list[Known], int, list[str]]:
+def _known(workload: Workload, device: torch.device, places: Places) -> tuple[list[Known], int, list[str]]:
     """Every operator of a call in order, with place, category, shapes and FLOPs; how many devices work; and notes."""
-    places = Places(module_names(reachable(workload.roots)))
     plain = _recorded(workload, device, contextlib.nullcontext)
     names, notes = [call.name for call in operators(plain.roots)], list[str]()
     if plain.is_compiled:

@@ -7,22 +7,23 @@ are marked, which may change what a call needs: then fewer marks are set, until 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from perflab.data import changed
 from perflab.measure.devices import collector_off, release_memory, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.limits import as_out_of_memory
-from perflab.measure.live_tensors import held_storages
+from perflab.measure.live_tensors import held_bytes, held_storages
 from perflab.measure.profiler import profiler
-from perflab.profiles.held import held_by_address
-from perflab.profiles.peak import Askers, made_by_call, summed
+from perflab.profiles.held import INPUTS, held_by_address
+from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
-from perflab.profiles.records import LET_GO, Peak, PeakPart
+from perflab.profiles.records import KEPT, LET_GO, Peak, PeakPart
 from perflab.reachable import reachable
 from perflab.torch_internals.machine import (
     BlockEvent,
@@ -49,16 +50,36 @@ class _Pass:
 
     calls: list[Recorded]
     events: list[BlockEvent]
-    held: list[PeakPart]
+    held: dict[int, PeakPart]
+    """By address."""
     pools_bytes: int
+    grows_bytes: int
 
     def parts(self, places: Places) -> list[PeakPart]:
         """All that is alive at the peak of the second call."""
         found = [one for call in self.calls for one in placed(call.roots, call.phases, places.named)]
         phases_at = [(phase.start_ns, phase.name) for call in self.calls for phase in call.phases]
-        made = made_by_call(self.events, self.calls[1].root.event.start_ns, Askers(found, phases_at))
+        askers, call = Askers(found, phases_at), self.calls[1].root.event
+        made = made_by_call(self.events, call.start_ns, askers, ended_ns=call.end_ns)
+        kept = kept_before(self.events, call.start_ns, askers)
+        inputs = {address: one.size_bytes for address, one in self.held.items() if one.category == INPUTS}
+        # What grows from call to call has blocks of earlier calls too: they are as large as that of the last one.
+        alike = {size: kept[address] for address, size in inputs.items() if address in kept and self.grows_bytes > 0}
+        asked = {address: kept.get(address) or alike.get(size) for address, size in inputs.items()}
+        held = [
+            by.part(KEPT, one.size_bytes, 1)
+            if (by := asked.get(address))
+            else _with_line(one, places.called.get(one.module, []))
+            for address, one in self.held.items()
+        ]
         pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
-        return sorted([*self.held, *pools, *made], key=lambda part: -abs(part.size_bytes))
+        return sorted([*summed(held), *pools, *made], key=lambda part: -abs(part.size_bytes))
+
+
+def _with_line(held: PeakPart, called: Sequence[str]) -> PeakPart:
+    """What a module holds has the line that calls the module."""
+    stack = called[0].split(" < ") if called and held.module else []
+    return changed(held, line=stack[0], stack=stack) if stack else held
 
 
 def take_peak(workload: Workload, device: torch.device) -> Peak:
@@ -73,13 +94,14 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
     plain = _recorded(workload, device, contextlib.nullcontext)
     parts = plain.parts(places)
     if plain.calls[1].is_compiled:  # marks would compile it again
-        return Peak(parts=parts)
+        return Peak(parts=parts, grows_bytes=plain.grows_bytes)
     total_bytes = sum(part.size_bytes for part in parts)
     for lines in (True, False):
+        total_bytes += 2 * plain.grows_bytes  # by the two calls of each pass
         marked = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines)).parts(places)
         if sum(part.size_bytes for part in marked) == total_bytes:
-            return Peak(parts=marked)
-    return Peak(parts=parts)
+            return Peak(parts=marked, grows_bytes=plain.grows_bytes)
+    return Peak(parts=parts, grows_bytes=plain.grows_bytes)
 
 
 @dataclass(frozen=True)
@@ -135,18 +157,24 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
     pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
     with collector_off(), pools as replayed, profiler(device.type, profile_memory=True) as watching:
         workload.make_ready(1)
+        before_bytes = held_bytes(workload.roots, device)
         run_within_a_range(workload, marking)
         workload.make_ready(1)
         synchronize(device)
         found = list(reachable(workload.roots))
-        held = summed(held_by_address(found, module_names(found), device).values())
+        held = held_by_address(found, module_names(found), device)
+        grows_bytes = sum(one.size_bytes for one in held.values()) - before_bytes
         pools_bytes = free_bytes_in(replayed, device)
         del found  # it keeps gradients alive that the next call lets go
         result = run_within_a_range(workload, marking)
         synchronize(device)
     del result
     return _Pass(
-        recorded_calls(watching, 2, details=True), block_events(kineto_results(watching), device), held, pools_bytes
+        recorded_calls(watching, 2, details=True),
+        block_events(kineto_results(watching), device),
+        held,
+        pools_bytes,
+        grows_bytes,
     )
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from textwrap import wrap
 
+from perflab.data import changed
 from perflab.measure.events import kind_of
 from perflab.profiles.records import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
 from perflab.report.lines import cut, shorten
@@ -135,14 +136,25 @@ def _categories(profile: Profile) -> list[str]:
 
 
 def top_rows(profile: Profile) -> list[ProfileRow]:
-    """The operators' rows, those that take most time first, whatever line asked for them."""
+    """The operators' rows, those that take most time first, whatever line asked for them.
+
+    Where several lines do, a row names that which takes most time, and says how many more there are.
+    """
     merged: dict[tuple[str | int, ...], ProfileRow] = {}
+    lines: dict[tuple[str | int, ...], set[str]] = defaultdict(set)
     for row in profile.rows:
         if row.category in GAPS or row.category == "dispatch":
             continue
         key = (row.operator, row.kernel, row.phase, row.module, row.shapes, row.device)
         merged[key] = merged_with(merged[key], row) if key in merged else row
-    return sorted(merged.values(), key=lambda row: -row.time_ns)
+        lines[key].add(row.line)
+    found = [
+        changed(row, line=f"{row.line} and {format_count(len(lines[key]) - 1, 'more line')}")
+        if len(lines[key]) > 1
+        else row
+        for key, row in merged.items()
+    ]
+    return sorted(found, key=lambda row: -row.time_ns)
 
 
 def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]]:

@@ -26,6 +26,8 @@ On a GPU, many a layer is one operator.
 """
 _CASTS = {"aten::to", "aten::_to_copy", "aten::copy_"}
 """What autocast does once for a weight, however often a module is computed."""
+_ADDS = ("aten::add_",)
+"""How gradients are added up."""
 _TO_ONE_LEFT_OUT = 3
 """Parts of a module that are computed again, at least, where it is named although one of them is not."""
 
@@ -60,6 +62,8 @@ class Again:
     """Parts of the outermost that are not computed again."""
     times: int
     """How many times more than before."""
+    phase: str = ""
+    """In which it is done before, and still."""
 
 
 def wholes(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Sequence[Change]) -> list[Layers | Again]:
@@ -135,7 +139,9 @@ def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts
     groups: dict[_Way, set[str]] = defaultdict(set)
     for module, changed in more.items():
         for phase, work in works[module].items() if module else ():
-            times = _times(work, changed, before, now)
+            adds = _ADDS if phase == "backward" else ()  # gradients to those that the first backward left
+            left = {name: total for name, total in work.items() if name not in adds}
+            times = _times(left, {key: often for key, often in changed.items() if key[0] not in adds}, before, now)
             if times:
                 groups[phase, next(iter(changed))[2], times].add(module)
     for (phase, in_phase, times), modules in groups.items():
@@ -157,7 +163,7 @@ def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts
         if sum(len(works[module][phase]) for module in inside) >= _LEAST:
             outermost = sorted(wholes, key=lambda one: (-len(wholes[one]), one))
             left_out = (one for one in working if one not in inside and any(_is_in(one, path) for path in outermost))
-            found.append(Again(tuple(sorted(inside)), tuple(outermost), tuple(sorted(left_out)), times))
+            found.append(Again(tuple(sorted(inside)), tuple(outermost), tuple(sorted(left_out)), times, phase))
             taken |= inside
     return found
 
@@ -166,6 +172,8 @@ def _times(
     work: Mapping[str, Total], changed: Mapping[Key, float], before: Mapping[Key, Total], now: Mapping[Key, Total]
 ) -> int:
     """How many times more all of this work is done, if that is all that changed; 0: that it is not."""
+    if not changed or not work:
+        return 0
     phases = {key[2] for key in changed}
     names = {key[0] for key in changed}
     casts = _CASTS & work.keys() if names - _CASTS else set[str]()

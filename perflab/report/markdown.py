@@ -13,6 +13,7 @@ from perflab.report.tally import LOOK_FIRST, tally
 from perflab.report.view import DEFAULT_VIEW, View
 from perflab.results import Document, Result
 from perflab.tiers import by_table, tier
+from perflab.units import format_count
 
 _LONGEST_FAILURE = 80
 """Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
@@ -115,7 +116,7 @@ def _failure(name: str, result: Result) -> str:
     lines = (result.failure or "").splitlines()
     if len(lines) > _LONGEST_FAILURE:
         left_out = len(lines) - _LONGEST_FAILURE
-        lines = [f"... ({left_out} lines before)", *lines[left_out:]]
+        lines = [f"... ({format_count(left_out, 'line')} before)", *lines[left_out:]]
     return _unfolded(f"{name}: {result.judgement.verdict}", lines)
 
 

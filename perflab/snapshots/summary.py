@@ -23,6 +23,7 @@ from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest, whole
 from perflab.snapshots.timeline import elapsed_ns
+from perflab.units import format_count
 
 MOST_ROWS = 12
 """Rows of a table before what is smaller is summed up."""
@@ -53,12 +54,14 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
     peak = peak_moment(level)
     blocks, line = alive_at(snapshot, peak), Lines(snapshot)
     times = snapshot.times_ns
+    workspace = sum(block.size_bytes for block in blocks if block.category == "workspace")
     facts = [
         Fact("source", "recorded by", snapshot.source),
         Fact("device", "device", snapshot.device),
         Fact("moments", "allocations and frees", snapshot.moments, "count"),
         Fact("duration_ns", "duration", times[-1] - times[0] if len(times) else None, "ns"),
         Fact("peak_bytes", "peak", level[peak], "exact"),
+        *([Fact("of_workspace_bytes", "of that cuBLAS's workspace", workspace, "exact")] if workspace else []),
         Fact("peak_moment", "peak at moment", peak, "count"),
         Fact("peak_time_ns", "peak after", elapsed_ns(snapshot, peak), "ns"),
         Fact("peak_stage", "peak in stage", stage_at(snapshot, peak)),
@@ -77,7 +80,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
         *_cache(snapshot),
         *_out_of_memory(snapshot),
     ]
-    return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot)))
+    return Report(name, tuple(facts), tuple(tables), tuple(_notes(snapshot, workspace)))
 
 
 def stage_at(snapshot: Snapshot, moment: int) -> str:
@@ -117,7 +120,7 @@ def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
     listed = rows[: len(rows) - len(rest)]
     if rest:
         blocks_left, bytes_left = (sum(whole(row[number]) for row in rest) for number in (0, 2))
-        listed.append((blocks_left, None, bytes_left, f"{len(rest):,} smaller rows", "", "", "", ""))
+        listed.append((blocks_left, None, bytes_left, format_count(len(rest), "smaller row"), "", "", "", ""))
     return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, tuple(listed))
 
 
@@ -143,7 +146,7 @@ def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
     ]
     if rows:
         kept = tuple(rows[:MOST_STAGES])
-        note = f"{len(rows) - len(kept):,} later stages are left out" if len(rows) > len(kept) else ""
+        note = f"left out: {format_count(len(rows) - len(kept), 'later stage')}" if len(rows) > len(kept) else ""
         yield Table("stages", "Stages", columns, kept, note)
 
 
@@ -161,7 +164,7 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
             "the end, grows without end; the next step lets go of the rest"
         )
         if len(found) > most:
-            note += f"; {len(found) - most:,} smaller rows are left out"
+            note += f"; left out: {format_count(len(found) - most, 'smaller row')}"
         yield Table("outliving", "Blocks that outlive the step that made them", columns, tuple(rows), note)
 
 
@@ -240,8 +243,13 @@ def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
         yield Table(f"out_of_memory_{number}", title, columns, tuple(rows), f"asked by {where}")
 
 
-def _notes(snapshot: Snapshot) -> Iterator[str]:
+def _notes(snapshot: Snapshot, workspace_bytes: int) -> Iterator[str]:
     yield from snapshot.notes
+    if workspace_bytes and snapshot.source != "PyTorch":
+        yield (
+            "The peak of the prediction's own table leaves out the workspace of cuBLAS, which stands beside it there: "
+            "what the code allocates is gated."
+        )
     if snapshot.rounding_bytes > 1:
         yield f"Sizes are what was asked for, rounded up to {snapshot.rounding_bytes} B as the allocator does."
     if snapshot.is_noted:
@@ -262,4 +270,4 @@ def _notes(snapshot: Snapshot) -> Iterator[str]:
             "with global_record_annotations=True, where each begins."
         )
     if len(snapshot.out_of_memory) > 3:
-        yield f"It ran out of memory {len(snapshot.out_of_memory)} times; the first three are shown."
+        yield f"It ran out of memory {format_count(len(snapshot.out_of_memory), 'time')}; the first three are shown."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perflab.units import format_bytes, format_ns, format_percent
+from perflab.units import format_bytes, format_count, format_ns, format_percent
 
 Kind = Literal["text", "bytes", "exact", "change", "count", "share", "ns"]
 """Of a value: ``exact`` shows bytes as a number too; ``change`` is bytes with a sign; ``ns`` are nanoseconds."""
@@ -86,7 +86,7 @@ def largest(
         if column.key in summed:
             last.append(sum(value for row in rest if isinstance(value := row[number], int | float)))
         else:
-            last.append(f"{len(rest):,} smaller rows" if number == 0 else "")
+            last.append(format_count(len(rest), "smaller row") if number == 0 else "")
     return (*listed[:most], tuple(last))
 
 

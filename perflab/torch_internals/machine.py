@@ -114,6 +114,10 @@ def kineto_results(profiler: Any) -> Any:
     return attribute(TORCH, profiler, "kineto_results", "read what the profiler saw")
 
 
+_NODE = "autograd::engine::evaluate_function: "
+"""How the engine names the frame around each backward node."""
+
+
 @dataclass(frozen=True)
 class CpuBlockEvent:
     """PyTorch's CPU allocator gave a block or took it back."""
@@ -131,7 +135,8 @@ class CpuBlockEvent:
     stands, so the innermost line is that of the ``def``, or where the function was when recording began.
     """
     module: str
-    """Name of the innermost module, its class where no name is known; empty where it was in none."""
+    """Name of the innermost module, its class where no name is known; in a backward, that of the forward which made the
+    node. Empty where it was in none."""
     mark: str = ""
     """Name of the outermost of the user's ranges (``record_function``) around it."""
 
@@ -177,13 +182,18 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
     tree = attribute(TORCH, results, "experimental_event_tree", "record a CPU's memory (memory_snapshot)")()
     found: list[CpuBlockEvent] = []
     ranges: list[tuple[int, int, str]] = []
-    at: list[tuple[Any, str, tuple[_Call, ...], tuple[_Call, ...], str]] = [(one, "", (), (), "") for one in tree]
+    made: dict[int, tuple[int, str]] = {}
+    nodes: dict[int, int] = {}
+    at: list[tuple[Any, str, tuple[_Call, ...], tuple[_Call, ...], str, int]] = []
+    at += [(one, "", (), (), "", -1) for one in tree]
     while at:
-        event, operator, within, frames, module = at.pop()
+        event, operator, within, frames, module, node = at.pop()
         fields, kind = event.extra_fields, event.tag.name
         if kind == "Allocation":
             if str(fields.device) == "cpu":
                 calls = (*within, *frames)
+                if node >= 0 and not module:
+                    nodes[len(found)] = node
                 found.append(CpuBlockEvent(event.start_time_ns, fields.ptr, fields.alloc_size, operator, calls, module))
         elif kind in ("PyCall", "PyCCall"):
             frames = (_frame(fields.caller), *frames)
@@ -198,9 +208,17 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
                 # In the tree a range belongs to the call that opened it, so what happened within is known by time.
                 if not event.name.startswith(not_a_mark):
                     ranges.append((event.start_time_ns, event.end_time_ns, event.name))
+            elif event.name.startswith(_NODE):  # what it does is for the module of the forward that made it
+                operator, module, node = event.name, "", fields.sequence_number
             else:
                 operator = event.name
-        at.extend((child, operator, within, frames, module) for child in event.children)
+                if node < 0 and fields.sequence_number >= 0:  # of several, the last is the one that made the node
+                    made[fields.sequence_number] = max(
+                        made.get(fields.sequence_number, (0, "")), (event.start_time_ns, module)
+                    )
+        at.extend((child, operator, within, frames, module, node) for child in event.children)
+    for number, node in nodes.items():
+        found[number] = replace(found[number], module=made.get(node, (0, ""))[1])
     found.sort(key=lambda one: one.time_ns)
     ranges.sort()
     outermost: list[tuple[int, int, str]] = []

@@ -4,25 +4,41 @@
 as a failing case would, and writes a table. What is named first has to have the operator, the module and the function
 in which the line stands; where code was only added, the time of all that runs there too. It fails if more than two are
 wrong, or an unchanged run is given a cause. Nothing is saved.
+
+``... profile_causes small`` does the same with the changes of ``model_edits``, written one by one into the five models
+of ``small_models``: what is named first, of the counts if these became worse and else of the peak, has to have the
+operator, the phase and the line of the edit. Both against the profile as it is in an A/B run or beside the baseline's
+commit, and against what a baseline stores of it. It fails if the first is wrong for more than three of thirty.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
 from perflab.lab.train import TrainingConfig
 from perflab.measure.allocator import keep_freed_memory
+from perflab.measure.compiling import compiler_state
+from perflab.measure.counts import CallCounter
 from perflab.measure.measurement import stopwatch_for
-from perflab.measure.workload import Step
+from perflab.measure.memory import measure_memory
+from perflab.measure.workload import Step, Workload
+from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
-from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.records import DISPATCH, GAPS, VARY, Explanation, Part, Profile
+from perflab.profiles.explanation_text import explanation_texts, peak_texts
+from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.records import DISPATCH, GAPS, VARY, Explanation, Part, Peak, Profile
 from perflab.profiles.take import ProfilePlan, take_profile
+from perflab.profiles.take_peak import take_peak
 from tests.correctness.functions import function_at
+from tests.correctness.model_edits import EDITS, Edit
 from tests.correctness.profile_faults import FAULTS, Fault
 from tests.perf.setup import Setup, phases_of
 
@@ -35,6 +51,8 @@ ROOM = 0.02
 """Half the width of the gate's interval, as a share of the base's time."""
 UNCHANGED = 10
 MOST_WRONG = 2
+MOST_WRONG_OF_SMALL = 3
+SMALL = Path(__file__).with_name("small_models.py")
 OF_ITS_TIME = 0.1
 """How far the time of a part may be from that of what was added: rows are rounded."""
 
@@ -104,9 +122,76 @@ def _has_its_time(fault: Fault, part: Part, head: Profile) -> bool:
     return (1 - OF_ITS_TIME) * there_ns <= part.change_ns <= (1 + OF_ITS_TIME) * there_ns + own_ns
 
 
+class Side(NamedTuple):
+    """What is known of a training step of a small model."""
+
+    profile: Profile
+    peak: Peak
+    peak_bytes: int
+    counts: dict[str, int]
+
+
+def small(kind: str, text: str) -> Side:
+    """The step as ``text`` has it, in place of the file of the small models."""
+    module = ModuleType("small_models")
+    exec(compile(text, str(SMALL), "exec"), module.__dict__)
+    torch.manual_seed(0)
+    training = module.Training(kind)
+    has_phases = kind in ("diffusion", "recommender")
+    phases = training.forward, training.backward, training.update
+    workload = Step(*phases) if has_phases else Workload(training.step, (), {})
+    for _ in range(WARM_UP):
+        workload.run()
+    counter = CallCounter(CPU, compiler_state())
+    memory, _ = measure_memory(workload, CPU, counter)
+    profile = take_profile(workload, CPU, stopwatch_for(CPU), ProfilePlan(0.0), lambda _what: None)
+    return Side(profile, take_peak(workload, CPU), memory.peak_bytes, counter.counts)
+
+
+def said_first(base: Side, before: Profile, head: Side) -> str:
+    """The first line of the cause, as a failing case has it; empty where no case would fail."""
+    if any(count > base.counts.get(name, 0) for name, count in head.counts.items()):
+        return explanation_texts(explain(before, head.profile, "the model as it is", None), timed=False)[0]
+    grown = head.peak_bytes - base.peak_bytes
+    return peak_texts(explain_peak(base.peak, head.peak, "the model as it is", grown))[0] if grown > 0 else ""
+
+
+def names(edit: Edit, text: str, said: str) -> bool:
+    """Whether a line of the edit, one of its operators and one of its phases is named; ``text`` is edited."""
+    first = text[: text.index(edit.now)].count("\n") + 1
+    edited = range(first, first + edit.now.count("\n") + 1)
+    lines = [at for at, line in enumerate(text.splitlines(), 1) if (edit.at in line if edit.at else at in edited)]
+    return (
+        any(re.search(rf"{SMALL.name}:{line}\b", said) for line in lines)
+        and (not edit.operators or any(re.search(rf"[: ]{re.escape(one)}\b", said) for one in edit.operators.split()))
+        and (not edit.phases or any(one in said for one in edit.phases.split()))
+    )
+
+
+def small_models() -> int:
+    """The table of the small models; 1 if too few are right."""
+    original = SMALL.read_text()
+    bases = {kind: small(kind, original) for kind in dict.fromkeys(edit.kind for edit in EDITS)}
+    print("| change | right | by the stored profile | what is said first |\n| --- | --- | --- | --- |")
+    right = [0, 0]
+    for edit in EDITS:
+        assert original.count(edit.was) == 1, edit
+        text, base = original.replace(edit.was, edit.now), bases[edit.kind]
+        head = small(edit.kind, text)
+        said = [said_first(base, before, head) for before in (base.profile, compact(base.profile))]
+        is_right = [names(edit, text, one) for one in said]
+        right = [sum(pair) for pair in zip(right, is_right, strict=True)]
+        yes = " | ".join("yes" if one else "NO" for one in is_right)
+        print(f"| {edit.kind}: {edit.name} | {yes} | {said[0]} |", flush=True)
+    print(f"{right[0]} of {len(EDITS)} are right, {right[1]} by the stored profile")
+    return int(right[0] < len(EDITS) - MOST_WRONG_OF_SMALL)
+
+
 def main() -> int:
     """Write the table, a line for each change; 1 if too few are right, or an unchanged run is given a cause."""
     keep_freed_memory()  # as any measurement does
+    if sys.argv[1:] == ["small"]:
+        return small_models()
     torch.manual_seed(0)
     setup = Setup("tiny", 4, 128, CPU, TrainingConfig(), {"attention": "sdpa"})
     print("| change | right | what is said first |\n| --- | --- | --- |")

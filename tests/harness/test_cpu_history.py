@@ -52,6 +52,14 @@ def test_operators_that_are_no_calls_belong_to_the_function_that_they_stand_in(t
     assert of_product[1:] == of_multiple[1:]
 
 
+def test_what_a_backward_makes_is_of_the_module_of_its_forward_as_in_a_prediction(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU(), torch.nn.Linear(40, 8))
+    with record_memory(tmp_path / "backward", CPU, lambda: (model,)) as recorded:
+        model(torch.randn(16, 24)).sum().backward()
+    modules = {one.size_bytes: one.module for one in read(recorded.path).blocks if one.allocated_at}
+    assert {modules[4 * inner * outer] for inner, outer in ((24, 40), (40, 8))} == {"0", "2"}
+
+
 def test_a_function_calls_itself_and_each_call_stands_in_the_stack_once(tmp_path: Path) -> None:
     def halved(rows: torch.Tensor) -> torch.Tensor:
         return halved(rows[: len(rows) // 2]) if len(rows) > 25 else rows + rows

@@ -120,7 +120,7 @@ def test_a_launch_of_a_cuda_graph_is_one_row_of_the_device_s_work(
     text = command("nsys", maker.path, "--verbose")
     assert "CUDA graph 7" in text
     assert "6 launches of CUDA graphs count as one kernel each: nsys profile --cuda-graph-trace=node" in one_lined(text)
-    assert "1 kernels end before they begin" in text
+    assert "1 kernel left out: the end is before the beginning" in text
 
 
 def test_an_export_of_cuda_graphs_alone_has_cuda_work(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_ranges_that_cross_are_named_and_count_for_the_later_one(tmp_path: Path)
         "at_80<float>": ("compute",),
     }
     assert reading.notes == [
-        "1 ranges cross another, such as 'compute', which begins in 'load' and ends after it: what is launched in both "
-        "counts for the later one"
+        "1 range crosses another, such as 'compute', which begins in 'load' and ends after it: what is launched in "
+        "both counts for the later one"
     ]
 
 
@@ -349,8 +349,8 @@ def test_kernels_and_ranges_without_an_end_that_can_be_are_left_out_and_a_note_s
     reading = reading_of(maker.close())
     assert [(one.path, one.busy_ns) for one in reading.ranges] == [(("step",), 10 * US)]
     assert [note.partition(",")[0] for note in reading.notes] == [
-        "1 ranges end before they begin",
-        "2 kernels end before they begin",
+        "1 range left out: the end is before the beginning",
+        "2 kernels left out: the end is before the beginning",
     ]
 
 
@@ -559,7 +559,7 @@ def test_ranges_that_are_pushed_and_never_popped_cost_no_more_than_others(tmp_pa
         maker.launch("kernel", begin + 30 * US, begin + 40 * US, begin + 50 * US)
     maker.range("end", 5000 * 100 * US, 5001 * 100 * US)
     reading = reading_of(maker.close())
-    assert any("5000 ranges were never closed (a push without its pop?)" in note for note in reading.notes)
+    assert any("5,000 ranges never closed (a push without its pop?)" in note for note in reading.notes)
     found = {one.path: (one.instances, one.kernels) for one in reading.ranges}
     assert found["lost",] == (5000, 5000)
     assert found["lost", "step"] == (4999, 0)

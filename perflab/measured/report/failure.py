@@ -9,7 +9,7 @@ from statistics import median
 from perflab.measure.records import Paired, Record
 from perflab.measured.report.launching import launching_text
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
-from perflab.profiles.explanation_text import MOST, explanation_texts, peak_texts
+from perflab.profiles.explanation_text import MOST, Row, explanation_rows, peak_rows
 from perflab.profiles.records import Explanation
 from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.report.drift import IMPROVED, headline
@@ -30,7 +30,7 @@ from perflab.user_lines import CALLERS
 
 NO_TELLING = "can't tell"
 """In the place of an interval: readings that are too few, or that differ too much."""
-_CAUSE_LINES = 8
+_CAUSE_LINES = 12
 UNCHANGED = 0.02
 """A phase that moved less than this is called unchanged."""
 
@@ -65,26 +65,35 @@ def _causes(record: Record, *, timed: bool) -> list[str]:
     explained, peak = record.explained, record.explained_peak
     most = _CAUSE_LINES // 2 if explained is not None else _CAUSE_LINES
     ways = ((many, callers) for many in range(MOST, 0, -1) for callers in (CALLERS, 0))
-    texts = (peak_texts(peak, most=many, callers=callers) for many, callers in ways) if peak is not None else ()
-    at_peak = _fitting("at the peak", texts, most) if peak is not None else []
+    rows = (peak_rows(peak, most=many, callers=callers) for many, callers in ways) if peak is not None else ()
+    at_peak = _fitting("at the peak", rows, most) if peak is not None else []
     if explained is None:
         return at_peak
     return [*_fitting("cause", _cause_ways(explained, timed=timed), _CAUSE_LINES - len(at_peak)), *at_peak]
 
 
-def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[str]]:
+def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[Row]]:
     """The same explanation, shorter and shorter: what is unexplained and why is in each."""
     for most in range(MOST, -1, -1):
         for brief in (False, True) if most else (True,):
-            yield explanation_texts(explained, timed=timed, most=most, brief=brief)
+            yield explanation_rows(explained, timed=timed, most=most, brief=brief)
 
 
-def _fitting(title: str, ways: Iterable[Sequence[str]], most: int) -> list[str]:
-    """The first of these texts that fits into so many lines; of none, as much of the last one as does."""
+def _fitting(title: str, ways: Iterable[Sequence[Row]], most: int) -> list[str]:
+    """The first of these that fits into so many lines; of none, as much of the last one as does.
+
+    The cause has a line of its own, and what else changed is a table below it.
+    """
     indent = " " * (len(title) + 2)
     lines: list[str] = []
-    for texts in ways:
-        lines = wrapped(f"{title}: {' · '.join(texts)}", indent=indent)
+    for first, *others in ways:
+        lines = wrapped(f"{title}: {first.amount} {first.text}".replace("  ", " "), indent=indent)
+        width = max((len(row.amount) for row in others), default=0)
+        for row in others:
+            amount = f"{row.amount:>{width}}  " if width else ""
+            within = indent + " " * len(amount)
+            lines += [indent + amount + line.strip() for line in wrapped(within + row.text, indent=within)[:1]]
+            lines += wrapped(within + row.text, indent=within)[1:]
         if len(lines) <= most:
             return lines
     return [*lines[: most - 1], f"{indent}…"]

@@ -29,7 +29,7 @@ from perflab.report.lines import MARKED, Line, Section, name_of, wrap_facts
 from perflab.report.not_run import without_skipped
 from perflab.report.view import View
 from perflab.results import Document, Result
-from perflab.units import format_names, format_ns
+from perflab.units import format_count, format_names, format_ns
 
 _PAGE = 160
 """Characters in a line of a page."""
@@ -128,7 +128,7 @@ def environments(document: Document) -> list[list[str]]:
     seen: dict[str, Environment] = {slug(environment): environment for environment in found}
     return [
         [
-            f"{e.device}: {e.device_name}{f', {e.cores} cores' if e.device == 'cpu' else ''}",
+            f"{e.device}: {e.device_name}" + (f", {format_count(e.cores, 'core')}" if e.device == "cpu" else ""),
             f"torch {e.torch}",
             *([f"machine {e.machine}"] if e.machine is not None else []),
             *([f"{PurePath(document.baselines).as_posix()}/"] if document.baselines is not None else []),

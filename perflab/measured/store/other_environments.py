@@ -8,7 +8,7 @@ from perflab.environment import differing
 from perflab.measured.judge.exact import DECIDES, saved_elsewhere
 from perflab.measured.records import Exact
 from perflab.records import Change
-from perflab.units import format_bytes, format_change
+from perflab.units import format_bytes, format_change, format_count
 
 _MOST = 8
 """Lines of one list: the largest changes. All of them stand in the file that was written."""
@@ -35,7 +35,7 @@ def beside_others(saved: Mapping[str, tuple[Exact, Exact]]) -> list[str]:
         lines.append(f"memory and counts saved for this environment differ from those {head}:")
         cases.sort(key=lambda case: -case[0])
         lines += [line for _, line in cases[:_MOST]]
-        lines += [f"  and {len(cases) - _MOST} more cases"] if len(cases) > _MOST else []
+        lines += [f"  and {format_count(len(cases) - _MOST, 'more case')}"] if len(cases) > _MOST else []
     return lines
 
 

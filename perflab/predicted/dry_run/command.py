@@ -90,9 +90,9 @@ def _told(processes: Sequence[Counts]) -> list[str]:
     shown = [f"cuda:{number} {format_bytes(size)}" for number, size in enumerate(peaks) if size]
     launches, replayed = sum(one.launches for one in processes), sum(one.replayed for one in processes)
     lines = [
-        f"dry run: {len(processes)} process{'es' * (len(processes) != 1)} opened CUDA; nothing was computed",
+        f"dry run: {format_count(len(processes), 'process')} opened CUDA; nothing was computed",
         f"  most memory taken of a device by one process: {', '.join(shown) or 'none'}, beside its context",
-        f"  {launches:,} launches" + (f", {replayed:,} of them in graphs" if replayed else ""),
+        f"  {format_count(launches, 'launch')}" + (f", {replayed:,} of them in graphs" if replayed else ""),
         f"  {format_count(sum(one.synchronisations for one in processes), 'wait')} of the host for the device",
     ]
     for way in _WAYS:
@@ -101,6 +101,6 @@ def _told(processes: Sequence[Counts]) -> list[str]:
         lines += [f"  {format_bytes(size)} copied {way}, {format_count(calls, 'time')}"] if calls else []
     kernels = sum((by_name(one) for one in processes), Counter[str]())
     lines += [f"  {many:>7,}  {name}" for name, many in kernels.most_common(_MOST)]
-    lines += [f"           and {len(kernels) - _MOST} more kernels"] if len(kernels) > _MOST else []
+    lines += [f"           and {format_count(len(kernels) - _MOST, 'more kernel')}"] if len(kernels) > _MOST else []
     unknown = without_effect(name for one in processes for name in one.unknown)
     return lines + ([f"  called, and did nothing here: {', '.join(unknown)}"] if unknown else [])

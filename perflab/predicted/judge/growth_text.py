@@ -76,7 +76,7 @@ def _layers_said(grown: Grown, worse: Sequence[str]) -> list[str]:
         *([f"{format_signed(peak[0], format_bytes)} at the peak"] if any(peak[:1]) else []),
         *([f"{format_signed(saved[0], format_bytes)} saved for backward"] if any(saved[:1]) else []),
         *(_costs_told(costs) if costs else []),
-        *([f"{costs[2]:+,} operators"] if any(costs[2:]) else []),
+        *([f"{costs[2]:+,} operator{'s' * (abs(costs[2]) != 1)}"] if any(costs[2:]) else []),
     ]
     return [": ".join(filter(None, [" and ".join(changed), ", ".join(told)]))]
 

@@ -98,7 +98,7 @@ def time_facts(now: Prediction) -> list[str]:
         bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
         facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
     if now.launches:
-        named = "1 launch" if now.launches == 1 else f"{now.launches:,} launches"
+        named = format_count(now.launches, "launch")
         longer = f", which take{'s' if now.launches == 1 else ''} longer" if are_launches else ""
         facts.append(f"{named}{longer}")
     return facts

@@ -18,7 +18,7 @@ from perflab.profiles.nsys.export import API, Export, ExportError, thread_of
 from perflab.profiles.nsys.launches import Kept, Names, Sums, summed
 from perflab.profiles.nsys.ranges import NONE, Ranges
 from perflab.profiles.nsys.reading_ranges import named_ranges
-from perflab.units import format_names
+from perflab.units import format_count, format_names
 
 
 @dataclass(frozen=True)
@@ -194,17 +194,20 @@ def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
     if sums.without_call and export.has(API):
         notes.append(f"{sums.without_call} of {sums.count} kernels have no call of CUDA that launched them: no range")
     if sums.without_end:
-        notes.append(f"{sums.without_end} kernels end before they begin, or last over a week, and were left out")
+        notes.append(
+            f"{format_count(sums.without_end, 'kernel')} left out: the end is before the beginning, or over a week "
+            "later"
+        )
     if sums.graphs:
         notes.append(
-            f"{sums.graphs} launches of CUDA graphs count as one kernel each: nsys profile --cuda-graph-trace=node "
-            "records the kernels in them"
+            f"{format_count(sums.graphs, 'launch')} of CUDA graphs count{'s' * (sums.graphs == 1)} as one kernel each: "
+            "nsys profile --cuda-graph-trace=node records the kernels in them"
         )
     if ranges.crossing:
-        inner, outer = ranges.crossing[0]
+        (inner, outer), crossing = ranges.crossing[0], len(ranges.crossing)
         notes.append(
-            f"{len(ranges.crossing)} ranges cross another, such as {inner!r}, which begins in {outer!r} and ends after "
-            "it: what is launched in both counts for the later one"
+            f"{format_count(crossing, 'range')} cross{'es' * (crossing == 1)} another, such as {inner!r}, which begins "
+            f"in {outer!r} and ends after it: what is launched in both counts for the later one"
         )
     for thread, lender in ranges.borrowed.items():
         borrower, owner = (export.thread_names.get(one, "thread") for one in (thread, lender))

@@ -8,6 +8,7 @@ from functools import cache
 from perflab.profiles.nsys.export import API, LONGEST_NS, RANGES, STRINGS, WORK, Export
 from perflab.profiles.nsys.names import NOT_OPERATOR
 from perflab.profiles.nsys.ranges import Opened, Ranges
+from perflab.units import format_count
 
 _PUSHED, _STARTED = (59, 70), (60, 71)
 """Kinds of events in every version: ranges that were pushed, and ranges that were started."""
@@ -55,9 +56,13 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
         found, unclosed, endless = _opened(rows, last_ns)
         notes.append(f"there are more than {MOST_RANGES:,} named ranges: the shortest were not read")
     if unclosed:
-        notes.append(f"{unclosed} ranges were never closed (a push without its pop?), and end with the recording")
+        notes.append(
+            f"{format_count(unclosed, 'range')} never closed (a push without its pop?): until the end of the recording"
+        )
     if endless:
-        notes.append(f"{endless} ranges end before they begin, or last over a week, and were left out")
+        notes.append(
+            f"{format_count(endless, 'range')} left out: the end is before the beginning, or over a week later"
+        )
     return Ranges(found), notes
 
 
