@@ -109,7 +109,8 @@ def page_of_remote(remote: str) -> str | None:
     if (found["divider"] == ":") != (scheme is None):  # without a scheme a path stands behind a colon, as for scp
         return None
     is_web = scheme in ("http", "https")
-    return f"{scheme if is_web else 'https'}://{found['host']}{port if is_web else ''}/{found['path'].removesuffix('.git')}"
+    place = f"{found['host']}{port if is_web else ''}"
+    return f"{scheme if is_web else 'https'}://{place}/{found['path'].removesuffix('.git')}"
 
 
 def commit_page(repository: str | None, commit: str | None) -> str | None:

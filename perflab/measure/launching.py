@@ -47,6 +47,7 @@ def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int
     spent_ns, calls, readings_ns = 0, 1, list[float]()
     with collector_off():
         while len(readings_ns) < _READINGS and spent_ns < _WORTH_NS:
+            workload.make_ready(calls)
             torch.cuda.synchronize(device)
             began_ns = clock.read_ns()
             for _ in range(calls):

@@ -31,9 +31,11 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
         Exception: whatever the workload raises.
     """
     with collector_off():
+        workload.make_ready(1)
         workload.run()  # its result, dropped, is no news in the first of the calls
         levels = [_alive_bytes(device)]
         for _ in range(calls):
+            workload.make_ready(1)
             workload.run()
             levels.append(_alive_bytes(device))
             if levels[-1] <= levels[-2]:
