@@ -41,8 +41,15 @@ def parts_of(facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Map
     if gone:
         does_its_work = [part.phases == [OPTIMIZER] and part.more > 0 for part in parts]
         parts = [changed(one, instead_of=gone if does else []) for one, does in zip(parts, does_its_work, strict=True)]
-    # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
-    return sorted(parts, key=lambda part: (part.category == DISPATCH, part.more < 0, -part.change_ns, part.module))
+    return sorted(parts, key=first_told)
+
+
+def first_told(part: Part) -> tuple[bool, bool, float, str]:
+    """Sorts parts by how likely they are the cause, the most likely first.
+
+    Views alone are none: they follow from what is done with them. Nor is what is no more done.
+    """
+    return part.category == DISPATCH, part.more < 0, -part.change_ns, part.module
 
 
 def _instead_of_an_optimizer(facts: Sequence[Change], now: Mapping[Key, Total]) -> tuple[Sequence[Change], list[str]]:

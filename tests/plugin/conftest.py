@@ -199,7 +199,9 @@ def worktrees(project: Project) -> int:
 def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements take turns through a lock file there: a story need not wait for other work on this machine."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of stories in this process, which knows its folder already
+    monkeypatch.setattr(
+        tempfile, "tempdir", str(tmp_path)
+    )  # of stories in this process, which knows its folder already
     for variable in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
         monkeypatch.delenv(variable, raising=False)  # the story's sessions are nobody's workers
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # each process would compile all modules again
