@@ -26,7 +26,7 @@ from perflab.profiles.records import (
 
 MOST_ROWS = 24
 """Rows that keep their places."""
-MOST_PLAIN = 40
+MOST_PLAIN = 60
 """Rows of plain Python that keep theirs."""
 _WAITS = (*GAPS, OTHER_THREAD)
 _DIGITS = 3
@@ -68,14 +68,16 @@ def _compact_plain(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
         by_function.setdefault(row.within or row.operator, []).append(row)
     found: list[ProfileRow] = []
     left = MOST_PLAIN
-    for name, some in sorted(by_function.items(), key=lambda item: -sum(row.time_ns for row in item[1])):
+    for some in sorted(by_function.values(), key=lambda some: -sum(row.time_ns for row in some)):
         if len(some) <= left:
             left -= len(some)
             found += some
             continue
-        time_ns = sum(row.time_ns for row in some)
-        found.append(ProfileRow(category=PYTHON, operator=name, time_ns=time_ns))
-        found += [changed(row, line="", code="") for row in some if row.within and row.operator in by_function]
+        merged: dict[tuple[str, str], ProfileRow] = {}
+        for row in some:
+            one, at = changed(row, line="", code="", phase="", module=""), (row.operator, row.within)
+            merged[at] = merged_with(merged[at], one) if at in merged else one
+        found += merged.values()
     return [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns)) for row in found]
 
 

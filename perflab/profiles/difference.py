@@ -64,7 +64,7 @@ def explain(
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
     plain = list(python_parts(plain_before, plain_now, whole_ns)) if change_ns is not None else []
-    parts = sorted([*parts, *(part for part in plain if part.more)], key=first_told)
+    parts = sorted([*parts, *(part for part, _ in plain if part.more)], key=first_told)
     if problem is not None:
         parts = [changed(part, change_ns=0.0) for part in parts]
     elif (
@@ -74,13 +74,14 @@ def explain(
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
+        parts += [part for part, is_certain in plain if is_certain and not part.more and part.change_ns * change_ns > 0]
     elif change_ns is None:
         parts += varying(before, now, known)
         parts += pooled(before, now) if base.is_compact else []
     else:
         common = common_ratio(before, now, known)
         if min(base.calls, head.calls) >= _FEW_CALLS:
-            longer = [*slower(before, now, known, whole_ns, common), *(part for part in plain if not part.more)]
+            longer = [*slower(before, now, known, whole_ns, common), *(part for part, _ in plain if not part.more)]
             parts += sorted(longer, key=lambda part: -part.change_ns)
         parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:

@@ -47,6 +47,8 @@ class _Pair:
     is_edited: bool = False
     further: float = 0.0
     """Runs beyond those that further calls of its function make."""
+    further_calls: dict[str, float] = field(default_factory=dict)
+    """Of functions, the same."""
     own_ns: float = 0.0
     called: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """The part of that which is in functions that it calls more often."""
@@ -57,8 +59,12 @@ class _Pair:
         return hypot(self.before.spread_ns, self.now.spread_ns)
 
 
-def python_parts(before: Iterable[ProfileRow], now: Iterable[ProfileRow], whole_ns: float) -> Iterator[Part]:
-    """A part for each function in which something changed, if that is certain or stands out of the noise.
+def python_parts(
+    before: Iterable[ProfileRow], now: Iterable[ProfileRow], whole_ns: float
+) -> Iterator[tuple[Part, bool]]:
+    """A part for each function in which something changed, and whether that is certain; else it is beyond the noise.
+
+    It is certain that a function was edited, even where all of it runs as often as before.
 
     ``whole_ns`` is the size of the whole change, of which a part is worth a word or not.
     """
@@ -75,12 +81,12 @@ def python_parts(before: Iterable[ProfileRow], now: Iterable[ProfileRow], whole_
             handed[name] += one.now.time_ns - one.before.time_ns - one.own_ns
             if not is_new and _is_known(one):
                 one.further = one.now.often - ratios[name] * one.before.often
+            if not is_new:
+                one.further_calls = _further_calls(one, ratios[name])
     for _ in range(_DEPTH):
         handed = _handed_up(handed, pairs, ratios)
     for name, lines in pairs.items():
-        part = _part(name, lines, whole_ns)
-        if part is not None:
-            yield part
+        yield from _parts(name, lines, whole_ns)
 
 
 def _by_function(rows: Iterable[ProfileRow]) -> dict[str, _Lines]:
@@ -118,11 +124,21 @@ def _is_known(pair: _Pair) -> bool:
     return all(one.often or not one.time_ns for one in (pair.before, pair.now))
 
 
+def _further_calls(pair: _Pair, ratio: float) -> dict[str, float]:
+    """Calls of functions that a line makes beyond those that follow from further calls of its own function."""
+    found = {}
+    for called in {**pair.before.calls, **pair.now.calls}:
+        both = [side.calls.get(called) for side in (pair.before, pair.now)]
+        if 0.0 not in both:  # else it is not the same in each call
+            was, is_now = (often or 0.0 for often in both)
+            found[called] = is_now - ratio * was
+    return {called: more for called, more in found.items() if abs(more) > HALF}
+
+
 def _paired(before: _Lines, now: _Lines) -> list[_Pair]:
     """Lines with the same text, in order, and those that stand in each other's place between them."""
     if "" in before or "" in now:  # all of it as one, at the line that takes most time
-        longest = max(now.values(), key=lambda one: one.time_ns, default=_Line())
-        return [_Pair(_Line(time_ns=_sum_ns(before)), _Line(longest.line, time_ns=_sum_ns(now)))]
+        return [_Pair(_together(before), _together(now))]
     old, new = ([lines[line] for line in sorted(lines, key=parsed)] for lines in (before, now))
     matcher = SequenceMatcher(None, [one.code for one in old], [one.code for one in new], autojunk=False)
     found = []
@@ -134,8 +150,17 @@ def _paired(before: _Lines, now: _Lines) -> list[_Pair]:
     return found
 
 
-def _sum_ns(lines: _Lines) -> float:
-    return sum(one.time_ns for one in lines.values())
+def _together(lines: _Lines) -> _Line:
+    """All lines of a function as one."""
+    some = lines.values()
+    longest = max(some, key=lambda one: one.time_ns, default=_Line())
+    is_known = all(one.often or not one.time_ns for one in some)
+    found = _Line(longest.line, sum(one.often for one in some) if is_known else 0.0, sum(one.time_ns for one in some))
+    found.spread_ns = sum(one.spread_ns for one in some)
+    for one in some:
+        for called, often in one.calls.items():
+            found.calls[called] += often
+    return found
 
 
 def _handed_up(handed: dict[str, float], pairs: dict[str, list[_Pair]], ratios: dict[str, float]) -> dict[str, float]:
@@ -161,32 +186,39 @@ def _handed_up(handed: dict[str, float], pairs: dict[str, list[_Pair]], ratios: 
     return left
 
 
-def _part(name: str, lines: Sequence[_Pair], whole_ns: float) -> Part | None:
-    """What a function does otherwise itself; None: nothing that is worth a word."""
-    total_ns = sum(one.own_ns for one in lines)
-    sign = 1 if total_ns > 0 else -1
-    is_certain = any(
-        sign * one.own_ns > _FACT * abs(total_ns) and (abs(one.further) > HALF or bool(one.called)) for one in lines
-    )
-    before_ns = sum(one.before.time_ns for one in lines)
-    noise_ns = max(SPREADS * hypot(*(one.spread_ns for one in lines)), OWN_SHARE * before_ns, WORTH * whole_ns)
-    if abs(total_ns) < max(1.0, _FACT * whole_ns if is_certain else noise_ns):
-        return None
-    heavy = max(lines, key=lambda one: sign * one.own_ns)
+def _parts(name: str, lines: Sequence[_Pair], whole_ns: float) -> Iterator[tuple[Part, bool]]:
+    """What a function does otherwise itself: what is certain of it by counts, and what only takes longer."""
+    counted = [one for one in lines if abs(one.further) > HALF or one.called or one.further_calls]
+    own_ns = sum(one.own_ns for one in counted)
+    if counted and abs(own_ns) >= max(1.0, _FACT * whole_ns):
+        yield _part(name, lines, counted, own_ns), True
+    timed = [one for one in lines if one not in counted]
+    own_ns, before_ns = sum(one.own_ns for one in timed), sum(one.before.time_ns for one in timed)
+    is_edited = any(one.is_edited for one in lines)
+    spread_ns = 0.0 if is_edited else SPREADS * hypot(*(one.spread_ns for one in timed))
+    if abs(own_ns) > max(1.0, spread_ns, OWN_SHARE * before_ns, WORTH * whole_ns):
+        yield _part(name, lines, timed, own_ns), is_edited
+
+
+def _part(name: str, lines: Sequence[_Pair], changed: Sequence[_Pair], own_ns: float) -> Part:
+    """What some lines of a function do otherwise."""
+    sign = 1 if own_ns > 0 else -1
+    heavy = max(changed, key=lambda one: sign * one.own_ns)
     lead = heavy if heavy.is_edited or not heavy.further else _begin(lines, heavy)
-    called = max(lead.called, key=lambda one: sign * lead.called[one], default=PYTHON)
+    by_calls = lead.called or lead.further_calls
+    called = max(by_calls, key=lambda one: sign * by_calls[one], default=PYTHON)
     was, is_now = (
         (side.calls.get(called, 0.0) if called != PYTHON else side.often) for side in (lead.before, lead.now)
     )
-    edited = [one for one in lines if one.is_edited and one is not heavy and one.now.line]
+    is_counted = called != PYTHON or (bool(lead.further) and _is_known(lead))
+    edited = [] if heavy.is_edited else [one for one in lines if one.is_edited and one.now.line]
     others = [heavy] if lead is not heavy else edited
-    more = round(is_now - was, 2) if _is_known(lead) else 0.0
     return Part(
-        change_ns=round(total_ns, 1),
+        change_ns=round(own_ns, 1),
         operator=called,
         module=name,
         line=lead.now.line or lead.before.line,
-        more=more,
+        more=round(is_now - was, 2) if is_counted else 0.0,
         often=[was, is_now],
         other_lines=[
             OnLine(PYTHON, one.now.line or one.before.line, round(heavy.further, 2) if one is heavy else 0.0)
