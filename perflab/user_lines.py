@@ -21,7 +21,7 @@ def line_of(frame: FrameType | None, *, only: bool = False, until: CodeType | No
     ``only``: look at that frame alone. ``until``: look no further than to a frame of that code.
     """
     while frame is not None and frame.f_code is not until:
-        shown = _shown(frame.f_code.co_filename)
+        shown = shown_file(frame.f_code.co_filename)
         if shown is not None:
             return f"{shown}:{frame.f_lineno}"
         frame = None if only else frame.f_back
@@ -46,7 +46,7 @@ def stack_of(frame: FrameType | None, *, until: CodeType | None = None) -> tuple
         filename = frame.f_code.co_filename
         if found and filename.startswith(_ours()):
             break
-        shown = _shown(filename)
+        shown = shown_file(filename)
         if shown is not None:
             found.append(f"{shown}:{frame.f_lineno}")
         frame = frame.f_back
@@ -70,7 +70,8 @@ _PACKAGES = ("site-packages/", "dist-packages/")
 
 
 @cache
-def _shown(filename: str) -> str | None:
+def shown_file(filename: str) -> str | None:
+    """The user's file as it is named, from the working directory on; None: it is PyTorch's, Python's or ours."""
     if filename.startswith(("<", *_not_the_code())) or _is_pythons(filename):
         return None
     with contextlib.suppress(ValueError):

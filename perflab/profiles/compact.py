@@ -7,6 +7,7 @@ is no cause of anything, is one row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import hypot
 
 from perflab.data import changed
@@ -25,6 +26,8 @@ from perflab.profiles.records import (
 
 MOST_ROWS = 24
 """Rows that keep their places."""
+MOST_PLAIN = 60
+"""Rows of plain Python that keep theirs."""
 _WAITS = (*GAPS, OTHER_THREAD)
 _DIGITS = 3
 """Of times: what is beyond them differs from save to save."""
@@ -34,6 +37,7 @@ _Key = tuple[str, str, str]
 
 def compact(profile: Profile) -> Profile:
     """What a baseline keeps: no FLOPs, which shapes tell, short numbers, and the calls of CUDA that are counted."""
+    plain = [row for row in profile.rows if row.is_plain]
     profile = _without_python_s_lines(profile)
     by_key: dict[_Key, list[ProfileRow]] = {}
     for row in profile.rows:
@@ -45,21 +49,50 @@ def compact(profile: Profile) -> Profile:
         if len(rows) <= left:
             kept.add(key)
             left -= len(rows)
-    return _seen(profile, kept, {_name(row) for row in profile.rows if _key(row) not in kept})
+    seen = _seen(profile, kept, {_name(row) for row in profile.rows if _key(row) not in kept})
+    return changed(seen, rows=[*seen.rows, *_compact_plain(plain)])
 
 
 def like_compact(profile: Profile, other: Profile) -> Profile:
     """A profile as ``other`` is seen, which is compact: with places where that one has them, and where all is new."""
     kept = {_key(row) for row in other.rows if _has_place(row)}
     pooled = {_name(row) for row in other.rows if not _has_place(row)}
-    return _seen(_without_python_s_lines(profile), kept, pooled)
+    seen = _seen(_without_python_s_lines(profile), kept, pooled)
+    return changed(seen, rows=[*seen.rows, *(row for row in profile.rows if row.is_plain)])
+
+
+def _compact_plain(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
+    """Of plain Python: functions that take most time with all their lines, others as one row; and the calls of both."""
+    by_function: dict[str, list[ProfileRow]] = {}
+    for row in rows:
+        by_function.setdefault(row.within or row.operator, []).append(row)
+    found: list[ProfileRow] = []
+    left = MOST_PLAIN
+    for some in sorted(by_function.values(), key=lambda some: -sum(row.time_ns for row in some)):
+        if len(some) <= left:
+            left -= len(some)
+            found += some
+            continue
+        merged: dict[tuple[str, str], ProfileRow] = {}
+        for row in some:
+            one, at = changed(row, line="", code="", phase="", module=""), (row.operator, row.within)
+            merged[at] = merged_with(merged[at], one) if at in merged else one
+        found += merged.values()
+    return [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns)) for row in found]
+
+
+def without_plain_python(profile: Profile) -> Profile:
+    """A profile whose lines of plain Python are in ``python`` again, as it was stored before they had rows."""
+    rows = [changed(row, operator="", line="", code="") if row.is_plain else row for row in profile.rows]
+    rows = [row for row in rows if row.category != PYTHON or not row.within]
+    return changed(profile, rows=rows, has_plain=False)
 
 
 def _without_python_s_lines(profile: Profile) -> Profile:
-    """Its time by module and phase alone: it has about as many lines as all operators together."""
+    """Its gaps by module and phase alone: it has about as many lines as all operators together."""
     merged: dict[_Key, ProfileRow] = {}
     for row in profile.rows:
-        if row.category == PYTHON:
+        if row.category == PYTHON and not row.is_plain:
             key = _key(row)
             merged[key] = merged_with(merged[key], row) if key in merged else changed(row, line="")
     return changed(profile, rows=[*(row for row in profile.rows if row.category != PYTHON), *merged.values()])

@@ -7,11 +7,18 @@ A row that is called as often as before is named only if its change stands out o
 from __future__ import annotations
 
 from perflab.data import changed
-from perflab.profiles.compact import as_counted_before, like_compact, with_one_gap, without_dispatch
-from perflab.profiles.facts import facts_of, totals_of
+from perflab.profiles.compact import (
+    as_counted_before,
+    like_compact,
+    with_one_gap,
+    without_dispatch,
+    without_plain_python,
+)
+from perflab.profiles.facts import Key, Total, facts_of, totals_of
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
-from perflab.profiles.parts import host_parts, parts_of
-from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile
+from perflab.profiles.parts import first_told, host_parts, parts_of
+from perflab.profiles.python_change import python_parts
+from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile, ProfileRow
 from perflab.profiles.wholes import wholes
 from perflab.units import format_count, format_ns, format_signed
 
@@ -48,7 +55,7 @@ def explain(
         problem = f"now on {format_count(head.devices, 'GPU')}, before on {base.devices}: times are not compared"
     elif base.devices == head.devices:
         base, head = _of_one_device(base), _of_one_device(head)
-    before, now = totals_of(base.rows), totals_of(head.rows)
+    (before, plain_before), (now, plain_now) = _without_plain(base), _without_plain(head)
     facts = facts_of(before, now)
     known = {one.key for one in facts}
     # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
@@ -61,6 +68,8 @@ def explain(
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
+    plain = list(python_parts(plain_before, plain_now, whole_ns)) if change_ns is not None else []
+    parts = sorted([*parts, *(part for part, _ in plain if part.more)], key=first_told)
     if problem is not None:
         parts = [changed(part, change_ns=0.0) for part in parts]
     elif (
@@ -70,13 +79,15 @@ def explain(
             f"the profiles differ by {format_signed(seen_ns, format_ns)}, and the gate found "
             f"{format_signed(change_ns, format_ns)}: they do not explain times"
         )
+        parts += [part for part, is_certain in plain if is_certain and not part.more and part.change_ns * change_ns > 0]
     elif change_ns is None:
         parts += varying(before, now, known)
         parts += pooled(before, now) if base.is_compact else []
     else:
         common = common_ratio(before, now, known)
         if min(base.calls, head.calls) >= _FEW_CALLS:
-            parts += slower(before, now, known, whole_ns, common)
+            longer = [*slower(before, now, known, whole_ns, common), *(part for part, _ in plain if not part.more)]
+            parts += sorted(longer, key=lambda part: -part.change_ns)
         parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
@@ -112,8 +123,16 @@ def explain(
     )
 
 
+def _without_plain(profile: Profile) -> tuple[dict[Key, Total], list[ProfileRow]]:
+    """The totals of a profile but for plain Python, and the rows of that."""
+    plain = [row for row in profile.rows if row.is_plain]
+    return totals_of(row for row in profile.rows if not row.is_plain), plain
+
+
 def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
     """Both with what both of them know."""
+    if not (base.has_plain and head.has_plain):
+        base, head = without_plain_python(base), without_plain_python(head)
     if set(base.gaps_apart) != set(head.gaps_apart):
         base, head = with_one_gap(base), with_one_gap(head)
     if base.counted_once is None and head.counted_once is not None:

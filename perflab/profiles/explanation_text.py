@@ -11,6 +11,7 @@ from perflab.profiles.records import (
     LET_GO,
     ON_HOST,
     OTHER_THREAD,
+    PYTHON,
     SAME,
     UNNAMED,
     VARY,
@@ -133,6 +134,8 @@ def _what(part: Part, *, brief: bool) -> str:
     of = f"the {phases} of {part.module}" if len(part.phases) == 1 else f"{part.module} ({phases})"
     where = f" in {of if part.module and phases else part.module or phases}" if part.module or phases else ""
     where = f"{where} {ON_HOST}" if part.category == ON_HOST else where
+    if part.often:
+        return _of_python(part, brief=brief)
     line = f" ({part.line})" if part.line else ""
     called = f", called at {part.called}" if part.called else ""
     others = f", with {', '.join(part.others)}" if part.others and not brief else ""
@@ -168,6 +171,21 @@ def _what(part: Part, *, brief: bool) -> str:
     else:
         what = f"{part.operator} {'faster' if part.change_ns < 0 else 'slower'}{_ON.get(part.inputs, '')}"
     return f"{what}{where}{line}"
+
+
+def _of_python(part: Part, *, brief: bool) -> str:
+    """``200 more calls of json.dumps in encode (data.py:16; 200 instead of 0)``."""
+    before, now = part.often
+    line = f"{part.line}; {now:g} instead of {before:g}" if part.more else part.line
+    where = f" in {part.module}{f' ({line})' if line else ''}"
+    shown = [] if brief else part.other_lines[:_LINES]
+    edited, run = ([one.line for one in shown if bool(one.more) == is_run] for is_run in (False, True))
+    also = f", most of it at {', '.join(run)}" if run else ""
+    also += f", which was edited at {', '.join(edited)}" if edited else ""
+    if not part.more:
+        return f"{'less' if part.change_ns < 0 else 'more'} {PYTHON}{where}{also}"
+    of = "runs" if part.operator == PYTHON else f"calls of {part.operator}"
+    return f"{_many(part.more)} {of}{where}{also}"
 
 
 def _on_other_lines(part: Part) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ class Key(NamedTuple):
     within: str = ""
     device: int = 0
     is_part: bool = False
+    code: str = ""
 
 
 @dataclass
@@ -89,7 +90,6 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
     for call in root.walk():
         one = known.get(id(call))
         if one is None:
-            _add_gaps(call, known, phases, sums)
             continue
         total = found.get(id(one))
         if total is None:
@@ -98,6 +98,12 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
         total.time_ns += call.self_ns
         total.events += len(call.children)
         total.flops += one.flops
+    for gap in gaps_of(root, known, phases):
+        total = sums[gap.key]
+        total.instances += 1
+        total.time_ns += gap.end_ns - gap.start_ns
+        total.events += gap.events
+        total.sides += gap.sides
     return sums
 
 
@@ -109,27 +115,41 @@ def key_of(one: Known, category: str) -> Key:
     return Key(category, one.name, "", one.phase, module, line, one.shapes, one.within, is_part=one.is_part)
 
 
-def _add_gaps(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase], sums: dict[Key, Sum]) -> None:
+class Gap(NamedTuple):
+    """A stretch of the calling thread's time in which no operator runs."""
+
+    start_ns: int
+    end_ns: int
+    key: Key
+    events: int
+    sides: int
+    """Both as in ``Sum``."""
+
+
+def gaps_of(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> Iterator[Gap]:
+    """All gaps of one call, those of each range after each other."""
+    for call in root.walk():
+        if id(call) not in known:
+            yield from _gaps_within(call, known, phases)
+
+
+def _gaps_within(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> Iterator[Gap]:
     """The time in a range in which nothing runs that was recorded; it goes with the operator that ends it."""
     last_ns, sides = opened.event.start_ns, int(opened.is_mark)
     module = line = ""
 
-    def add_until(end_ns: int, end: Call, *, events: int) -> None:
+    def until(end_ns: int, end: Call, *, events: int) -> Gap:
         begun = [one.name for one in phases if one.start_ns <= last_ns]
         phase = begun[-1] if begun else phases[0].name if phases else ""
-        total = sums[Key(PYTHON, "", "", phase, module, line, "")]
-        total.instances += 1
-        total.time_ns += end_ns - last_ns
-        total.events += events
-        total.sides += sides + end.is_mark
+        return Gap(last_ns, end_ns, Key(PYTHON, "", "", phase, module, line, ""), events, sides + end.is_mark)
 
     for child in opened.children:
         at = next((known[id(one)] for one in child.walk() if id(one) in known), None)
         module, line = (at.where.module, at.where.line) if at is not None else (module, "")
-        add_until(child.event.start_ns, child, events=int(not child.is_mark))
+        yield until(child.event.start_ns, child, events=int(not child.is_mark))
         last_ns, sides = child.event.end_ns, int(child.is_mark)
     line = ""
-    add_until(opened.event.end_ns, opened, events=0)
+    yield until(opened.event.end_ns, opened, events=0)
 
 
 def faster_half(totals_ns: Sequence[float]) -> list[int]:

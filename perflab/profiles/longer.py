@@ -12,11 +12,11 @@ from perflab.profiles.facts import HALF, Key, Total, shifts_of
 from perflab.profiles.new_calls import Calls, Shifts
 from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, PYTHON, UNNAMED, VARY, Part
 
-_SPREADS = 4.0
+SPREADS = 4.0
 """Standard deviations of a row, from call to call, that its change must exceed."""
-_OWN_SHARE = 0.1
+OWN_SHARE = 0.1
 """Share of its own time that it must exceed: so much do two processes differ by themselves."""
-_WORTH = 0.2
+WORTH = 0.2
 """Share of the whole change below which a part that is no fact of the code is not worth a word."""
 _COMMON_OF = 5
 """Operators that must have become slower alike, each with a share of the time worth speaking of."""
@@ -31,8 +31,8 @@ def slower(
 
     def stands_out(old: Total | Calls, new: Total | Calls) -> float:
         change_ns = new.time_ns - old.time_ns * common
-        noise_ns = max(_SPREADS * hypot(old.spread_ns, new.spread_ns), _OWN_SHARE * old.time_ns)
-        return change_ns if abs(change_ns) > max(noise_ns, _WORTH * whole_ns) else 0.0
+        noise_ns = max(SPREADS * hypot(old.spread_ns, new.spread_ns), OWN_SHARE * old.time_ns)
+        return change_ns if abs(change_ns) > max(noise_ns, WORTH * whole_ns) else 0.0
 
     found, shifts = [], shifts_of(before, now)
     for key in (before.keys() | now.keys()) - known:

@@ -44,18 +44,22 @@ def parts_of(
     if gone:
         does_its_work = [part.phases == [OPTIMIZER] and part.more > 0 for part in parts]
         parts = [changed(one, instead_of=gone if does else []) for one, does in zip(parts, does_its_work, strict=True)]
-    # Views alone are no cause: they follow from what is done with them. Nor is what is no more done.
-    # Whole modules are most of what changed, and what else did follows from that.
-    return sorted(
-        parts,
-        key=lambda part: (
-            part.category == DISPATCH,
-            part.more < 0,
-            not part.again and not part.layers,
-            not part.line and not part.module,  # a stored profile knows no place of most
-            -part.change_ns,
-            part.module,
-        ),
+    return sorted(parts, key=first_told)
+
+
+def first_told(part: Part) -> tuple[bool, bool, bool, bool, float, str]:
+    """Sorts parts by how likely they are the cause, the most likely first.
+
+    Views alone are none: they follow from what is done with them. Nor is what is no more done. Whole modules are most
+    of what changed, and what else did follows from that. A stored profile knows no place of most.
+    """
+    return (
+        part.category == DISPATCH,
+        part.more < 0,
+        not part.again and not part.layers,
+        not part.line and not part.module,
+        -part.change_ns,
+        part.module,
     )
 
 

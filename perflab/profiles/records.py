@@ -9,6 +9,8 @@ import msgspec
 from perflab.data import Amount, Data, Positive, Share, changed
 
 PYTHON = "python"
+CALLED_FIRST = "perflab"
+"""Who calls the user's first function."""
 GAPS = ("host wait", "launches", "kernel wait", PYTHON)
 """Categories that are no operator's."""
 OTHER_THREAD = "another thread"
@@ -40,7 +42,8 @@ class ProfileRow(Data, frozen=True):
     what no operator launched, and on a CPU an operator that the call with places did not have.
     """
     operator: str = ""
-    """``aten::mm``; on a GPU the operator that launched the kernel; ``""`` for a gap."""
+    """``aten::mm``; on a GPU the operator that launched the kernel; ``""`` for a gap. Of a line of plain Python, its
+    function; where that line is a call, the function called."""
     kernel: str = ""
     """On a GPU, the kernel's readable name."""
     phase: str = ""
@@ -54,11 +57,12 @@ class ProfileRow(Data, frozen=True):
     shapes: str = ""
     """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
     within: str = ""
-    """The outermost operator that this one runs within: ``aten::repeat`` of the ``aten::cat`` that it calls."""
+    """The outermost operator that this one runs within: ``aten::repeat`` of the ``aten::cat`` that it calls. Of calls
+    in plain Python, rows without a time, the function that calls; ``CALLED_FIRST`` where that is no user's."""
     device: Amount = 0
     """On GPUs, the number of the one whose time it is."""
     instances: Share = 0.0
-    """How often in one call."""
+    """How often in one call; of plain Python 0 where that is not the same in each call."""
     time_ns: Share = 0.0
     spread_ns: Share = 0.0
     """Standard deviation of ``time_ns`` from call to call."""
@@ -66,6 +70,13 @@ class ProfileRow(Data, frozen=True):
     """Of all instances."""
     is_part: bool = False
     """On a CPU, whether it runs within another operator of its category, of which that one is the instance."""
+    code: str = ""
+    """Of a line of plain Python, a digest of its text: lines move when a file is edited."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a line of plain Python, which no operator runs on, or calls from there."""
+        return self.category == PYTHON and bool(self.operator)
 
 
 def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
@@ -116,6 +127,8 @@ class Profile(Data, frozen=True):
     counted_once: list[str] | None = None
     """On a CPU, operators that the profiler records more than once a call, under autocast for example; None in a
     profile that was stored when these counted as often, and when a case without phases had no forward."""
+    has_plain: bool = False
+    """On a CPU, whether lines of plain Python have rows of their own. They are no part of ``python``'s others then."""
     cuda_calls: list[CudaCall] = []
     """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
 
@@ -172,6 +185,9 @@ class Part(Data, frozen=True):
     phases: list[str] = []
     more: float = 0.0
     """How many more calls of that operator; 0: as many as before, which take longer."""
+    often: list[Share] = []
+    """Of plain Python, whose ``module`` is a function and whose operator is what its line calls, or ``python``: how
+    often before and now."""
     again: Amount = 0
     """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
     other_modules: list[str] = []

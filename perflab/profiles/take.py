@@ -24,8 +24,10 @@ from perflab.profiles.cost import FREE, cost_of
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.host import Known
+from perflab.profiles.lines_run import MOST_EVENTS, lines_watched
 from perflab.profiles.placed import operators
 from perflab.profiles.places import Places, module_names
+from perflab.profiles.python_rows import PlainPython
 from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.records import Profile
@@ -51,6 +53,10 @@ LEAST_CALLS = 12
 """Calls that a profile takes at least: three that find places, one timed, and two rounds of four, or four of two."""
 LEAST_ON_CUDA = 5
 """Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
+
+
+_WATCHED_CALLS = 3
+"""For lines of Python: what all do equally often is the same in each call."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,9 @@ def take_profile(
         raise UsageError("the clock did not move while a call was timed", "profile more work in a call")
     profile = _with_waits(reading.profile(device.type, plain_ns, notes), min(waiting, default=0.0))
     profile = changed(profile, called=places.called)
+    if not on_cuda:
+        progress("profile: lines of Python")
+        profile = _with_plain_python(profile, workload, known)
     if plan.files is not None:
         try:
             _write(plan.files, _nearest(reading.profiled_ns, profile.profiled_ns, profilers, turns.calls), known)
@@ -186,6 +195,24 @@ def _turns(budget_ns: float, call_ns: float, *, on_cuda: bool) -> _Turns:
     least = LEAST_ON_CUDA if on_cuda else 1
     rounds = max(LEAST_ROUNDS if has_first else LEAST_ROUNDS_OF_LONG, min(MOST_ROUNDS, calls // least))
     return _Turns(rounds, max(least, calls // rounds), has_first)
+
+
+def _with_plain_python(profile: Profile, workload: Workload, known: Sequence[Known]) -> Profile:
+    """The same with rows for lines of plain Python, which some calls more are watched for."""
+    found = PlainPython()
+    for _ in range(_WATCHED_CALLS):
+        workload.make_ready(1)
+        with collector_off(), recording("cpu") as profiler, lines_watched() as run:
+            run_marked(workload)
+        (recorded,) = recorded_calls(profiler, 1)
+        if recorded.is_compiled:
+            return profile
+        if run.is_over:
+            said = f"lines of plain Python are not known: one call has more than {MOST_EVENTS:,} events"
+            return changed(profile, notes=[*profile.notes, said])
+        by_call, _ = known_by_call(recorded, known)
+        found.add(recorded.root, by_call, recorded.phases, run)
+    return found.within(profile)
 
 
 def _nearest(read_ns: Sequence[float], mean_ns: float, profilers: Sequence[Any], calls: int) -> Recorded:

@@ -6,7 +6,8 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cache, partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from perflab.internals import TORCH, attribute, lookup, needs
@@ -234,6 +235,17 @@ def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         autograd._engine_run_backward = engine
+
+
+@cache
+@needs(TORCH, "torch.autograd:_engine_run_backward", to="know the lines of Python that run in a backward")
+def backward_code() -> CodeType:
+    """The code of the frame around each backward. What is public begins one, and has another frame for each way to."""
+    import torch.autograd
+
+    autograd: Any = torch.autograd
+    code: CodeType = autograd._engine_run_backward.__code__
+    return code
 
 
 _MODES = "torch.utils._python_dispatch"

@@ -197,12 +197,12 @@ class Squared(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
         context.save_for_backward(x)
-        return x * x  # forward, by hand
+        return x * x
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         (x,) = context.saved_tensors
-        return gradients[0] * x * 2.0
+        return gradients[0] * x * 2.0  # backward, by hand
 
 
 class OwnDerivative(nn.Module):
@@ -215,12 +215,12 @@ class OwnDerivative(nn.Module):
         return out
 
 
-def test_a_backward_that_is_written_by_hand_belongs_to_its_forwards_module_and_line() -> None:
+def test_a_backward_that_is_written_by_hand_belongs_to_its_forwards_module_and_to_its_own_line() -> None:
     model, x = nn.Sequential(OwnDerivative()), torch.randn(4, 8)
     trace = traced_as_is(work(lambda: model(x).sum().backward(), model, x))
     written = [op for op in ops(trace) if op.place.phase == "backward" and op.name == "aten::mul"]
     assert len(written) == 2
-    assert {op.place for op in written} == {Place("backward", "0", line_with("# forward, by hand", __file__))}
+    assert {op.place for op in written} == {Place("backward", "0", line_with("# backward, by hand", __file__))}
     saved = [use.saved for use in trace.uses.values() if use.saved is not None]
     assert [(one.shape, one.place.module) for one in saved] == [((4, 8), "0")]
 

@@ -1,4 +1,4 @@
-"""Runs coroutine functions: measured ones on a loop of the case's own, ``async def`` tests that nobody else runs too."""
+"""Runs coroutine functions: measured ones on a loop of the case's own, and ``async def`` tests without a runner."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from perflab.predicted.trace.operators import (
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
 from perflab.torch_internals import TorchDispatchMode
-from perflab.torch_internals.dispatch import is_composite, without_torch_function
+from perflab.torch_internals.dispatch import backward_code, is_composite, without_torch_function
 from perflab.torch_internals.tracing import (
     current_node,
     is_in_backward,
@@ -284,10 +284,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parameter is not None and id(parameter) in self._of_parameter:
                 module, layer = self._of_parameter[id(parameter)]
                 return Place(phase, module), layer
+            own = line_of(sys._getframe(1), until=backward_code())  # of an ``autograd.Function``, or of a hook
             before = self._places.get(sequence_number(node))
             if before is not None:
-                return Place(phase, before[0].module, before[0].line), before[1]
-            return Place(phase), None
+                return Place(phase, before[0].module, own or before[0].line), before[1]
+            return Place(phase, "", own), None
         return Place(phase, "", _line()), None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
