@@ -1,0 +1,233 @@
+"""``make docs``: runs what README and docs show, and writes the outputs into the pages. Comments in a page say how.
+
+A page is a script, read from top to bottom. Its commands run in a project of its own, a new folder. In a page
+
+- ``<!-- docs: project -->`` begins an empty project;
+- a fenced block that then begins with ``# name.py`` or ``# name.ini`` is a file of the project, and is written;
+- ``<!-- docs: run``, commands, ``-->`` runs commands that no reader sees; with ``<!-- docs: runs -->`` before it, a fence
+  has the commands;
+- ``<!-- docs: made -->`` before a fence: its first line is ``$ command``, and what follows is what that prints. Words
+  behind ``made``: ``exit=1``, the status that it ends with; ``exact``, no line hangs on the machine, so that a test holds
+  it; ``quiet``, run again until nothing speaks of noise; ``in=repository``, run there; ``from=TEXT`` and ``to=TEXT``, once
+  or several times, only from the next line that holds the text, up to the one that does;
+- ``<!-- docs: kept, REASON -->`` before such a fence: nothing here can make it.
+
+What pytest prints above the first test file is left out. ``make docs PAGES=docs/start.md`` makes one page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+"""All that may hold such blocks."""
+OUTPUTS = re.compile(r"^\$ ", re.M)
+ASIDES = re.compile(
+    r"disturbed|can't tell|waiting for|inconclusive|too noisy|is noisy|other processes|stolen|could not look", re.I
+)
+"""What a quiet machine does not say."""
+ATTEMPTS = 6
+WIDTH = 80
+"""Of the terminal."""
+_TOKEN = re.compile(
+    r"^[ \t]*<!-- docs: (?P<said>.*?) ?-->\n|^(?P<fence>```+)(?P<language>\w*)\n(?P<body>.*?)^(?P=fence)\n", re.M | re.S
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or a comment of its own, with what was said before it."""
+
+    said: str
+    """The comment's text: ``made exit=1``, ``run`` and commands, ``project``; empty without a comment."""
+    body: str = ""
+    span: tuple[int, int] = (0, 0)
+    """Where the body stands in the page."""
+
+    @property
+    def words(self) -> list[str]:
+        """The comment's words; of a reason only the first."""
+        return [self.said] if self.said.startswith(("run\n", "kept")) else shlex.split(self.said)
+
+    def value(self, name: str) -> str | None:
+        """What ``name=`` gives."""
+        return next((word.partition("=")[2] for word in self.words if word.startswith(f"{name}=")), None)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether its output is made by a command."""
+        return self.words[:1] == ["made"]
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """A page's blocks in their order."""
+    said = ""
+    for token in _TOKEN.finditer(page):
+        if token["fence"]:
+            yield Block(said, token["body"], token.span("body"))
+            said = ""
+        elif token["said"].startswith(("run\n", "project")):
+            yield Block(token["said"].strip())
+        else:
+            said = token["said"].strip()
+
+
+def shown(output: str, block: Block) -> str:
+    """What a page shows of an output."""
+    output = re.sub(r"^=+ test session starts =+\n.*?^(?:collect|\d+ workers).*?\n\n", "", output, flags=re.M | re.S)
+    output = re.sub(r"^(measuring|predicting) .* so far\n", "", output, flags=re.M)  # a terminal's is overwritten
+    output = re.sub(r"^(\S+\.py )\n+([.FEs]+ *)", r"\1\2", output, flags=re.M)
+    output = re.sub(
+        rf"^(\S+\.py [.FEs]+) +(\[ *\d+%\])$", lambda m: f"{m[1]}{m[2]:>{WIDTH - len(m[1])}}", output, flags=re.M
+    )
+    lines = [line.rstrip() for line in output.strip("\n").splitlines()]
+    kept, at = [], 0
+    for word in block.words:
+        key, _, text = word.partition("=")
+        if key in ("from", "to"):
+            place = next(place for place in range(at, len(lines)) if text in lines[place])
+            kept += lines[at:place] if key == "to" else ["…"] * (place > at)
+            at = place
+    ends = [word.partition("=")[0] for word in block.words if word.startswith(("from=", "to="))][-1:]
+    kept += ["…"] if ends == ["to"] else lines[at:]
+    return "".join(f"{line}\n" for line in kept)
+
+
+@dataclass
+class Scratch:
+    """A project in which a page's commands run."""
+
+    folder: Path
+    python: Path = Path(sys.executable)
+    options: str = ""
+    """Given to every pytest."""
+    installed: bool = False
+    """Whether perflab is taken from this Python's environment, not from the repository."""
+    projects: int = field(default=0, init=False)
+
+    def begin(self) -> None:
+        """Begin another project."""
+        self.projects += 1
+        self.place.mkdir(parents=True)
+
+    @property
+    def place(self) -> Path:
+        """The project's folder."""
+        return self.folder / f"project-{self.projects}"
+
+    def run(self, command: str, cwd: Path | None = None) -> tuple[int, str]:
+        """A command's exit status and output, errors among it."""
+        (self.folder / "gitconfig").write_text(
+            "[user]\nname = You\nemail = you@example.org\n[init]\ndefaultBranch = main\n"
+        )
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GITHUB", "CI"))
+        }
+        environment |= {
+            "PATH": os.pathsep.join([str(self.python.parent), os.environ["PATH"]]),
+            "COLUMNS": str(WIDTH),
+            "GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig"),
+            "PYTEST_ADDOPTS": f"-p no:cacheprovider {self.options}",
+        }
+        environment.pop("PYTHONPATH", None)
+        if not self.installed:
+            environment["PYTHONPATH"] = str(ROOT)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=cwd or self.place,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def must(self, command: str) -> None:
+        """Run a command that ends well."""
+        status, output = self.run(command)
+        if status:
+            raise SystemExit(f"{command}\nended with {status}:\n{output}")
+
+    def output_of(self, block: Block) -> str:
+        """A made block's body, made anew."""
+        command = block.body.partition("\n")[0].removeprefix("$ ")
+        cwd, wanted = (ROOT if block.value("in") == "repository" else None), int(block.value("exit") or 0)
+        before = self.folder / "before"
+        for attempt in range(ATTEMPTS if "quiet" in block.words else 1):
+            if attempt:
+                shutil.rmtree(self.place)
+                shutil.copytree(before, self.place, symlinks=True)
+            elif "quiet" in block.words:
+                shutil.rmtree(before, ignore_errors=True)
+                shutil.copytree(self.place, before, symlinks=True)
+            status, output = self.run(command, cwd)
+            if status == wanted and not ASIDES.search(output):
+                break
+        if status != wanted:
+            raise SystemExit(f"$ {command}\nended with {status} instead of {wanted}:\n{output}")
+        return f"$ {command}\n{shown(output, block)}"
+
+
+def made(page: str, scratch: Scratch, *, only: str = "") -> str:
+    """A page with its outputs made anew; with ``only="exact"``, just those that hang on nothing."""
+    parts, done = [], 0
+    for block in blocks_of(page):
+        if block.is_made and only in ("", *block.words):
+            print("$", block.body.partition("\n")[0].removeprefix("$ "), flush=True)
+            parts += [page[done : block.span[0]], scratch.output_of(block)]
+            done = block.span[1]
+        elif block.said == "project":
+            scratch.begin()
+        elif scratch.projects and not only:
+            _take(block, scratch)
+    return "".join([*parts, page[done:]])
+
+
+def _take(block: Block, scratch: Scratch) -> None:
+    """Write a block that is a file, or run one that has commands."""
+    named = re.match(r"# ([\w/]+\.(?:py|ini|toml))\n", block.body)
+    if named and not block.said.startswith("kept"):
+        path = scratch.place / named[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.body, encoding="utf-8")
+    elif block.said.startswith("run\n"):
+        scratch.must(block.said.removeprefix("run\n"))
+    elif block.said == "runs":
+        scratch.must(block.body)
+
+
+def main() -> None:
+    """Make pages anew, or run them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.make_docs", description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
+    parser.add_argument("--run", action="store_true", help="run the pages' commands, and write nothing")
+    parser.add_argument("--python", type=Path, help="an environment's Python in which perflab is installed")
+    given = parser.parse_args()
+    for path in given.pages:
+        page = path.read_text(encoding="utf-8")
+        if not any(block.is_made or block.said == "project" for block in blocks_of(page)):
+            continue
+        print(f"== {path}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            # Who only runs a page asks whether it works, on a machine as noisy as it is.
+            options = "--perf-noisy=accept" if given.run else ""
+            python = given.python or Path(sys.executable)
+            anew = made(page, Scratch(Path(folder), python.absolute(), options, installed=given.python is not None))
+        if not given.run:
+            path.write_text(anew, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
