@@ -4,12 +4,11 @@ A page is a script, read from top to bottom. Its commands run in a project of it
 
 - ``<!-- docs: project -->`` begins an empty project;
 - a fenced block that then begins with ``# name.py`` or ``# name.ini`` is a file of the project, and is written;
-- ``<!-- docs: run``, commands, ``-->`` runs commands that no reader sees; with ``<!-- docs: runs -->`` before it, a fence
-  has the commands;
+- ``<!-- docs: run``, commands, ``-->`` runs what no reader sees; after ``<!-- docs: runs -->``, a fence has commands;
 - ``<!-- docs: made -->`` before a fence: its first line is ``$ command``, and what follows is what that prints. Words
-  behind ``made``: ``exit=1``, the status that it ends with; ``exact``, no line hangs on the machine, so that a test holds
-  it; ``quiet``, run again until nothing speaks of noise; ``in=repository``, run there; ``from=TEXT`` and ``to=TEXT``, once
-  or several times, only from the next line that holds the text, up to the one that does;
+  behind ``made``: ``exit=1``, the status that it ends with; ``exact``, no line hangs on the machine, and a test holds
+  it; ``quiet``, run again until nothing speaks of noise; ``in=repository``, run there; ``from=TEXT`` and ``to=TEXT``,
+  once or several times, only from the next line that holds the text, up to the one that does;
 - ``<!-- docs: kept, REASON -->`` before such a fence: nothing here can make it.
 
 What pytest prints above the first test file is left out. ``make docs PAGES=docs/start.md`` makes one page.
@@ -25,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,9 +86,10 @@ def shown(output: str, block: Block) -> str:
     """What a page shows of an output."""
     output = re.sub(r"^=+ test session starts =+\n.*?^(?:collect|\d+ workers).*?\n\n", "", output, flags=re.M | re.S)
     output = re.sub(r"^(measuring|predicting) .* so far\n", "", output, flags=re.M)  # a terminal's is overwritten
+    output = re.sub(r"^  this is a container, .*\n", "", output, flags=re.M)  # a reader's machine is none, mostly
     output = re.sub(r"^(\S+\.py )\n+([.FEs]+ *)", r"\1\2", output, flags=re.M)
     output = re.sub(
-        rf"^(\S+\.py [.FEs]+) +(\[ *\d+%\])$", lambda m: f"{m[1]}{m[2]:>{WIDTH - len(m[1])}}", output, flags=re.M
+        r"^(\S+\.py [.FEs]+) +(\[ *\d+%\])$", lambda m: f"{m[1]}{m[2]:>{WIDTH - len(m[1])}}", output, flags=re.M
     )
     lines = [line.rstrip() for line in output.strip("\n").splitlines()]
     kept, at = [], 0
@@ -154,12 +154,6 @@ class Scratch:
         )
         return done.returncode, done.stdout
 
-    def must(self, command: str) -> None:
-        """Run a command that ends well."""
-        status, output = self.run(command)
-        if status:
-            raise SystemExit(f"{command}\nended with {status}:\n{output}")
-
     def output_of(self, block: Block) -> str:
         """A made block's body, made anew."""
         command = block.body.partition("\n")[0].removeprefix("$ ")
@@ -180,32 +174,33 @@ class Scratch:
         return f"$ {command}\n{shown(output, block)}"
 
 
-def made(page: str, scratch: Scratch, *, only: str = "") -> str:
-    """A page with its outputs made anew; with ``only="exact"``, just those that hang on nothing."""
+def made(page: str, scratch: Scratch, *, exact: bool = False) -> str:
+    """A page with its outputs made anew; with ``exact``, just those that hang on nothing."""
     parts, done = [], 0
     for block in blocks_of(page):
-        if block.is_made and only in ("", *block.words):
+        if block.is_made and (not exact or "exact" in block.words):
             print("$", block.body.partition("\n")[0].removeprefix("$ "), flush=True)
             parts += [page[done : block.span[0]], scratch.output_of(block)]
             done = block.span[1]
         elif block.said == "project":
             scratch.begin()
-        elif scratch.projects and not only:
-            _take(block, scratch)
+        elif scratch.projects:
+            _take(block, scratch, must=not exact)
     return "".join([*parts, page[done:]])
 
 
-def _take(block: Block, scratch: Scratch) -> None:
-    """Write a block that is a file, or run one that has commands."""
+def _take(block: Block, scratch: Scratch, *, must: bool) -> None:
+    """Write a block that is a file, or run one that has commands; they may hang on outputs that were not made."""
     named = re.match(r"# ([\w/]+\.(?:py|ini|toml))\n", block.body)
+    commands = block.body if block.said == "runs" else block.said.removeprefix("run\n")
     if named and not block.said.startswith("kept"):
         path = scratch.place / named[1]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.body, encoding="utf-8")
-    elif block.said.startswith("run\n"):
-        scratch.must(block.said.removeprefix("run\n"))
-    elif block.said == "runs":
-        scratch.must(block.body)
+    elif block.said.startswith("run"):
+        status, output = scratch.run(commands)
+        if status and must:
+            raise SystemExit(f"{commands}\nended with {status}:\n{output}")
 
 
 def main() -> None:

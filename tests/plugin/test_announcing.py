@@ -74,8 +74,8 @@ def test_an_ab_comparison_says_before_it_starts_how_long_it_takes_and_what_ends_
     result.assert_outcomes(passed=1)
     (said,) = [line for line in result.outlines if line.startswith("perf: A/B of ")]
     assert re.fullmatch(
-        r"perf: A/B of 1 case with HEAD \(\w{7}\): about \d+ s if nothing changed, in 3 rounds; what may be slower takes "
-        r"up to 29 more; --perf-total-budget ends it after 50\.0 s",
+        r"perf: A/B of 1 case with HEAD \(\w{7}\): about \d+ s if nothing changed, in 3 rounds; "
+        r"what may be slower takes up to 29 more; --perf-total-budget ends it after 50\.0 s",
         said,
     )
     assert result.outlines.index(said) < next(at for at, line in enumerate(result.outlines) if line.endswith("%]"))
