@@ -1,4 +1,4 @@
-"""A release: one version, in one place; GitHub takes the workflow that publishes it, and the workflow may do no more."""
+"""A release: one version, in one place; GitHub takes the workflow that publishes it, which may do no more than that."""
 
 from __future__ import annotations
 
