@@ -112,6 +112,8 @@ class Scratch:
     python: Path = Path(sys.executable)
     options: str = ""
     """Given to every pytest."""
+    attempts: int = ATTEMPTS
+    """At an output that is to speak of no noise."""
     installed: bool = False
     """Whether perflab is taken from this Python's environment, not from the repository."""
     projects: int = field(default=0, init=False)
@@ -167,7 +169,7 @@ class Scratch:
         status, output = self._known.get(command) or self.run(command, cwd)
         if cwd is not None and "exact" in block.words:
             self._known[command] = status, output
-        for _ in range(ATTEMPTS - 1 if "quiet" in block.words else 0):
+        for _ in range(self.attempts - 1 if "quiet" in block.words else 0):
             if status == wanted and not ASIDES.search(output):
                 break
             shutil.rmtree(self.place)
@@ -220,10 +222,12 @@ def main() -> None:
             continue
         print(f"== {path}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            # Who only runs a page asks whether it works, on a machine as noisy as it is.
-            options = "--perf-noisy=accept" if given.run else ""
-            python = given.python or Path(sys.executable)
-            anew = made(page, Scratch(Path(folder), python.absolute(), options, installed=given.python is not None))
+            scratch = Scratch(Path(folder), installed=given.python is not None)
+            if given.python is not None:
+                scratch.python = given.python.absolute()
+            if given.run:  # it asks whether the page works, on a machine as noisy as it is
+                scratch.options, scratch.attempts = "-o perf_noisy=accept", 1
+            anew = made(page, scratch)
         if not given.run:
             path.write_text(anew, encoding="utf-8")
 

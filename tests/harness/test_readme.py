@@ -34,7 +34,7 @@ def test_it_is_installed_from_the_repository_as_long_as_no_index_has_it() -> Non
 def test_the_file_that_is_installed_is_the_one_that_a_release_of_this_version_has(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    ((version, named),) = re.findall(r'pip install "\./perflab-(\S+)-py3-none-any\.whl\[(.*)\]"', text)
+    ((version, named),) = re.findall(r'pip install "\./perflab-(\S+)-py3-none-any\.whl\[([^]]*)\]"', text)
     assert version == perflab.__version__
     assert set(named.split(",")) <= set(extras)
     assert "THIS-REPOSITORY" not in text
@@ -145,7 +145,8 @@ third
 
 
 def test_a_page_is_read_as_a_script() -> None:
-    page = "<!-- docs: project -->\n```python\n# a.py\n1\n```\n<!-- docs: run\nls\n-->\n<!-- docs: kept, no -->\n```\n$ b\n```\n"
+    page = "<!-- docs: project -->\n```python\n# a.py\n1\n```\n<!-- docs: run\nls\n-->\n"
+    page += "<!-- docs: kept, no -->\n```\n$ b\n```\n"
     assert [(block.said, block.body) for block in blocks_of(page)] == [
         ("project", ""),
         ("", "# a.py\n1\n"),
