@@ -10,7 +10,7 @@ import pytest
 
 import perflab
 from tests.harness.file_map import PAGE, drawn
-from tests.harness.make_docs import ASIDES, OUTPUTS, Block, Scratch, blocks_of, made, shown
+from tests.harness.make_docs import OUTPUTS, Block, Scratch, blocks_of, has_asides, made, shown
 from tests.harness.make_docs import PAGES as PAGES_WITH_OUTPUTS
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_every_output_is_made_by_its_command_or_says_why_it_is_not() -> None:
 
 def test_an_output_that_says_nothing_disturbed_it_has_nothing_to_explain() -> None:
     quiet = [block for text in READ.values() for block in blocks_of(text) if "quiet" in block.words]
-    assert [block.body for block in quiet if ASIDES.search(block.body)] == []
+    assert [block.body for block in quiet if has_asides(block.body)] == []
     assert all(len(block.body.splitlines()) > 3 for block in quiet), "make docs"
 
 
@@ -137,7 +137,7 @@ first
 second
 third
 """
-    dots = f"test_a.py .{'[100%]':>69}\n"
+    dots = f"test_a.py .{'[100%]':>68}\n"
     assert shown(output, Block("made")) == f"{dots}first\nsecond\nthird\n"
     assert shown(output, Block("made from=second")) == "…\nsecond\nthird\n"
     assert shown(output, Block("made to=first from=third")) == f"{dots}…\nthird\n"
