@@ -14,7 +14,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies memory kernels startup attack map test cuda correctness check format clean
+.PHONY: perf gate predict studies memory kernels startup attack map docs release test cuda correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -61,6 +61,23 @@ gate: $(INSTALLED)
 map: $(INSTALLED)
 	$(BIN)/python -m tests.harness.file_map
 	$(BIN)/python -m tests.harness.write_api
+
+# Outputs in README and docs, by running what the pages show (tests/harness/make_docs.py says how): on a quiet machine, ten
+# minutes. PAGES=docs/start.md makes one page.
+docs: $(INSTALLED)
+	$(BIN)/python -m tests.harness.make_docs $(PAGES)
+
+# The files of a release in dist/: built, their metadata checked, the wheel installed into an empty environment, and the
+# tutorial run there. .github/workflows/release.yml publishes them.
+RELEASE_VENV ?= .venv-release
+release: $(INSTALLED)
+	$(BIN)/python -m tests.harness.release
+	rm -rf build dist $(RELEASE_VENV)
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt "$$(echo dist/*.whl)[triton]"
+	$(BIN)/python -m tests.harness.make_docs --run --python=$(RELEASE_VENV)/bin/python docs/start.md
 
 correctness: $(INSTALLED)
 	$(BIN)/pytest -n 2 --dist worksteal -m correctness
@@ -110,4 +127,4 @@ $(CUDA_INSTALLED): pyproject.toml requirements-cuda.txt
 	touch $(CUDA_INSTALLED)
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .perflab
+	rm -rf $(VENV) $(CUDA_VENV) $(RELEASE_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .perflab

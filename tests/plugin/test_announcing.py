@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from perflab.compared.judge.paired import PairedPolicy
+from perflab.compared.run.cases import how_long
 from tests.plugin.conftest import KERNELS, Project, begin_repository, one_line
 
 NO_GPU = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"
@@ -61,6 +65,24 @@ def test_what_a_pytorch_without_an_internal_takes_away_is_said_by_name_and_times
     )
     assert said.count("not compared") == 1
     result.stdout.fnmatch_lines(["1 ok"])
+
+
+def test_an_ab_comparison_says_before_it_starts_how_long_it_takes_and_what_ends_it(project: Project) -> None:
+    begin_repository(project)
+    result = project.run("--perf-against=HEAD", "--perf-total-budget=50")
+    result.assert_outcomes(passed=1)
+    (said,) = [line for line in result.outlines if line.startswith("perf: A/B of ")]
+    assert re.fullmatch(
+        r"perf: A/B of 1 case with HEAD \(\w{7}\): about \d+ s if nothing changed, in 3 rounds; "
+        r"what may be slower takes up to 29 more; --perf-total-budget ends it after 50\.0 s",
+        said,
+    )
+    assert result.outlines.index(said) < next(at for at, line in enumerate(result.outlines) if line.endswith("%]"))
+
+
+def test_what_an_ab_comparison_takes_is_the_sum_of_its_rounds() -> None:
+    said = [how_long(4, "main", PairedPolicy(), round_s, None) for round_s in (0.5, 12.0, 100.0)]
+    assert [text.partition("about ")[2].partition(" if")[0] for text in said] == ["5 s", "35 s", "5 min"]
 
 
 def test_under_xdist_the_run_says_it_once(project: Project) -> None:

@@ -7,6 +7,8 @@ then told through each test's own reports, so that a regression fails the test t
 from __future__ import annotations
 
 import functools
+import math
+import time
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +51,12 @@ from perflab.plugin.noting import NOTES, AllNotes, case_id
 from perflab.records import Verdict
 from perflab.results import Result
 from perflab.store.sources import moved_from
-from perflab.units import format_names
+from perflab.units import format_count, format_names, format_ns
+
+PER_TURN, PER_CASE_S = 2.0, 1.0
+"""What a case is expected to take in a round: so many times its turns, for set-up and warm-up too, and the rest."""
+WORTH_A_WORD = 1.5
+"""A first round that took so many times what was expected is told."""
 
 
 class Against:
@@ -171,6 +178,10 @@ class Against:
             if starts.only_here:
                 self.notes.append(f"not in {base.label}: {format_names(starts.only_here)}")
             explained: dict[str, Found] = {}
+            # Starting a round's processes is as much work as this process has done so far.
+            self._round_s = time.process_time() + sum(PER_TURN * ns / 1e9 + PER_CASE_S for ns in budgets.values())
+            if cases:
+                waiting(how_long(len(cases), base.label, policy, self._round_s, self._settings.total_budget_s))
             try:
                 compare(
                     cases,
@@ -222,6 +233,9 @@ class Against:
         for case in measured:
             if case in concluded:
                 self._collected.keep(self._case_settings[case].told_in(concluded[case]))
+        took_s, expected_s, self._round_s = found.took.again_s(measured), self._round_s, math.inf
+        if took_s > WORTH_A_WORD * expected_s:
+            self._progress.waiting(f"the first round took {rounded(took_s)}, so this takes longer")
         for case, result in concluded.items():
             one, judgement = found.cases[case], result.judgement
             # The time of what fails by counts and memory is left to its cause. Who asks for none asks for the time.
@@ -245,6 +259,21 @@ class Against:
                 result = without_numbers(case_id(item), Verdict.SKIPPED, self._left_out[case_id(item)])
             if result is not None:  # else the comparison ended before it came to this case
                 self._results[case_id(item)] = result
+
+
+def how_long(cases: int, base: str, policy: PairedPolicy, round_s: float, total_s: float | None) -> str:
+    """How long a comparison is expected to take. What it finds decides how many rounds there are."""
+    fewest, most = policy.screen_pairs, policy.looks[-1]
+    limit = "" if total_s is None else f"; --perf-total-budget ends it after {format_ns(total_s * 1e9)}"
+    return (
+        f"A/B of {format_count(cases, 'case')} with {base}: about {rounded(fewest * round_s)} if nothing changed, in "
+        f"{fewest} rounds; what may be slower takes up to {most - fewest} more{limit}"
+    )
+
+
+def rounded(seconds: float) -> str:
+    """A time that is not known well: in steps of 5 s, from two minutes on in minutes."""
+    return f"{max(1, round(seconds / 5)) * 5} s" if seconds < 120 else f"{round(seconds / 60)} min"
 
 
 def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Sequence[str]) -> dict[str, str]:
