@@ -17,7 +17,7 @@ LONGEST_NAME = 120
 """Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
 LONGEST_VALUE = 200
 _BREAKABLE = 20
-_JOINT = re.compile(r"(?:::|[/_.])(?=\w)")
+_JOINT = re.compile(r"(?:::|[/_])(?=\w)")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Cell:
         """The text. A long one, such as an operator or a path, may break behind its parts, and nowhere within them."""
         if isinstance(self.text, Markup) or len(self.text) < _BREAKABLE:
             return self.text
-        return Markup(_JOINT.sub(r"\g<0><wbr>", escape(one_line(self.text))))
+        return Markup(_JOINT.sub(r"\g<0><wbr>", str(escape(one_line(self.text)))))
 
 
 @dataclass(frozen=True)
