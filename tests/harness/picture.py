@@ -122,7 +122,7 @@ def make_results(folder: Path) -> Path:
     (project / "model.py").write_text(MODEL.replace(*CHANGE))
     commit("The activation as the paper writes it")
     results = folder / "perf.json"
-    run(*pytest, "--perf-settle=off", f"--perf-json={results}")  # what counts and memory say is enough
+    run(*pytest, "--perf-settle=off", f"--perf-json={results}")
     return results
 
 
