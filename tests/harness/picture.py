@@ -1,7 +1,7 @@
 """Makes ``docs/report.png``, the picture of a report that README shows: ``python -m tests.harness.picture [RESULTS]``.
 
-Without a results file it makes one: of a small model, in a repository of its own, the activation is written out by hand,
-and its tests compare the commit with the one before. RESULTS draws from what such a run, or any, wrote.
+Without a results file it makes one: of a small model, in a repository of its own, the activation is written out by
+hand, and its tests compare the commit with the one before. RESULTS draws from what such a run, or any, wrote.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ CHANGE = (
 
 
 def make_results(folder: Path) -> Path:
-    """The results file of a run of the small model whose activation became slower; a quiet machine takes some minutes."""
+    """The results file of a run of the small model whose activation became slower; that takes minutes."""
     project = folder / "project"
     project.mkdir()
     (project / ".gitignore").write_text("__pycache__/\n")
@@ -122,9 +122,8 @@ def make_results(folder: Path) -> Path:
     return results
 
 
-def draw(results: Path, output: Path) -> None:
-    """The top of the results' page, as a browser shows it."""
-    page = results.with_suffix(".html")
+def draw(results: Path, page: Path, output: Path) -> None:
+    """The top of the results' page, which is written too, as a browser shows it."""
     if main(["report", str(results), "--format=html", f"--output={page}"]):
         raise SystemExit(f"{results} is no results file: make one with --perf-json")
     with chromium() as browser, opened(browser, page, viewport={"width": WIDTH, "height": HEIGHT}) as seen:
@@ -137,4 +136,4 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        draw(given.results or make_results(Path(made)), given.output)
+        draw(given.results or make_results(Path(made)), Path(made, "perf.html"), given.output)
