@@ -105,12 +105,12 @@ def page_of_remote(remote: str) -> str | None:
     found = _REMOTE.fullmatch(remote)
     if found is None:
         return None
-    scheme, port = found["scheme"], found["port"] or ""
+    scheme, host, path = found["scheme"], found["host"], found["path"].removesuffix(".git")
     if (found["divider"] == ":") != (scheme is None):  # without a scheme a path stands behind a colon, as for scp
         return None
-    is_web = scheme in ("http", "https")
-    place = f"{found['host']}{port if is_web else ''}"
-    return f"{scheme if is_web else 'https'}://{place}/{found['path'].removesuffix('.git')}"
+    if scheme in ("http", "https"):
+        return f"{scheme}://{host}{found['port'] or ''}/{path}"
+    return f"https://{host}/{path}"
 
 
 def commit_page(repository: str | None, commit: str | None) -> str | None:

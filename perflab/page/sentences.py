@@ -15,7 +15,7 @@ def sentences_of(case: Case) -> dict[str, list[str]]:
     # What is exact needs no reason: those that a failure of exact numbers has are of its times.
     told = "Besides" if case.times is not None and worse and all(one.exact for one in worse) else "Why"
     return {
-        "Cause": case.cause,
+        "Cause": list(dict.fromkeys(case.cause)),
         told: case.reasons,
         "Evidence": _looked_at(case),
         "In short": case.facts,

@@ -1,7 +1,7 @@
 """Makes ``docs/report.png``, the picture of a report that README shows: ``python -m tests.harness.picture [RESULTS]``.
 
-Without a results file it makes one: a small model in a folder and a repository of its own, whose times are saved; then
-its activation is written out by hand, and the tests run again. RESULTS draws from what such a run, or any, wrote.
+Without a results file it makes one: of a small model, in a repository of its own, the activation is written out by
+hand, and its tests compare the commit with the one before. RESULTS draws from what such a run, or any, wrote.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def test_attention(perf, length):
     perf(F.scaled_dot_product_attention, q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_embedding(perf, batch_size):
-    perf(torch.nn.Embedding(1024, 256), torch.randint(1024, (batch_size, 128)))
+def test_embedding(perf, tokens):
+    perf(torch.nn.Embedding(1024, 256), tokens)
 """
 CHANGE = (
     'F.gelu(x, approximate="tanh")',
@@ -99,7 +98,7 @@ CHANGE = (
 
 
 def make_results(folder: Path) -> Path:
-    """The results file of a run of the small model whose activation became slower; its whole story takes a minute."""
+    """The results file of a run of the small model whose activation became slower; that takes minutes."""
     project = folder / "project"
     project.mkdir()
     (project / ".gitignore").write_text("__pycache__/\n")
@@ -116,19 +115,15 @@ def make_results(folder: Path) -> Path:
     run("git", "init", "-q")
     run("git", "remote", "add", "origin", REMOTE)
     commit("The model")
-    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "perf", "--perf-machine=ci"]
-    run(*pytest, "--perf-update")
-    commit("Baselines")
     (project / "model.py").write_text(MODEL.replace(*CHANGE))
     commit("The activation as the paper writes it")
     results = folder / "perf.json"
-    run(*pytest, "--perf-settle=off", f"--perf-json={results}")  # what counts and memory say is enough
+    run(sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD~1", f"--perf-json={results}")
     return results
 
 
-def draw(results: Path, output: Path) -> None:
-    """The top of the results' page, as a browser shows it."""
-    page = results.with_suffix(".html")
+def draw(results: Path, page: Path, output: Path) -> None:
+    """The top of the results' page, which is written too, as a browser shows it."""
     if main(["report", str(results), "--format=html", f"--output={page}"]):
         raise SystemExit(f"{results} is no results file: make one with --perf-json")
     with chromium() as browser, opened(browser, page, viewport={"width": WIDTH, "height": HEIGHT}) as seen:
@@ -141,4 +136,4 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=OUTPUT)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        draw(given.results or make_results(Path(made)), given.output)
+        draw(given.results or make_results(Path(made)), Path(made, "perf.html"), given.output)
