@@ -4,26 +4,36 @@
 as a failing case would, and writes a table. What is named first has to have the operator, the module and the function
 in which the line stands; where code was only added, the time of all that runs there too. It fails if more than two are
 wrong, or an unchanged run is given a cause. Nothing is saved.
+
+Before that comes a module of plain Python with edits of its own, told from the profile of the module as it is, and from
+what a baseline keeps of that: the function and the line of the edit have to be named first. ``--python`` runs these
+alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import torch
 
 from perflab.lab.train import TrainingConfig
 from perflab.measure.allocator import keep_freed_memory
 from perflab.measure.measurement import stopwatch_for
-from perflab.measure.workload import Step
+from perflab.measure.workload import Step, Workload
+from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.records import DISPATCH, GAPS, VARY, Explanation, Part, Profile
 from perflab.profiles.take import ProfilePlan, take_profile
 from tests.correctness.functions import function_at
 from tests.correctness.profile_faults import FAULTS, Fault
+from tests.correctness.python_edits import EDITS, MODULE
 from tests.perf.setup import Setup, phases_of
 
 CPU = torch.device("cpu")
@@ -104,10 +114,51 @@ def _has_its_time(fault: Fault, part: Part, head: Profile) -> bool:
     return (1 - OF_ITS_TIME) * there_ns <= part.change_ns <= (1 + OF_ITS_TIME) * there_ns + own_ns
 
 
+def loaded(text: str, folder: Path) -> ModuleType:
+    """A module of plain Python, written to a folder."""
+    path = folder / "records.py"
+    path.write_text(text)
+    linecache.clearcache()
+    module = ModuleType("records")
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def of_python(text: str, folder: Path) -> Profile:
+    """The profile of a call of such a module."""
+    workload = Workload(loaded(text, folder).run, (), {})
+    for _ in range(WARM_UP):
+        workload.run()
+    return take_profile(workload, CPU, stopwatch_for(CPU), ProfilePlan(BUDGET_NS), lambda _what: None)
+
+
+def python_edits(folder: Path) -> int:
+    """Write a table of the edits of plain Python; returns how many of the explanations are wrong."""
+    print("| edit | right | stored | what is said first |\n| --- | --- | --- | --- |")
+    wrong = 0
+    for edit in EDITS:
+        first, head, again, last = (of_python(text, folder) for text in (MODULE, edit.module, edit.module, MODULE))
+        base, head = min(first, last, key=_timer_ns), min(head, again, key=_timer_ns)
+        both = explained(base, head), explained(compact(base), head)
+        right = [
+            bool(one.parts) and one.parts[0].module == edit.function and edit.is_at(one.parts[0].line) for one in both
+        ]
+        wrong += right.count(False)
+        said = explanation_texts(both[0], timed=True)[0]
+        shown = " | ".join("yes" if one else "NO" for one in right)
+        print(f"| {edit.name} | {shown} | {said} |", flush=True)
+    print(f"{2 * len(EDITS) - wrong} of {2 * len(EDITS)} are right")
+    return wrong
+
+
 def main() -> int:
     """Write the table, a line for each change; 1 if too few are right, or an unchanged run is given a cause."""
     keep_freed_memory()  # as any measurement does
     torch.manual_seed(0)
+    with TemporaryDirectory() as folder:
+        wrong = python_edits(Path(folder))
+    if "--python" in sys.argv[1:]:
+        return int(wrong > MOST_WRONG)
     setup = Setup("tiny", 4, 128, CPU, TrainingConfig(), {"attention": "sdpa"})
     print("| change | right | what is said first |\n| --- | --- | --- |")
     right = 0
@@ -121,7 +172,7 @@ def main() -> int:
     print(f"{right} of {len(FAULTS)} are right", flush=True)
     accused = sum(bool(explained(*in_turns(setup, None)).parts) for _ in range(UNCHANGED))
     print(f"{accused} of {UNCHANGED} unchanged runs are given a cause")
-    return int(right < len(FAULTS) - MOST_WRONG or accused > 0)
+    return int(right < len(FAULTS) - MOST_WRONG or accused > 0 or wrong > MOST_WRONG)
 
 
 if __name__ == "__main__":
