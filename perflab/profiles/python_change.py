@@ -196,7 +196,8 @@ def _parts(name: str, lines: Sequence[_Pair], whole_ns: float) -> Iterator[tuple
     own_ns, before_ns = sum(one.own_ns for one in timed), sum(one.before.time_ns for one in timed)
     is_edited = any(one.is_edited for one in lines)
     spread_ns = 0.0 if is_edited else SPREADS * hypot(*(one.spread_ns for one in timed))
-    if abs(own_ns) > max(1.0, spread_ns, OWN_SHARE * before_ns, WORTH * whole_ns):
+    worth = _FACT if is_edited else WORTH
+    if abs(own_ns) > max(1.0, spread_ns, OWN_SHARE * before_ns, worth * whole_ns):
         yield _part(name, lines, timed, own_ns), is_edited
 
 

@@ -49,8 +49,9 @@ _LONG_NS = 1e8
 """On a CPU, a call so long that what ran before it does not show in its time."""
 MOST_CALLS = 40
 """Profiled calls, at most: more say nothing new, and their events fill memory."""
-LEAST_CALLS = 12
-"""Calls that a profile takes at least: three that find places, one timed, and two rounds of four, or four of two."""
+LEAST_CALLS = 15
+"""Calls that a profile takes at least: three that find places, one timed, two rounds of four, or four of two, and three
+whose lines of Python are watched."""
 LEAST_ON_CUDA = 5
 """Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
 

@@ -55,6 +55,11 @@ def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> li
     modules = _shares(profile, lambda row: row.module or _NO_PLACE, _MODULES)
     if len(modules) > 1:
         found.append(f"  by module: {' · '.join(modules)}")
+    plain = _shares(
+        profile, lambda row: f"{row.operator} ({row.line})" if row.is_plain and row.time_ns else "", _MODULES
+    )
+    if plain:
+        found.append(f"  python by line: {' · '.join(plain)}")
     return [*found, *_table(_cells(top_rows(profile)[:_ROWS], profile), width)]
 
 

@@ -9,15 +9,21 @@ wrong, or an unchanged run is given a cause. Nothing is saved.
 of ``small_models``: what is named first, of the counts if these became worse and else of the peak, has to have the
 operator, the phase and the line of the edit. Both against the profile as it is in an A/B run or beside the baseline's
 commit, and against what a baseline stores of it. It fails if the first is wrong for more than three of thirty.
+
+Before the table of ``tiny`` comes a module of plain Python with edits, told from the profile of the module as it is, and from
+what a baseline keeps of that: the function and the line of the edit have to be named first. ``--python`` runs these
+alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import NamedTuple
 
@@ -40,6 +46,8 @@ from perflab.profiles.take_peak import take_peak
 from tests.correctness.functions import function_at
 from tests.correctness.model_edits import EDITS, Edit
 from tests.correctness.profile_faults import FAULTS, Fault
+from tests.correctness.python_edits import EDITS as PYTHON_EDITS
+from tests.correctness.python_edits import MODULE
 from tests.perf.setup import Setup, phases_of
 
 CPU = torch.device("cpu")
@@ -187,12 +195,53 @@ def small_models() -> int:
     return int(right[0] < len(EDITS) - MOST_WRONG_OF_SMALL)
 
 
+def loaded(text: str, folder: Path) -> ModuleType:
+    """A module of plain Python, written to a folder."""
+    path = folder / "records.py"
+    path.write_text(text)
+    linecache.clearcache()
+    module = ModuleType("records")
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def of_python(text: str, folder: Path) -> Profile:
+    """The profile of a call of such a module."""
+    workload = Workload(loaded(text, folder).run, (), {})
+    for _ in range(WARM_UP):
+        workload.run()
+    return take_profile(workload, CPU, stopwatch_for(CPU), ProfilePlan(BUDGET_NS), lambda _what: None)
+
+
+def python_edits(folder: Path) -> int:
+    """Write a table of the edits of plain Python; returns how many of the explanations are wrong."""
+    print("| edit | right | stored | what is said first |\n| --- | --- | --- | --- |")
+    wrong = 0
+    for edit in PYTHON_EDITS:
+        first, head, again, last = (of_python(text, folder) for text in (MODULE, edit.module, edit.module, MODULE))
+        base, head = min(first, last, key=_timer_ns), min(head, again, key=_timer_ns)
+        both = explained(base, head), explained(compact(base), head)
+        right = [
+            bool(one.parts) and one.parts[0].module == edit.function and edit.is_at(one.parts[0].line) for one in both
+        ]
+        wrong += right.count(False)
+        said = explanation_texts(both[0], timed=True)[0]
+        shown = " | ".join("yes" if one else "NO" for one in right)
+        print(f"| {edit.name} | {shown} | {said} |", flush=True)
+    print(f"{2 * len(PYTHON_EDITS) - wrong} of {2 * len(PYTHON_EDITS)} are right")
+    return wrong
+
+
 def main() -> int:
     """Write the table, a line for each change; 1 if too few are right, or an unchanged run is given a cause."""
     keep_freed_memory()  # as any measurement does
     if sys.argv[1:] == ["small"]:
         return small_models()
     torch.manual_seed(0)
+    with TemporaryDirectory() as folder:
+        wrong = python_edits(Path(folder))
+    if "--python" in sys.argv[1:]:
+        return int(wrong > MOST_WRONG)
     setup = Setup("tiny", 4, 128, CPU, TrainingConfig(), {"attention": "sdpa"})
     print("| change | right | what is said first |\n| --- | --- | --- |")
     right = 0
@@ -206,7 +255,7 @@ def main() -> int:
     print(f"{right} of {len(FAULTS)} are right", flush=True)
     accused = sum(bool(explained(*in_turns(setup, None)).parts) for _ in range(UNCHANGED))
     print(f"{accused} of {UNCHANGED} unchanged runs are given a cause")
-    return int(right < len(FAULTS) - MOST_WRONG or accused > 0)
+    return int(right < len(FAULTS) - MOST_WRONG or accused > 0 or wrong > MOST_WRONG)
 
 
 if __name__ == "__main__":
