@@ -171,9 +171,13 @@ def names(edit: Edit, text: str, said: str) -> bool:
     lines = [at for at, line in enumerate(text.splitlines(), 1) if (edit.at in line if edit.at else at in edited)]
     return (
         any(re.search(rf"{SMALL.name}:{line}\b", said) for line in lines)
-        and (not edit.operators or any(re.search(rf"[: ]{re.escape(one)}\b", said) for one in edit.operators.split()))
+        and (not edit.operators or any(_is_word(one, said) for one in edit.operators.split()))
         and (not edit.phases or any(one in said for one in edit.phases.split()))
     )
+
+
+def _is_word(word: str, text: str) -> bool:
+    return re.search(rf"[: ]{re.escape(word)}(?!\w)", text) is not None
 
 
 def small_models() -> int:

@@ -282,7 +282,10 @@ def test_blocks_that_a_checkpoint_computes_again_are_one_cause() -> None:
     plain, recomputed = profiled(training_step()), profiled(training_step(checkpointing="every-block"))
     found = explain(plain, recomputed, "main", None)
     first = explanation_texts(found, timed=False)[0]
-    assert first.startswith("all of blocks.* and rope computed once more in backward, with ")
+    _, is_called, rest = first.partition("all of blocks.* and rope computed once more in backward, called at ")
+    assert is_called
+    file, number = rest.split()[0].split(":")
+    assert "checkpoint(" in Path(file).read_text().splitlines()[int(number) - 1]
     assert [part.module for part in found.parts if part.category != "dispatch"] == ["blocks.*"]
     less = explain(recomputed, plain, "main", None)
     assert [part.again for part in less.parts] == [0] * len(less.parts)

@@ -167,6 +167,51 @@ def test_a_training_step_is_taken_apart_by_what_it_is_for_and_by_module() -> Non
     assert kept[0].line.startswith("tests/harness/test_peaks.py:")
 
 
+def _leaking() -> Workload:
+    """Each call keeps its loss, with the graph that it comes from, and a hook a gradient."""
+    net, data, history, seen = Net(), torch.randn(64, 32), list[torch.Tensor](), list[torch.Tensor]()
+
+    def call() -> None:
+        out = net(data)
+        out.register_hook(seen.append)
+        loss = out.square().mean()
+        loss.backward(retain_graph=True)
+        net.zero_grad()
+        history.append(loss)
+
+    return Workload(call, (), {})
+
+
+def test_what_each_call_keeps_is_one_part_that_is_called_so_and_adds_up_whenever_the_gate_has_measured() -> None:
+    net, data = Net(), torch.randn(64, 32)
+    base, leaking = take_peak(Workload(lambda: net(data).square().mean().backward(), (), {}), CPU), _leaking()
+    early, _ = measure_memory(leaking, CPU)
+    head = take_peak(leaking, CPU)
+    late, _ = measure_memory(leaking, CPU)
+    each = 4 + 4 * 64 * 8  # the loss, and the gradient of what the hook stands at
+    assert head.grows_bytes == each
+    assert sum(part.size_bytes for part in head.parts if part.category == "inputs") == 4 * 64 * 32
+    for gate, calls in ((early, "fewer"), (late, "more")):
+        found = explain_peak(base, head, "main", gate.peak_bytes - base.peak_bytes)
+        assert found.problem is None
+        assert sum(part.change_bytes for part in found.parts) == gate.peak_bytes - base.peak_bytes
+        texts = peak_texts(found, most=20)
+        (kept,) = (text for text in texts if text.endswith(", kept"))
+        assert "tests/harness/test_peaks.py:" in kept
+        assert any(f"calls {calls} before" in text for text in texts)
+
+
+def test_blocks_that_only_change_their_category_cancel_each_other_and_the_cause_is_what_is_more() -> None:
+    base = Peak(parts=[part(100, category="temporaries"), part(300, operator="aten::mm", line="net.py:9")])
+    head = Peak(parts=[part(100), part(250, operator="aten::sin", line="net.py:8"), part(60, operator="aten::cos")])
+    found = explain_peak(base, head, "main", 10)
+    assert [(one.operator, one.change_bytes) for one in found.parts] == [
+        ("aten::sin", 250),
+        ("aten::mm", -300),
+        ("aten::cos", 60),
+    ]
+
+
 # --- two peaks ---------------------------------------------------------------------------------------------------
 
 
