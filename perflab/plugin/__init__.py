@@ -64,6 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
     arguments = ", ".join(f"{name}=" for name in options.MARKER_ARGUMENTS)
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
+    if config.getoption("perf_adopt") or config.getini("perf_adopt"):
+        from perflab.plugin.adopting import adopt
+
+        adopt(config)
     if config.getoption(options.ATTENTION_OPTION):
         config.pluginmanager.import_plugin("perflab.attention.plugin")
     # On the command line, ``addopts`` included; ini keys are none.

@@ -35,6 +35,9 @@ PERF_FOR: pytest.StashKey[Callable[[pytest.Item, torch.device], Perf]] = pytest.
 RUNS_ONCE: pytest.StashKey[bool] = pytest.StashKey()
 """On a test: it is a perf case of a run that times nothing."""
 
+RUNS_AS_BEFORE: pytest.StashKey[bool] = pytest.StashKey()
+"""On a test: it was adopted, uses what perflab lacks, and ran with the fixture that it was written for."""
+
 FAKING: pytest.StashKey[Faking | None] = pytest.StashKey()
 """While tensors are fake, since nothing is to run: who made them so."""
 

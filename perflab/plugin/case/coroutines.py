@@ -1,4 +1,4 @@
-"""Runs coroutine functions: measured ones on a loop of the case's own, and ``async def`` tests without a runner."""
+"""Runs coroutine functions: measured ones on a loop of the case's own, and ``async def`` tests that nobody runs."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import pytest
 
 from perflab.errors import SettingError
 from perflab.plugin.fixtures import TIER_OF
+from perflab.plugin.stash import RUNS_AS_BEFORE
 
 
 def is_perf_case(item: pytest.Item) -> bool:
@@ -30,6 +31,6 @@ def tier_asked_by(item: pytest.Item) -> str | None:
 
 
 def measures_elsewhere(item: pytest.Item) -> bool:
-    """Whether a marked test leaves the measuring to pytest-benchmark, and is no perf case by its fixtures."""
+    """Whether a marked test leaves the measuring to pytest-benchmark: by its fixtures, or adopted in vain."""
     names = getattr(item, "fixturenames", ())
-    return "perf" not in names and "benchmark" in names
+    return ("perf" not in names and "benchmark" in names) or item.stash.get(RUNS_AS_BEFORE, False)
