@@ -382,9 +382,9 @@ def test_what_is_written_is_a_call_like_the_rows_and_not_one_that_was_disturbed(
 
     slow, plan = -1, ProfilePlan(0.0, tmp_path / "case")
     written_ns()
-    slow = len(calls) - 1  # the last of as many
+    slow = len(calls) - 4  # the last of as many that is profiled: three are watched for lines of Python
     assert written_ns() < 200e6
-    assert len(calls) == slow + 1
+    assert len(calls) == slow + 4
 
 
 def test_a_range_of_the_user_s_has_what_runs_in_it(tmp_path: Path) -> None:
