@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.errors import UsageError
 from perflab.measure import clock
@@ -26,6 +26,13 @@ _WHAT_TO_RETURN = (
 )
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Both(NamedTuple):
+    """Positional and keyword arguments, which are nothing else, whatever the callable takes."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class SetUpWorkload(Workload):
@@ -142,6 +149,8 @@ def arguments_in(made: Any, call: Callable[..., Any]) -> _Arguments:
         UsageError: it is none of what it may be, or the signature takes both.
     """
     kind = type(made)
+    if kind is Both:
+        return tuple(made.args), dict(made.kwargs)
     if kind is dict and all(type(name) is str for name in made):
         return (), made
     if kind is not tuple:

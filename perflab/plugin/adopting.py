@@ -77,7 +77,13 @@ class Benchmark:
         self._measured = "pedantic", (target, args, given), {"setup": setup, **options}
         if setup is None:
             return self._perf(_without_setup(target, given), *args, **_but_setup(given))
-        return self._perf(target, *args, setup=setup, **given)
+        from perflab.measure.set_up import Both
+
+        def make() -> Both | None:
+            made = setup()
+            return Both(*made) if made else None
+
+        return self._perf(target, *args, setup=make, **given)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
