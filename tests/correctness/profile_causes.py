@@ -10,8 +10,8 @@ of ``small_models``: what is named first, of the counts if these became worse an
 operator, the phase and the line of the edit. Both against the profile as it is in an A/B run or beside the baseline's
 commit, and against what a baseline stores of it. It fails if the first is wrong for more than three of thirty.
 
-Before the table of ``tiny`` comes a module of plain Python with edits, told from the profile of the module as it is, and
-from what a baseline keeps of that: the function and the line of the edit have to be named first. ``--python`` runs
+Before the table of ``tiny`` comes a module of plain Python with edits, told from the profile of the module as it is
+and from what a baseline keeps of that: the function and the line of the edit have to be named first. ``--python`` runs
 these alone.
 """
 
