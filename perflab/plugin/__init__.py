@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
     if config.getoption("perf_adopt") or config.getini("perf_adopt"):
-        from perflab.plugin.adopting import adopt
+        from perflab.plugin.case.adopting import adopt
 
         adopt(config)
     if config.getoption(options.ATTENTION_OPTION):

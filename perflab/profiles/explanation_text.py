@@ -184,7 +184,8 @@ def _of_python(part: Part, *, brief: bool) -> str:
     also += f", which was edited at {', '.join(edited)}" if edited else ""
     if not part.more:
         return f"{'less' if part.change_ns < 0 else 'more'} {PYTHON}{where}{also}"
-    of = "runs" if part.operator == PYTHON else f"calls of {part.operator}"
+    many = "s" * (abs(part.more) != 1)
+    of = f"run{many}" if part.operator == PYTHON else f"call{many} of {part.operator}"
     return f"{_many(part.more)} {of}{where}{also}"
 
 

@@ -203,7 +203,7 @@ ROOMS = {
     # The lab stands beside the house; the attention suite holds kernels, the lab's among them, to their definition.
     "lab": Room(torch=When.IMPORTED),
     "attention": Room(
-        below="errors lifeline correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED
+        below="errors lifeline units correctness lab measure plugin.stash", packages="pytest", torch=When.IMPORTED
     ),
 }
 
@@ -436,8 +436,10 @@ OF_PYTEST = {
     "predicted/run/fake_cases.py": ("_excinfo",),
     "predicted/run/fixtures_anew.py": ("_fixtureinfo", "_request"),
     "plugin/session/benchmark.py": ("_benchmarksession",),
+    "plugin/case/adopting.py": ("_fixtureinfo", "_request", "_fixture_defs", "_arg2fixturedefs"),
+    "plugin/case/coroutines.py": ("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task"),
 }
-"""Where pytest's own attributes, or pytest-benchmark's, are asked for by name."""
+"""Where attributes of pytest's own, of pytest-benchmark's or of asyncio's are asked for by name."""
 BY_ITSELF = {"compared/sides/forking.py": ("_C", "_cuda_isInBadFork")}
 """What a program that imports nothing of perflab has to ask of PyTorch itself."""
 INTERNALS = ("torch_internals", "triton_internals", "lab")

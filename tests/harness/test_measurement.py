@@ -98,9 +98,9 @@ def boiled_down(samples_ns: list[int], repetitions: int = 1) -> Measurement:
 
 
 def test_a_replicate_tells_times_of_one_call() -> None:
-    found = replicate_of(boiled_down([1_000, 1_400, 1_200], repetitions=10))
-    assert (found.median_ns, found.fastest_ns, found.mean_ns, found.samples) == (120.0, 100.0, 120.0, 3)
-    assert found.std_ns == pytest.approx(20.0)
+    found = replicate_of(boiled_down([1_000 * MS, 1_400 * MS, 1_200 * MS], repetitions=10))
+    assert (found.median_ns, found.fastest_ns, found.mean_ns, found.samples) == (120 * MS, 100 * MS, 120 * MS, 3)
+    assert found.std_ns == pytest.approx(20 * MS)
     assert found.noise == pytest.approx(20.0 / 120.0, abs=1e-6)
 
 

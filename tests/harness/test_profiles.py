@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perflab.data import changed, to_json
 from perflab.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
-from perflab.profiles.categories import categories
+from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.compact import MOST_ROWS, compact, like_compact
 from perflab.profiles.cost import Cost
 from perflab.profiles.device import Kernel, device_sums
@@ -335,7 +335,7 @@ def test_a_category_comes_from_the_operator_and_its_phase(name: str, phase: str,
 def test_a_loss_s_backward_is_of_the_category_of_the_loss_though_its_operators_are_those_of_anything(loss: str) -> None:
     events = [
         call(f"{NODE}{loss}Backward0", 20, 90),
-        call(f"{loss}Backward0", 21, 89),
+        call(f"{loss}Backward0", 21, 89, scope=BACKWARD_SCOPE),
         call("aten::exp", 30, 40),
         call(f"{NODE}MulBackward0", 100, 120),
         call("aten::exp", 101, 119),

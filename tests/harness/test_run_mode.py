@@ -11,7 +11,7 @@ from perflab.plugin.options import OPTIONS
 
 CASE, OTHER = cast("list[Any]", ["a perf case", "a plain test"])
 ONCE, MEASURE, SKIP = RunMode.ONCE, RunMode.MEASURE, RunMode.SKIP
-ASIDE = {"disable", "skip", "prune", "prune-case", "baselines", "device", "kernels", "arch", "timeout"}
+ASIDE = {"adopt", "disable", "skip", "prune", "prune-case", "baselines", "device", "kernels", "arch", "timeout"}
 """Options that have nothing to do with how cases are measured."""
 
 
