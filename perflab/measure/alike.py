@@ -1,7 +1,9 @@
 """Tells a workload whose calls differ: what it holds grows, its input changes, or later calls find nothing to do.
 
 Compared are the first call's result with the last one's, and what the callable holds and names before its first call,
-after warm-up, and around its last. What the first call sets up, and what settles while warming up, is no difference.
+after it, after warm-up, and around the last. What the first call sets up, and what settles while warming up, is no
+difference: a container that the first call empties is used up only if later calls return something else, or do nothing
+that is counted.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ class Watched(Workload):
         self.inner, self._device = inner, device
         self._before = _left(self.roots)
         self._first: str | None = None
+        self._after_first: dict[str, object] | None = None
         self._held_bytes: list[int] = []
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result; the form of the first one is kept."""
         result = self.inner.run(after_phase)
-        self._first = self._first or _form(result)
+        if self._first is None:
+            self._first, self._after_first = _form(result), _left(self.roots)
         return result
 
     def look(self, calls: int = _SETTLED_CALLS) -> int:
@@ -68,8 +72,10 @@ class Watched(Workload):
         ``result`` is the last call's, and ``counted`` what each call did that was counted.
         """
         self.look()
-        now, last = _left(self.roots), _form(result)
-        said = [f"{name} is used up" for name, before in self._before.items() if before and now.get(name) == 0]
+        now, last, once = _left(self.roots), _form(result), self._after_first or {}
+        idle = self._first != last or (bool(counted) and not any(value for one in counted for value in one.values()))
+        empty = [name for name, before in self._before.items() if before and now.get(name) == 0]
+        said = [f"{name} is used up" for name in empty if idle or once.get(name) != 0]
         used_up = bool(said)
         least, most = min(self._held_bytes), max(self._held_bytes)
         if least != most:
