@@ -191,7 +191,7 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
         change = result.judgement.phases.get(name)
         ns = [one.phases_ns[name] for one in judged if name in one.phases_ns]
         found[name] = _time(change.now if change is not None else median(ns))
-    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and not one.memory.calls_differ]
+    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and "memory" not in one.memory.least]
     if peaks:
         found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)
     for name in judged[0].counts:

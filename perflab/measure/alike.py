@@ -17,8 +17,10 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
+from perflab.data import changed
 from perflab.internals import switched_off
 from perflab.measure.live_tensors import held_bytes
+from perflab.measure.records import Memory
 from perflab.measure.workload import Workload
 from perflab.torch_internals.tracing import version_of
 from perflab.units import format_bytes
@@ -66,8 +68,8 @@ class Watched(Workload):
             if switched_off(error) is None:
                 raise
 
-    def differences(self, result: Any, counted: Sequence[dict[str, int]]) -> tuple[list[str], bool]:
-        """In what calls differ, as sentences, and whether later ones found nothing to do.
+    def compared(self, memory: Memory, result: Any, counted: Sequence[dict[str, int]]) -> Memory:
+        """The memory, with what tells whether calls were alike.
 
         ``result`` is the last call's, and ``counted`` what each call did that was counted.
         """
@@ -83,13 +85,15 @@ class Watched(Workload):
         if self._first != last:
             said.append(f"the first call returned {self._first}, and the last {last}")
             used_up |= last == "None" or last.endswith(" of 0")
+        lowest = {"memory": least} if said else {}
         for name in counted[0] if counted else ():
             values = sorted({one.get(name, 0) for one in counted})
             said += [f"{name.replace('_', ' ')} differ ({values[0]:,} to {values[-1]:,})"] if values[1:] else []
+            lowest |= {name: values[0]} if values[1:] or "memory" in lowest else {}
         if said:
-            changed = [name for name, before in self._before.items() if now.get(name, before) not in (before, 0)]
-            said += [f"{name} is changed by each call" for name in changed]
-        return said, used_up
+            others = [name for name, before in self._before.items() if now.get(name, before) not in (before, 0)]
+            said += [f"{name} is changed by each call" for name in others]
+        return changed(memory, calls_differ=said, least=lowest, used_up=used_up)
 
 
 def _left(roots: tuple[Any, ...]) -> dict[str, object]:
