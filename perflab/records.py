@@ -162,6 +162,8 @@ class Uncompared(Data, frozen=True):
     """``saved with 2 threads, here 1``: words that many cases have in common."""
     can_be_saved: bool = False
     """Whether ``--perf-update-new`` saves a value that the next run here compares with."""
+    calls_differ: bool = False
+    """Whether it was exact before and is not now, since calls differ: then nobody can tell whether it rose."""
 
 
 class Judgement(Data, frozen=True):

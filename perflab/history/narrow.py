@@ -125,7 +125,7 @@ class Memory(Narrow):
     """Memory of one call."""
 
     peak_bytes: Amount
-    calls_differ: list[str] = []
+    least: dict[str, Amount] = {}
 
 
 class Replicate(Narrow):

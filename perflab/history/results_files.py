@@ -196,7 +196,7 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
         found[name] = _time(change.now if change is not None else median(ns))
     if launching := [one.launch_ns for one in judged if one.launch_ns is not None]:
         found["launching"] = _time(median(launching))
-    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and not one.memory.calls_differ]
+    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and "memory" not in one.memory.least]
     if peaks:
         found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)
     for name in judged[0].counts:

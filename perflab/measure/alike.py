@@ -1,7 +1,9 @@
 """Tells a workload whose calls differ: what it holds grows, its input changes, or later calls find nothing to do.
 
 Compared are the first call's result with the last one's, and what the callable holds and names before its first call,
-after warm-up, and around its last. What the first call sets up, and what settles while warming up, is no difference.
+after it, after warm-up, and around the last. What the first call sets up, and what settles while warming up, is no
+difference: a container that the first call empties is used up only if later calls return something else, or do nothing
+that is counted.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
+from perflab.data import changed
 from perflab.internals import switched_off
 from perflab.measure.live_tensors import held_bytes
+from perflab.measure.records import Memory
 from perflab.measure.workload import Workload
 from perflab.torch_internals.tracing import version_of
 from perflab.units import format_bytes
@@ -40,6 +44,7 @@ class Watched(Workload):
         self.inner, self._device = inner, device
         self._before = _left(self.roots)
         self._first: str | None = None
+        self._after_first: dict[str, object] | None = None
         self._held_bytes: list[int] = []
 
     @property
@@ -54,7 +59,8 @@ class Watched(Workload):
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result; the form of the first one is kept."""
         result = self.inner.run(after_phase)
-        self._first = self._first or _form(result)
+        if self._first is None:
+            self._first, self._after_first = _form(result), _left(self.roots)
         return result
 
     def look(self, calls: int = _SETTLED_CALLS) -> int:
@@ -75,14 +81,16 @@ class Watched(Workload):
             if switched_off(error) is None:
                 raise
 
-    def differences(self, result: Any, counted: Sequence[dict[str, int]]) -> tuple[list[str], bool]:
-        """In what calls differ, as sentences, and whether later ones found nothing to do.
+    def compared(self, memory: Memory, result: Any, counted: Sequence[dict[str, int]]) -> Memory:
+        """The memory, with what tells whether calls were alike.
 
         ``result`` is the last call's, and ``counted`` what each call did that was counted.
         """
         self.look()
-        now, last = _left(self.roots), _form(result)
-        said = [f"{name} is used up" for name, before in self._before.items() if before and now.get(name) == 0]
+        now, last, once = _left(self.roots), _form(result), self._after_first or {}
+        idle = self._first != last or (bool(counted) and not any(value for one in counted for value in one.values()))
+        empty = [name for name, before in self._before.items() if before and now.get(name) == 0]
+        said = [f"{name} is used up" for name in empty if idle or once.get(name) != 0]
         used_up = bool(said)
         least, most = min(self._held_bytes), max(self._held_bytes)
         if least != most:
@@ -90,13 +98,15 @@ class Watched(Workload):
         if self._first != last:
             said.append(f"the first call returned {self._first}, and the last {last}")
             used_up |= last == "None" or last.endswith(" of 0")
+        lowest = {"memory": least} if said else {}
         for name in counted[0] if counted else ():
             values = sorted({one.get(name, 0) for one in counted})
             said += [f"{name.replace('_', ' ')} differ ({values[0]:,} to {values[-1]:,})"] if values[1:] else []
+            lowest |= {name: values[0]} if values[1:] or "memory" in lowest else {}
         if said:
-            changed = [name for name, before in self._before.items() if now.get(name, before) not in (before, 0)]
-            said += [f"{name} is changed by each call" for name in changed]
-        return said, used_up
+            others = [name for name, before in self._before.items() if now.get(name, before) not in (before, 0)]
+            said += [f"{name} is changed by each call" for name in others]
+        return changed(memory, calls_differ=said, least=lowest, used_up=used_up)
 
 
 def _left(roots: tuple[Any, ...]) -> dict[str, object]:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from perflab.data import changed
 from perflab.measure.alike import Watched
 from perflab.measure.devices import collector_off, release_memory, resident_bytes, synchronize
 from perflab.measure.graph_pools import free_bytes_in, replayed_pools
@@ -39,17 +38,18 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
     is the one measured.
 
     Cyclic garbage is not collected during the pass: what is reported is what the code needs without the
-    collector's luck, and the same in every run. Where calls differ, it is not, and the counter's counts are dropped.
+    collector's luck, and the same in every run. Where calls hold or return something else, it is not, and the counter's
+    counts are dropped; where only a count differs, that count is.
     """
     watched = workload if isinstance(workload, Watched) else Watched(workload, device)
     release_memory(device)
     with collector_off():
         on_cuda = device.type == "cuda"
         memory, result = _cuda_memory(watched, device) if on_cuda else _cpu_memory(watched, device, counter)
-    differ, used_up = watched.differences(result, counter.each if counter is not None else [])
-    if differ and counter is not None:
+    memory = watched.compared(memory, result, counter.each if counter is not None else [])
+    if memory.exact_bytes is None and counter is not None:
         counter.counts.clear()
-    return changed(memory, calls_differ=differ, used_up=used_up), result
+    return memory, result
 
 
 def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:

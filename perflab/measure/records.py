@@ -29,14 +29,22 @@ class Memory(Data, frozen=True):
     resident_growth_bytes: int | None = None
     """CPU: growth of the process's resident set, as information only."""
     calls_differ: list[str] = []
-    """In what the case's calls differ, as sentences: then no peak is exact, and nothing is counted."""
+    """In what the case's calls differ, as sentences."""
+    least: dict[str, Amount] = {}
+    """Of each quantity that is not exact since calls differ, the least that was seen: of ``memory`` what was held after
+    warm-up, of a count what one call did."""
     used_up: bool = False
     """Whether later calls found nothing to do."""
 
     @property
     def shown_bytes(self) -> int | None:
         """The peak; None where there is no exact one, or no tensor memory at all."""
-        return None if self.calls_differ else self.peak_bytes or None
+        return self.exact_bytes or None
+
+    @property
+    def exact_bytes(self) -> int | None:
+        """The peak; None where calls differ so that it is not exact."""
+        return None if "memory" in self.least else self.peak_bytes
 
 
 class GpuState(Data, frozen=True):

@@ -23,6 +23,7 @@ from tests.harness.make import (
     entry,
     environment,
     judge,
+    memory,
     quiet,
     record,
     replicate,
@@ -444,6 +445,27 @@ def test_growth_that_only_one_fresh_process_shows_is_no_regression() -> None:
     fresh = [replicate(peak_bytes=2**20), replicate(peak_bytes=2**21), replicate(peak_bytes=2**21)]
     judgement = judge(record(fresh[2], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
     assert judgement.verdict is Verdict.OK
+
+
+CALLS_THAT_DIFFER: dict[str, tuple[dict[str, int], Verdict, list[str]]] = {
+    "holding more than was needed": ({"memory": 2**21, "operators": 3}, Verdict.REGRESSED, ["memory"]),
+    "holding less": ({"memory": 2**10, "operators": 3}, Verdict.INCONCLUSIVE, []),
+    "doing more in each": ({"memory": 2**10, "operators": 4}, Verdict.REGRESSED, ["counts"]),
+    "doing more in some": ({"operators": 3}, Verdict.INCONCLUSIVE, []),
+}
+
+
+@pytest.mark.parametrize("times", [True, False], ids=["times", "no times"])
+@pytest.mark.parametrize(("least", "verdict", "worse"), CALLS_THAT_DIFFER.values(), ids=CALLS_THAT_DIFFER)
+def test_calls_that_differ_in_what_was_exact_are_never_ok(
+    least: dict[str, int], verdict: Verdict, worse: list[str], times: bool
+) -> None:
+    here = replicate(memory=changed(memory(2**20), calls_differ=["some"], least=least))
+    stored = split(entry(quiet(100 * MS, peak_bytes=2**20, counts={"operators": 3})))
+    judgement = judge(record(here, fresh=[here] * 3), stored if times else changed(stored, times=None), POLICY)
+    assert (judgement.verdict, judgement.worse) == (verdict, worse)
+    assert (judgement.memory is None) == (least.get("memory") == 2**10)
+    assert any(reason.startswith("calls differ") for reason in judgement.reasons) == (worse != ["counts"])
 
 
 def test_a_baseline_without_memory_says_nothing_of_memory() -> None:

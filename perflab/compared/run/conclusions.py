@@ -18,7 +18,7 @@ from perflab.measure.measurement import replicate_of
 from perflab.measure.outputs import distance
 from perflab.measure.records import Evidence, Measurement, Paired, Replicate
 from perflab.measured.judge.counts import FAILS_ALREADY, judge_counts, values_of, verdict_on
-from perflab.measured.judge.exact import judge_memory, peaks_of, unless_used_up
+from perflab.measured.judge.exact import judge_peaks, peaks_of, unless_calls_differ
 from perflab.measured.judge.finding import worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.judge import launching
@@ -59,15 +59,16 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         reasons = [FAILS_ALREADY]
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
-    memory = judge_memory(peaks_of(before), peaks_of(now), environment.device, settings.policy)
-    counts, missed = judge_counts(
+    memory, missed = judge_peaks(peaks_of(before), now, environment.device, settings.policy)
+    reasons = [*reasons, *memory.reasons]
+    counts, uncounted = judge_counts(
         now,
         values_of(before),
         gated=settings.policy.gate_counts,
         lacking=f"not counted in each process of {base.label}",
     )
     off = {name: why for side in (BASE, HEAD) for turns in one.turns(side) for name, why in turns.off.items()}
-    missed += [Uncompared(name, why) for name, why in off.items()]
+    missed += [*uncounted, *(Uncompared(name, why) for name, why in off.items())]
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     worst = worst_of(verdicts.values())
     judgement = Judgement(
@@ -81,7 +82,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     )
     judgement = with_evidence(judgement, one, environment)
     judgement = changed(judgement, reasons=[*reasons, *(judgement.beside if worst is Verdict.INCONCLUSIVE else [])])
-    judgement = unless_used_up(judgement, [*before, *now])
+    judgement = unless_calls_differ(judgement, [*before, *now])
     peaks = [one.memory.peak_bytes for one in now if one.memory is not None]
     if settings.check != "off":
         judgement = unless_beyond(judgement, settings, max(peaks, default=None))

@@ -2,7 +2,8 @@
 
 A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other. One that is not
 exact regressed if the smallest of now lies above the largest of the baseline by more than the baseline's differ among
-each other; else it is not compared, which is said. Exact counts need no second reading. Instructions are never exact:
+each other; else it is not compared, which is said. One that differs from call to call counts by the least of its calls.
+Exact counts need no second reading. Instructions are never exact:
 they have a slack and a floor, and a baseline whose replicates differ by more is not compared: two ways of warming
 Python up are 0.6 % apart.
 """
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from perflab.measure.records import Replicate
 from perflab.records import Change, Judgement, Uncompared, Verdict
 
+CALLS_DIFFER = "not exact here, since calls differ"
+"""Why a quantity that was exact before is not compared."""
 FAILS_ALREADY = "it fails already by what is exact, so its time was not measured on"
 """Why nothing is said of a case's time."""
 CALLGRIND = "callgrind_instructions"
@@ -57,18 +60,26 @@ def judge_counts(
     for name, old in before.items():
         if name in SLACK and (len(old) < 2 or not _agree(name, old)):
             continue
-        new = here.get(name)
-        if new is None:
+        new = here.get(name) or [seen for one in now if (seen := _least(name, one)) is not None]
+        if len(new) < len(now) or not new:
             missed += [Uncompared(name, "not counted here")] if gated and name not in SLACK else []
             continue
         change = _change(name, old, new, gated=gated)
         where, unlike = ("there", old) if not _agree(name, old) else ("now", new)
-        if not _agree(name, unlike) and not (change.is_past_limit and min(new) > 2 * max(old) - min(old)):
+        vary = name not in here
+        if (vary or not _agree(name, unlike)) and not (change.is_past_limit and min(new) > 2 * max(old) - min(old)):
             differ = f"different from process to process {where} ({min(unlike)} to {max(unlike)})"
-            missed += [Uncompared(name, differ)] if gated and name not in SLACK else []
+            why = CALLS_DIFFER if vary else differ
+            missed += [Uncompared(name, why, calls_differ=vary)] if gated and name not in SLACK else []
             continue
         changes[name] = change
     return changes, missed
+
+
+def _least(name: str, replicate: Replicate) -> int | None:
+    """What a call did, at the least where calls differ; None if it was not counted."""
+    least = replicate.memory.least if replicate.memory is not None else {}
+    return replicate.counts.get(name, least.get(name))
 
 
 def _change(name: str, old: Sequence[int], new: Sequence[int], *, gated: bool) -> Change:

@@ -7,15 +7,16 @@ device always; some of them on more, and those are compared across such a differ
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perflab.data import changed
 from perflab.environment import differing, exact_environment
 from perflab.measure.records import Record, Replicate
-from perflab.measured.judge.counts import CALLGRIND, SLACK, judge_counts, values_of
+from perflab.measured.judge.counts import CALLGRIND, CALLS_DIFFER, SLACK, judge_counts, values_of
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two
 from perflab.measured.records import Entry, Exact
 from perflab.records import Change, Drift, Environment, ExactEnvironment, Judgement, Policy, Uncompared, Verdict
+from perflab.units import format_bytes, format_names
 
 DECIDES = ("device", "device_name", "system", "torch", "cuda")
 """Fields of which another value makes another program: nothing is compared across them."""
@@ -77,7 +78,7 @@ CUDA_ROUNDING_BYTES = 512
 
 def peaks_of(replicates: Sequence[Replicate]) -> list[int]:
     """Peak memory of the replicates that have an exact one, in bytes."""
-    return [r.memory.peak_bytes for r in replicates if r.memory is not None and not r.memory.calls_differ]
+    return [r.memory.peak_bytes for r in replicates if r.memory is not None and r.memory.exact_bytes is not None]
 
 
 def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: str, policy: Policy) -> Finding:
@@ -96,13 +97,33 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
     return Finding(change, Verdict.OK)
 
 
-def unless_used_up(judgement: Judgement, now: Sequence[Replicate]) -> Judgement:
-    """The same, but for calls that found nothing to do: their time passes for none of the work's."""
+def judge_peaks(
+    before_bytes: Sequence[int], now: Sequence[Replicate], device: str, policy: Policy
+) -> tuple[Finding, list[Uncompared]]:
+    """Compare peaks with those of before; where calls differ, what is held after warm-up: past them or no verdict.
+
+    Returns the finding, and what was not compared.
+    """
+    needed = [r.memory.least.get("memory", r.memory.peak_bytes) for r in now if r.memory is not None]
+    found = judge_memory(before_bytes, needed, device, policy)
+    if found.change is None or len(peaks_of(now)) == len(needed):
+        return found, []
+    if found.verdict is not Verdict.REGRESSED:
+        return NOT_COMPARED, [Uncompared("memory", CALLS_DIFFER, calls_differ=True)]
+    held = format_bytes(int(found.change.now))
+    return replace(found, reasons=[f"calls differ, and {held} held after warm-up is more than the whole peak was"]), []
+
+
+def unless_calls_differ(judgement: Judgement, now: Sequence[Replicate]) -> Judgement:
+    """The same, but nothing is ok whose later calls found nothing to do, or differ in what was exact before."""
     used_up = any(r.memory is not None and r.memory.used_up for r in now)
-    if not used_up or judgement.verdict not in (Verdict.OK, Verdict.IMPROVED):
+    lost = [one.quantity.replace("_", " ") for one in judgement.not_compared if one.calls_differ]
+    said = ["later calls found nothing to do, so this is not the time of the work"] if used_up else []
+    said += [f"calls differ, so that nobody can tell whether these rose: {format_names(lost)}"] if lost else []
+    if not said or judgement.verdict not in (Verdict.OK, Verdict.IMPROVED):
         return judgement
-    reasons = [*judgement.reasons, "later calls found nothing to do, so this is not the time of the work"]
-    return changed(judgement, verdict=Verdict.INCONCLUSIVE, reasons=reasons, suspect=False, unsettled=[])
+    reasons, left = [*judgement.reasons, *said], [] if used_up else judgement.unsettled
+    return changed(judgement, verdict=Verdict.INCONCLUSIVE, reasons=reasons, suspect=False, unsettled=left)
 
 
 def needed_more(found: Comparable, record: Record, policy: Policy) -> bool:
@@ -126,8 +147,9 @@ class Needs:
 
     @property
     def is_compared(self) -> bool:
-        """Whether anything of them is."""
-        return self.memory.change is not None or any(change.limit is not None for change in self.counts.values())
+        """Whether anything of them is, or could be if calls did not differ."""
+        tells = any(change.limit is not None for change in self.counts.values())
+        return self.memory.change is not None or tells or any(one.calls_differ for one in self.not_compared)
 
 
 def judge_exact(
@@ -150,10 +172,7 @@ def judge_exact(
         missed = [Uncompared(name, why, can_be_saved=True) for name in ["memory"] * bool(peaks_of(now)) + here]
         return Needs(NOT_COMPARED, counts, {}, missed)
     exact = found.exact
-    if any(r.memory is not None and r.memory.calls_differ for r in now):
-        names = ["memory", *(exact.counts if policy.gate_counts else ())]
-        return Needs(NOT_COMPARED, {}, {}, [Uncompared(name, "not exact here, since calls differ") for name in names])
-    memory, drift, missed = _memory(found, peaks_of(now), record.environment.device, policy)
+    memory, drift, missed = _memory(found, now, record.environment.device, policy)
     before: dict[str, Sequence[int]] = {name: [value] for name, value in exact.counts.items()}
     counts, uncounted = judge_counts(now, {**before, **counted}, gated=policy.gate_counts)
     missed += uncounted
@@ -171,17 +190,17 @@ def judge_exact(
 
 
 def _memory(
-    found: Comparable, now_bytes: Sequence[int], device: str, policy: Policy
+    found: Comparable, now: Sequence[Replicate], device: str, policy: Policy
 ) -> tuple[Finding, dict[str, Drift], list[Uncompared]]:
     exact, why = found.exact, found.doubtful.get("memory")
-    memory = judge_memory(exact.peak_bytes, now_bytes, device, policy)
+    memory, missed = judge_peaks(exact.peak_bytes, now, device, policy)
     if memory.change is None:
-        return memory, {}, [Uncompared("memory", "not measured here")] if exact.peak_bytes else []
+        return memory, {}, missed or [Uncompared("memory", "not measured here")] * bool(exact.peak_bytes)
     if why is not None and memory.change.now != memory.change.before:
-        return NOT_COMPARED, {}, [Uncompared("memory", why, can_be_saved=True)]
+        return NOT_COMPARED, {}, [Uncompared("memory", why, can_be_saved=True, calls_differ=bool(memory.reasons))]
     anchor = exact.memory_anchor
-    if anchor is None:
+    if anchor is None or memory.reasons:
         return memory, {}, []
-    older = judge_memory([anchor.peak_bytes], now_bytes, device, policy)
+    older = judge_memory([anchor.peak_bytes], peaks_of(now), device, policy)
     memory, drift = worse_of_two(memory, older, anchor.recorded, anchor.steps)
     return memory, {"memory": drift}, []

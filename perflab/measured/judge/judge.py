@@ -42,7 +42,7 @@ from perflab.environment import differences, stands_for_itself
 from perflab.measure.records import Record, Replicate
 from perflab.measured.judge.counts import CALLGRIND, exactly_worse, verdict_on
 from perflab.measured.judge.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
-from perflab.measured.judge.exact import Comparable, comparable, judge_exact, needed_more, unless_used_up
+from perflab.measured.judge.exact import Comparable, comparable, judge_exact, needed_more, unless_calls_differ
 from perflab.measured.judge.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
 from perflab.measured.judge.interference import disturbances, is_witnessed
 from perflab.measured.judge.out_of_memory import out_of_memory_texts
@@ -134,7 +134,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         counts=needs.counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         drift=latency.drift | needs.drift,
-        reasons=[_FITS_AGAIN] if fits_again else list(latency.finding.reasons),
+        reasons=[*([_FITS_AGAIN] if fits_again else latency.finding.reasons), *needs.memory.reasons],
         disturbed=disturbed if disturbed or witnessed else None,
         no_times=no_times if times is None else None,
         few_runs=few_runs,
@@ -148,7 +148,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     faster = worst is latency.finding.verdict is Verdict.IMPROVED
     suspect = (worst is Verdict.REGRESSED or faster) and not (record.fresh or in_turns or believed)
     judgement = changed(judgement, suspect=suspect, unsettled=[] if suspect else latency.unsettled)
-    return unless_used_up(judgement, now)
+    return unless_calls_differ(judgement, now)
 
 
 def _without_baseline(foreign: Sequence[str]) -> Judgement:

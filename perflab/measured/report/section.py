@@ -145,7 +145,7 @@ def _has_marks(measured: Sequence[Result], groups: Sequence[Group], view: View) 
 
 def _has_no_tensors(result: Result) -> bool:
     memory = result.record.summary.memory if result.record is not None and result.record.summary is not None else None
-    return memory is not None and not memory.calls_differ and not memory.peak_bytes
+    return memory is not None and memory.exact_bytes == 0
 
 
 def _in_brief(

@@ -28,7 +28,7 @@ _LEAST_OTHER_WIDTH = 8
 _LEAST_NAME_WIDTH = 22
 WORTH_TELLING = 0.05
 """Share of a cold call's time from which on it is said what an empty one takes."""
-_NOT_EXACT = "no peak or count is exact -> give each call fresh arguments, untimed: perf(fn, setup=make)"
+_REMEDY = "-> give each call fresh arguments, untimed: perf(fn, setup=make)"
 
 
 def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW) -> list[Line]:
@@ -185,7 +185,8 @@ def _why(
 def _beside(result: Result, width: int) -> list[str]:
     """In what a case's calls differ, and what disturbed it, but for what its verdict's reasons say already."""
     memory = result.record.summary.memory if result.record is not None and result.record.summary is not None else None
-    differ = [*memory.calls_differ, _NOT_EXACT] if memory is not None and memory.calls_differ else []
+    what = "these are not" if memory is not None and memory.exact_bytes is not None else "no peak or count is"
+    differ = [*memory.calls_differ, f"{what} exact {_REMEDY}"] if memory is not None and memory.calls_differ else []
     beside = [text for text in result.judgement.beside if text not in result.judgement.reasons]
     told = [f"{name}: {'; '.join(said)}" for name, said in (("calls differ", differ), ("disturbed", beside)) if said]
     return [line for one in told for line in textwrap.wrap(one, width, break_long_words=False)]

@@ -75,18 +75,20 @@ class Baselines:
         found = {case: exact for case, entry in exacts.items() if (exact := split(entry).exact) is not None}
         own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
         paths = self.times.save(own, times_successor) if own else []
-        self._forget(own)
+        self._forget(self._own, own)
+        inexact = {case: entry for case, entry in exacts.items() if case not in found and _calls_differ(entry)}
+        self._forget(self.exact, inexact)
         return [*paths, *(self.exact.save(found, exact_successor) if found else [])]
 
-    def _forget(self, committed: Mapping[str, Entry]) -> None:
-        """Take what is committed now out of this machine's own history."""
+    def _forget(self, store: BaselineStore | ExactStore, cases: Mapping[str, Entry]) -> None:
+        """Remove what a store holds of these cases in their environments."""
         names: dict[Path, list[str]] = {}
-        for case, entry in committed.items():
-            path = self._own.path_for(case, entry.environment)
+        for case, entry in cases.items():
+            path = store.path_for(case, entry.environment)
             if path.exists():
                 names.setdefault(path, []).append(name_of(case))
         if names:
-            self._own.remove(names)
+            store.remove(names)
 
     def keep(self, runs: Mapping[str, Reading]) -> dict[str, Step]:
         """Keep times of cases without committed ones in this machine's own history. Returns what each did to its own.
@@ -108,3 +110,7 @@ class Baselines:
             for old in self._own.entries(case, new.environment)[:1] if runs[case].is_worse else ():
                 steps[case] = Step(old, left_out=unexplained(old, new))
         return steps
+
+
+def _calls_differ(entry: Entry) -> bool:
+    return any(one.memory is not None and one.memory.least for one in entry.replicates)

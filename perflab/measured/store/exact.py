@@ -84,6 +84,10 @@ class ExactStore(CaseFiles[Variants]):
 
         return self._put({case: self._path(case, exact.environment) for case, exact in exacts.items()}, put)
 
+    def path_for(self, case: str, environment: Environment) -> Path:
+        """The file that holds a case's exact quantities of this environment."""
+        return self._path(case, exact_environment(environment))
+
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
         """Store all that cases need, in every environment. Returns the files."""
         paths = {case: self._path(case, variants[0].environment) for case, variants in cases.items()}

@@ -49,8 +49,8 @@ def _extra_info(record: Record, measurement: Measurement, result: Result) -> dic
         "perflab_verdict": str(result.judgement.verdict),
         "device": record.environment.device,
     }
-    if memory is not None and not memory.calls_differ:
-        info["peak_bytes"] = memory.peak_bytes
+    if memory is not None and memory.exact_bytes is not None:
+        info["peak_bytes"] = memory.exact_bytes
     more: dict[str, Mapping[str, Any]] = {"counts": measurement.counts, "work": record.work, "facts": record.facts}
     return info | {name: dict(known) for name, known in more.items() if known}
 
