@@ -35,7 +35,6 @@ class Option(NamedTuple):
 OPTIONS = (
     Option("--perf", "false", "measure perf cases even if other tests are selected too", flag=True),
     Option("--perf-only", "false", "measure perf cases and skip all other tests", flag=True),
-    Option("--perf-disable", "false", "run each perf case once, untimed", flag=True, measures=False),
     Option(
         "--perf-adopt",
         "false",
@@ -43,6 +42,7 @@ OPTIONS = (
         flag=True,
         measures=False,
     ),
+    Option("--perf-disable", "false", "run each perf case once, untimed", flag=True, measures=False),
     Option("--perf-skip", "false", "skip perf cases", flag=True, measures=False),
     Option("--perf-update", "false", "save the measurements as new baselines", flag=True),
     Option("--perf-update-new", "false", "save baselines only for cases without a comparable one", flag=True),

@@ -120,7 +120,7 @@ def test_help_shows_every_option_with_its_default(pytester: pytest.Pytester) -> 
 
 def test_markers_and_fixtures_are_shown_with_what_they_take(pytester: pytest.Pytester) -> None:
     shown = pytester.runpytest_subprocess("--markers").stdout.str()
-    assert "@pytest.mark.perf(threshold=, memory_threshold=, floor=, " in shown
+    assert "@pytest.mark.perf(threshold=, memory_threshold=, memory_limit=, leak_calls=, floor=, " in shown
     assert "@pytest.mark.correctness: a check of numerics" in shown
     pytester.makepyfile(PLAIN)
     shown = pytester.runpytest_subprocess("--fixtures").stdout.str()
