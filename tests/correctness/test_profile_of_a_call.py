@@ -146,7 +146,7 @@ def test_backward_and_optimizer_belong_to_their_phase_and_to_the_forwards_module
     attention = instances(found, module="blocks.*.attention", category="attention", phase="backward")
     assert attention["aten::_scaled_dot_product_flash_attention_for_cpu_backward"] == layers
     assert instances(found, category="optimizer", phase="optimizer")["aten::_fused_adamw_"] == 1
-    assert {row.phase for row in found.rows} == {"forward", "backward", "optimizer"}
+    assert {row.phase for row in found.rows if not row.within} == {"forward", "backward", "optimizer"}
 
 
 def test_a_backward_row_has_the_forwards_line() -> None:
