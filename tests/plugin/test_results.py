@@ -128,7 +128,7 @@ def test_what_is_returned_and_was_never_run_is_refused_by_name(project: Project)
             [f"*test_{kind}: the measured callable returned a* {kind} * was never run*" for kind in kinds]
         )
         result.stdout.fnmatch_lines(["*-> consume it in the callable: perf(lambda: list(*"])
-        result.stdout.fnmatch_lines(["*-> run it in the callable: perf(lambda: asyncio.run(*"])
+        result.stdout.fnmatch_lines(["*-> pass the coroutine function itself*perf(fn, x)*"])
         result.stdout.fnmatch_lines(["*-> wait for it in the callable: *.result()*"])
 
 
