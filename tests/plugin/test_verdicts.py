@@ -343,7 +343,7 @@ def test_an_iterator_that_runs_out_within_a_call_is_named(project: Project) -> N
     project.run(failed=1).stdout.fnmatch_lines(
         [
             "*next: the measured callable takes from an iterator that is exhausted (StopIteration)",
-            "*-> make the iterator within the callable, so that each call has one of its own",
+            "*-> give each call an iterator of its own: perf(fn, setup=lambda: (iter(items),))",
         ]
     )
 
