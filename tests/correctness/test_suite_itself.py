@@ -94,7 +94,7 @@ def test_the_tally_says_how_many_why_and_what_always_fails() -> None:
     wrong = "mine:flash is wrong for x\nlikely cause: the mask is\n  off (explains 99.9% of the error of out)\nrun 1"
     results = [result(m, d, wrong if m == "causal" else "") for m in ("full", "causal") for d in ("fp32", "bf16") * 3]
     assert tally(results) == [
-        "mine:flash: 6 of 12 cases are wrong",
+        "mine:flash: wrong in 6 of 12 cases",
         "     6 x the mask is off",
         "  always wrong: mask causal (of other levels 100% are right)",
         "  never wrong: mask full",
