@@ -17,6 +17,7 @@ backward `recompute.py`'s, and what a pass costs is in `cost.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,23 @@ from torch import Tensor, nn
 from perflab.lab import kernels
 from perflab.lab.attention import attention
 from perflab.lab.attention.scoring import Settings
-from perflab.lab.models.config import ModelConfig
+from perflab.lab.models.config import ModelConfig, architecture
 from perflab.lab.models.recompute import check_checkpointing, run_block
+
+
+class Cache(Protocol):
+    """Keys and values of tokens before these, as the model uses them; `perflab.lab.inference` has several."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model that fills it."""
+
+    @property
+    def positions(self) -> Tensor:
+        """(B, T) positions of the new tokens."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of the new tokens, (B, H, T, D), over those before and themselves."""
 
 
 class Linear(nn.Linear):
@@ -127,9 +143,12 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Turn (B, T, H, D) by position along T; same shape and dtype."""
-        cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, D / 2), for all heads
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Turn (B, T, H, D) by position along T, or by the positions (B, T) given; same shape and dtype."""
+        if positions is None:
+            cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, D / 2), for all heads
+        else:
+            cos, sin = self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)  # (B, T, 1, D / 2)
         even, odd = x.view(*x.shape[:-1], -1, 2).unbind(-1)
         turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
         return turned.flatten(-2).to(x.dtype)
@@ -170,17 +189,22 @@ class MultiHeadAttention(nn.Module):
         self.v = Linear(config.d_model, config.kv_dim)
         self.out = Linear(config.d_model, config.d_model, gain=residual_gain(config))
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
-        """(B, T, d) -> (B, T, d)."""
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+        """(B, T, d) -> (B, T, d); with a cache, behind the tokens that its layer has."""
         # `view`, since under a default device (torch.set_default_device) Dynamo cannot trace `unflatten`.
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, H, D), and (B, T, K, D)
         q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
         # Turned before the heads come forward: the result of attention takes the memory order of q, so
         # merging the heads again is a view and not one more copy that backward keeps.
-        turn = unturned if rope is None else rope
-        q, k, v = turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D)
-        settings = self.settings | {"dropout_p": self.dropout if self.training else 0.0}
-        mixed = attention(q, k, v, impl=self.impl, **settings)
+        if rope is not None:
+            where = None if cache is None else cache.positions
+            q, k = rope(q, where), rope(k, where)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D)
+        if cache is not None:
+            mixed = cache.attend(layer, q, k, v)
+        else:
+            settings = self.settings | {"dropout_p": self.dropout if self.training else 0.0}
+            mixed = attention(q, k, v, impl=self.impl, **settings)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return out
 
@@ -232,9 +256,9 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = SwiGLU(config) if config.feed_forward == "swiglu" else GELU(config)
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
-        x = x + dropped(self.attention(self.attention_norm(x), rope), self.dropout, self.training)
+        x = x + dropped(self.attention(self.attention_norm(x), rope, cache, layer), self.dropout, self.training)
         x = x + dropped(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
         return x
 
@@ -273,11 +297,16 @@ class TransformerLM(nn.Module):
     def checkpointing(self, policy: str) -> None:
         self._checkpointing = check_checkpointing(policy)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Cache | None = None, at: Tensor | None = None) -> Tensor:
         """Integer tokens (B, T), T at most `context_length` -> logits (B, T, V).
 
+        Args:
+            tokens: (B, T).
+            cache: what sequences have so far (`perflab.lab.inference`): the tokens stand behind that, and are added.
+            at: (B,) the one token of each sequence whose logits (B, 1, V) are wanted, which spares the others' head.
+
         Raises:
-            ValueError: `tokens` is not (B, T), or longer than the context.
+            ValueError: `tokens` is not (B, T), or longer than the context; or the cache is another model's.
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens of shape {tuple(tokens.shape)}: wanted (batch, sequence)")
@@ -287,12 +316,17 @@ class TransformerLM(nn.Module):
                 f"{self.config.context_length}; build the model with context_length={tokens.shape[1]} or "
                 "shorten the batch"
             )
+        if cache is not None and cache.config is not self.config:
+            _check_cache(cache.config, self.config)
         x = self.embedding(tokens)
         if self.positions is not None:
-            x = x + self.positions.weight[: tokens.shape[1]]
+            x = x + (self.positions.weight[: tokens.shape[1]] if cache is None else self.positions(cache.positions))
         x = dropped(x, self.config.embedding_dropout, self.training)
-        for block in self.blocks:
-            x = run_block(block, x, self.rope, checkpointing=self.checkpointing)
+        for layer, block in enumerate(self.blocks):
+            cached = () if cache is None else (cache, layer)
+            x = run_block(block, x, self.rope, *cached, checkpointing=self.checkpointing)
+        if at is not None:
+            x = x[torch.arange(len(x), device=x.device), at][:, None]
         x = self.norm(x)
         logits: Tensor = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return logits
@@ -302,16 +336,18 @@ class TransformerLM(nn.Module):
         return repr(self.config)
 
 
+def _check_cache(filled: ModelConfig, config: ModelConfig) -> None:
+    ours, others = architecture(config), architecture(filled)
+    differ = [f"{name}={others.get(name)!r} for {value!r}" for name, value in ours.items() if others.get(name) != value]
+    if differ:
+        raise ValueError(f"the cache is another model's: {', '.join(differ)}; make it with this model's config")
+
+
 def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
     """A norm of the configuration's kind."""
     if config.norm == "layer":
         return LayerNorm(config.d_model, config.norm_eps)
     return RMSNorm(config.d_model, config.norm_eps, config.fused_norm)
-
-
-def unturned(x: Tensor) -> Tensor:
-    """What learned positions do to queries and keys: nothing."""
-    return x
 
 
 def dropped(x: Tensor, p: float, training: bool) -> Tensor:

@@ -1,0 +1,171 @@
+"""Generate tokens: the prompts at once, then one token of each sequence at a time.
+
+B sequences, T longest prompt, V vocabulary, N new tokens:
+
+    logits = model(prompts, cache)              prefill: (B, T) -> (B, V) behind each prompt's last token
+    N times: token = sample(logits)             (B,)
+             logits = model(token, cache)       decode: one row of each sequence, the last time left out
+
+A model is anything with `config.vocab_size` that can be called as `model(tokens, cache=cache, at=at)`: integer tokens (B, T) to
+logits (B, T, V), or (B, 1, V) of the tokens `at` (B,) alone. It asks the cache for `positions` and, once a layer, to `attend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from perflab.lab.inference.cache import KVCache
+from perflab.lab.inference.decoding import Decoding
+from perflab.lab.inference.sampling import Sampling, sample
+from perflab.lab.models.config import ModelConfig
+
+Prompts = Sequence[Sequence[int]]
+GREEDY = Sampling()
+
+
+class LanguageModel(Protocol):
+    """A model that can generate; `perflab.lab.models.TransformerLM` is one."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its dimensions, for the cache."""
+
+    def __call__(self, tokens: Tensor, cache: KVCache | None = None, at: Tensor | None = None) -> Tensor:
+        """Tokens (B, T) -> logits (B, T, V), behind what the cache has; with `at` (B,), of one token each (B, 1, V)."""
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int,
+    cache: KVCache | None = None,
+    sampling: Sampling = GREEDY,
+    stop: Collection[int] = (),
+    chunk: int | None = None,
+    how: str = "eager",
+    on_token: Callable[[Tensor], object] = lambda token: None,
+) -> list[list[int]]:
+    """New tokens of each prompt, up to a stop token, which is the last then, or `max_new_tokens`.
+
+    Without stop tokens the host waits once, at the end; with them once a token.
+
+    Args:
+        model: what is asked; its `config` sizes the cache.
+        prompts: B lists of token ids, of any lengths.
+        max_new_tokens: N.
+        cache: empty, for B sequences; None: a contiguous one in the dtype of the model's parameters.
+        sampling: how tokens are chosen.
+        stop: token ids that end a sequence.
+        chunk: prefill so many tokens at a time, so that a long prompt needs no more memory than that.
+        how: "eager", "compiled" or "graph": how a decode step runs (`decoding.py`).
+        on_token: called with each step's tokens (B,); of ended sequences they mean nothing. True from it cancels.
+
+    Raises:
+        ValueError: no prompt, an empty one, a token outside the vocabulary, more tokens than the context or the cache
+            has room for, a cache of another batch or with tokens in it.
+    """
+    tokens, counts = padded(prompts, model.config, max_new_tokens)
+    cache = _cache_for(model, len(prompts), max(counts) + max_new_tokens) if cache is None else cache
+    _check_empty(cache, len(prompts))
+    seeds = torch.arange(len(prompts), device=cache.device) + sampling.seed
+    logits = prefill(model, tokens.to(cache.device), cache, counts, chunk)
+    decode = Decoding(model, cache, how)
+    made: list[Tensor] = []
+    alive = [True] * len(prompts)
+    for _ in range(max_new_tokens):
+        if made:
+            logits = decode(made[-1], alive)
+        made.append(sample(logits, sampling, seeds, cache.lengths))
+        cancelled = on_token(made[-1])
+        if stop:
+            ended = [token in stop for token in made[-1].tolist()]
+            alive = [before and not now for before, now in zip(alive, ended, strict=True)]
+        if cancelled is True or not any(alive):
+            break
+    return [until_stop(row, stop) for row in torch.stack(made, dim=1).tolist()]
+
+
+@torch.no_grad()
+def prefill(
+    model: LanguageModel, tokens: Tensor, cache: KVCache, counts: Sequence[int], chunk: int | None = None
+) -> Tensor:
+    """Put prompts (B, T) into a cache; logits (B, V) behind the last of the `counts` tokens of each sequence."""
+    length = tokens.shape[1]
+    size = length if chunk is None else chunk
+    if size < 1:
+        raise ValueError(f"chunk={chunk}: wanted 1 token or more, or None for the whole prompt")
+    out: Tensor | None = None
+    for start in range(0, length, size):
+        part = tokens[:, start : start + size]
+        within = [min(max(count - start, 0), part.shape[1]) for count in counts]
+        last = torch.tensor([max(count - 1, 0) for count in within], device=tokens.device)
+        cache.begin(part.shape[1], within)
+        logits = model(part, cache=cache, at=last)[:, 0]
+        cache.end()
+        # Of a sequence whose prompt ended in an earlier chunk the logits are that chunk's.
+        going = torch.tensor([count > 0 for count in within], device=tokens.device)[:, None]
+        out = logits if out is None else torch.where(going, logits, out)
+    assert out is not None
+    return out
+
+
+def until_stop(tokens: Sequence[int], stop: Collection[int]) -> list[int]:
+    """Tokens up to the first stop token, and with it."""
+    end = next((n for n, token in enumerate(tokens, 1) if token in stop), len(tokens))
+    return list(tokens[:end])
+
+
+def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[Tensor, list[int]]:
+    """Prompts as (B, T) int64, padded with 0 on the right, and their lengths.
+
+    Raises:
+        ValueError: what `generate` refuses of prompts.
+    """
+    if not prompts:
+        raise ValueError("generate() got no prompts: give a list of one or more lists of token ids")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: wanted 1 or more")
+    for at, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {at} is empty: give it one token or more, such as the beginning-of-text token")
+        outside = [token for token in prompt if not 0 <= token < config.vocab_size]
+        if outside:
+            raise ValueError(
+                f"prompt {at} has token {outside[0]}, outside the vocabulary of {config.vocab_size}: encode it with "
+                "this model's tokenizer"
+            )
+        if len(prompt) + max_new_tokens > config.context_length:
+            raise ValueError(
+                f"prompt {at} has {len(prompt)} tokens, and with {max_new_tokens} new ones exceeds "
+                f"context_length={config.context_length}: shorten it, generate at most "
+                f"{max(config.context_length - len(prompt), 0)}, or build the model with a longer context"
+            )
+    counts = [len(prompt) for prompt in prompts]
+    rows = [[*prompt, *[0] * (max(counts) - len(prompt))] for prompt in prompts]
+    return torch.tensor(rows), counts
+
+
+def _cache_for(model: LanguageModel, batch_size: int, capacity: int) -> KVCache:
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    floating = next((p for p in parameters if p.is_floating_point()), torch.empty(0))
+    return KVCache(
+        model.config, batch_size=batch_size, capacity=capacity, dtype=floating.dtype, device=floating.device
+    )  # fmt: skip
+
+
+def _check_empty(cache: KVCache, batch_size: int) -> None:
+    if cache.batch_size != batch_size:
+        raise ValueError(
+            f"a cache of {cache.batch_size} sequences for {batch_size} prompts: make it with batch_size={batch_size}"
+        )
+    if any(cache.counts):
+        raise ValueError(
+            f"the cache has {cache.counts} tokens already: cache.truncate([0] * {batch_size}) empties it, and `prefill` "
+            "goes on behind them"
+        )

@@ -1,0 +1,258 @@
+"""A paged cache: slots in pages that sequences take as they grow, and share where they begin alike.
+
+P tokens a page, n pages in the pool (Kwon et al. 2023, PagedAttention, section 4):
+
+    table (B, ceil(C / P))     page of each run of P positions of a sequence
+    slot of position p         table[b, p div P] P + p mod P
+
+A sequence wastes less than a page, where a run of slots for each wastes all that it does not reach.
+
+Prompt caching (section 4.4 there): a full page is known by its tokens and all before them. A sequence whose prompt begins with
+known pages takes these and computes the rest. Full pages are never written again, so sharing needs no copy. Pages that nobody
+holds are kept, and the ones unused for longest are given away first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perflab.lab.inference.cache import KVCache, Step
+from perflab.lab.inference.slots import Slots
+from perflab.lab.models.config import ModelConfig
+
+Content = tuple[int, tuple[int, ...]]
+"""What decides a page's keys and values: the number of the known page before it (0 at the start), and its tokens."""
+
+
+class PoolFullError(RuntimeError):
+    """No page is free, and each is held by a sequence."""
+
+
+@dataclass
+class Pages:
+    """The pages of one sequence, in order, and how many tokens they hold."""
+
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class PagePool:
+    """The memory of all pages, who holds them, and what full ones contain.
+
+    Args:
+        config: of the model that fills it.
+        num_pages, page_size: n and P.
+        dtype, device: of keys and values, as of `KVCache`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_pages: int,
+        page_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"{num_pages} pages of {page_size} tokens: wanted 1 or more of each")
+        self.config, self.num_pages, self.page_size = config, num_pages, page_size
+        slots = num_pages * page_size + 1  # the last for padding
+        self.memory = Slots(
+            config.num_layers, slots, config.kv_heads, config.head_dim, dtype, torch.device(device)
+        )  # fmt: skip
+        self._holders = [0] * num_pages
+        self._empty = list(reversed(range(num_pages)))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # held by nobody and known, unused for longest first
+        self._page_of: dict[Content, int] = {}
+        self._content_of: dict[int, Content] = {}
+        self._numbers: dict[int, int] = {}  # of known pages; never used again, as the pages are
+        self._last_number = 0
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._empty) + len(self._idle)
+
+    def grow(self, sequences: Sequence[Pages], lengths: Sequence[int]) -> bool:
+        """Take pages until each sequence has room for so many tokens; whether any were taken.
+
+        Raises:
+            PoolFullError: there are too few; no sequence gets any.
+        """
+        missing = [self.pages_for(n) - len(s.pages) for s, n in zip(sequences, lengths, strict=True)]
+        wanted = sum(max(count, 0) for count in missing)
+        if wanted > self.num_free:
+            raise PoolFullError(
+                f"{wanted} pages wanted and {self.num_free} of {self.num_pages} free; make the pool with more "
+                "num_pages, or release a sequence"
+            )
+        for sequence, count in zip(sequences, missing, strict=True):
+            sequence.pages.extend(self._take() for _ in range(count))
+        return wanted > 0
+
+    def pages_for(self, length: int) -> int:
+        """How many pages hold so many tokens."""
+        return -(-length // self.page_size)
+
+    def release(self, sequence: Pages, keep: int = 0) -> None:
+        """Give back the pages behind the first `keep` tokens; known ones stay findable until they are taken."""
+        while len(sequence.pages) > self.pages_for(keep):
+            page = sequence.pages.pop()
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                if page in self._content_of:
+                    self._idle[page] = None
+                else:
+                    self._empty.append(page)
+        sequence.length = min(sequence.length, keep)
+
+    def find(self, tokens: Sequence[int]) -> Pages:
+        """A sequence of the known pages with which these tokens begin; at least one token is left to compute."""
+        found, before = Pages(), 0
+        for own in self._full_pages(tokens[: len(tokens) - 1]):
+            page = self._page_of.get((before, own))
+            if page is None:
+                break
+            self._idle.pop(page, None)
+            self._holders[page] += 1
+            found.pages.append(page)
+            found.length += self.page_size
+            before = self._numbers[page]
+        return found
+
+    def remember(self, sequence: Pages, tokens: Sequence[int]) -> None:
+        """Make the full pages of a sequence findable by its tokens."""
+        before = 0
+        for page, own in zip(sequence.pages, self._full_pages(tokens[: sequence.length]), strict=False):
+            known = self._page_of.setdefault((before, own), page)
+            if known not in self._numbers:
+                self._content_of[known] = (before, own)
+                self._last_number += 1
+                self._numbers[known] = self._last_number
+            before = self._numbers[known]
+
+    def _full_pages(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        ends = range(self.page_size, len(tokens) + 1, self.page_size)
+        return [tuple(tokens[end - self.page_size : end]) for end in ends]
+
+    def _take(self) -> int:
+        if self._empty:
+            page = self._empty.pop()
+        else:
+            page, _ = self._idle.popitem(last=False)
+            del self._page_of[self._content_of.pop(page)], self._numbers[page]
+        self._holders[page] = 1
+        return page
+
+
+class PagedCache(KVCache):
+    """Sequences of a pool as one batch.
+
+    Args:
+        config: of the model that fills it.
+        pool: where the pages are from; None: a pool of its own, with pages for the whole batch.
+        sequences: the batch; None: new ones. They may belong to other batches before and after this one.
+        page_size: P of a pool of its own.
+        others: as of `KVCache`; dtype and device are the pool's, if one is given.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        pool: PagePool | None = None,
+        sequences: Sequence[Pages] | None = None,
+        page_size: int = 16,
+        **others: Any,
+    ) -> None:
+        if pool is not None and (others.get("dtype", pool.memory.dtype), pool.config) != (pool.memory.dtype, config):
+            raise ValueError(
+                f"a pool of {pool.memory.dtype} for {pool.config}, and a cache of {others.get('dtype')} for {config}: "
+                "make the pool of the same model and dtype"
+            )
+        self.pool, self.page_size = pool, page_size if pool is None else pool.page_size
+        self.sequences = None if sequences is None else list(sequences)
+        if self.sequences is not None:
+            others.setdefault("batch_size", len(self.sequences))
+        if pool is not None:
+            others["dtype"], others["device"] = pool.memory.dtype, pool.memory.keys.device
+        super().__init__(config, **others)
+        if self.sequences is None:
+            self.sequences = [Pages() for _ in range(self.batch_size)]
+        self.table = torch.zeros(
+            self.batch_size, -(-self.capacity // self.page_size), dtype=torch.int32, device=self.device
+        )
+        self.counts = [sequence.length for sequence in self.sequences]
+        if any(self.counts):
+            self.lengths.copy_(torch.tensor(self.counts))
+        self._update_table()
+
+    def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
+        """As of `KVCache`, and take the pages that are missing.
+
+        Raises:
+            PoolFullError: there are too few.
+        """
+        super().reserve(new_tokens, counts)
+        if self._pool.grow(self._sequences, self._next_counts()):
+            self._update_table()
+
+    def keep_counts(self) -> None:
+        """As of `KVCache`."""
+        super().keep_counts()
+        for sequence, count in zip(self._sequences, self.counts, strict=True):
+            sequence.length = count
+
+    def truncate(self, counts: Sequence[int]) -> None:
+        """As of `KVCache`, and give back pages that hold nothing more."""
+        super().truncate(counts)
+        for sequence, count in zip(self._sequences, counts, strict=True):
+            self._pool.release(sequence, keep=count)
+
+    @property
+    def _pool(self) -> PagePool:
+        assert self.pool is not None
+        return self.pool
+
+    @property
+    def _sequences(self) -> list[Pages]:
+        assert self.sequences is not None
+        return self.sequences
+
+    def _allocated(self, dtype: torch.dtype, device: torch.device) -> Slots:
+        if self.pool is None:
+            pages = self.batch_size * -(-self.capacity // self.page_size)
+            self.pool = PagePool(
+                self.config, num_pages=pages, page_size=self.page_size, dtype=dtype, device=device
+            )  # fmt: skip
+        return self.pool.memory
+
+    def _update_table(self) -> None:
+        width = self.table.shape[1]
+        rows = [sequence.pages + [0] * (width - len(sequence.pages)) for sequence in self._sequences]
+        self.table.copy_(torch.tensor(rows, dtype=torch.int32))  # in place: a CUDA graph has the address
+
+    def _slots_of(self, positions: Tensor, lengths: Tensor) -> Tensor:
+        pages = self.table.gather(1, positions // self.page_size)
+        return pages.long() * self.page_size + positions % self.page_size
+
+    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        longest = self.capacity if self.fixed else max(self._next_counts())
+        positions = torch.arange(longest, device=self.device).expand(self.batch_size, -1)
+        slots = self._slots_of(positions, self.lengths)
+        keys, values = self.memory.read(layer, slots.flatten(), (self.batch_size, longest), dtype)
+        return keys, values, positions[:1]
+
+    def _by_kernel(self, layer: int, q: Tensor, step: Step, **pages: Tensor) -> Tensor:
+        return super()._by_kernel(layer, q, step, pages=self.table)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self._pool.num_pages, self.page_size
