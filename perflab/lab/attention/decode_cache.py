@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.attention.decode import Stored, split_attention
-from perflab.lab.attention.dispatch import import_triton_variant, without_autocast
+from perflab.lab.attention.dispatch import import_triton_decode, without_autocast
 from perflab.lab.attention.registry import IMPLEMENTATIONS, require_gradients
 from perflab.lab.attention.scoring import Scoring, default_scale
 from perflab.lab.ranges import ranged
@@ -69,7 +69,7 @@ def decode_attention(
     with without_autocast(q.device.type):
         if impl == "torch":
             return split_attention(q, stored, scoring)[0]
-        out: Tensor = import_triton_variant("triton_decode", instead="torch").decode(q, stored, scoring)[0]
+        out: Tensor = import_triton_decode().decode(q, stored, scoring)[0]
         return out
 
 
@@ -87,7 +87,9 @@ def _check(q: Tensor, stored: Stored, window: int | None, softcap: float | None,
     if problem is not None:
         raise TypeError(f"decode_attention(impl={impl!r}) wants {problem}; got {_given(q, stored)}")
     if any(x is not None and x.device != q.device for x in _tensors(stored).values()):
-        raise ValueError(f"decode_attention wants all on one device; got {_given(q, stored)}. Move them with .to(device)")
+        raise ValueError(
+            f"decode_attention wants all on one device; got {_given(q, stored)}. Move them with .to(device)"
+        )
 
 
 def _shape_problem(q: Tensor, stored: Stored) -> str | None:
@@ -131,7 +133,9 @@ def _tensors(stored: Stored) -> dict[str, Tensor | None]:
 
 def _given(q: Tensor, stored: Stored) -> str:
     tensors = {"q": q} | _tensors(stored)
-    return ", ".join(f"{n} {tuple(x.shape)} {_short(x.dtype)} on {x.device}" for n, x in tensors.items() if x is not None)
+    return ", ".join(
+        f"{n} {tuple(x.shape)} {_short(x.dtype)} on {x.device}" for n, x in tensors.items() if x is not None
+    )
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -8,7 +8,6 @@ Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, 
 import difflib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Any, Unpack
 
 import torch
@@ -77,19 +76,31 @@ def attention_with_logsumexp(
     return out, logsumexp
 
 
-def import_triton_variant(module: str = "triton_function", instead: str = "tiled") -> Any:
-    """A module of ours that needs Triton, importing it now: the one of FlashAttentionTriton, if none is named.
-
-    ImportError says what to do where there is none: `instead` is the impl that is the same algorithm in PyTorch.
-    """
+def import_triton_variant() -> Any:
+    """The module of FlashAttentionTriton, importing Triton now. ImportError says what to do where there is none."""
     try:
-        return import_module(f"perflab.lab.attention.{module}")
+        from perflab.lab.attention import triton_function  # by a statement, which torch.compile traces
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "triton":
-            raise
+        _refuse_without_triton(error, instead="impl='tiled'")
+        raise
+    return triton_function
+
+
+def import_triton_decode() -> Any:
+    """The module of the Triton decode attention, as `import_triton_variant` imports its own."""
+    try:
+        from perflab.lab.attention import triton_decode
+    except ModuleNotFoundError as error:
+        _refuse_without_triton(error, instead="impl='decode' ('torch' of decode_attention)")
+        raise
+    return triton_decode
+
+
+def _refuse_without_triton(error: ModuleNotFoundError, *, instead: str) -> None:
+    if error.name is not None and error.name.partition(".")[0] == "triton":
         raise ImportError(
             "attention in Triton needs Triton, which is not installed: install the package 'triton' "
-            f"(Linux), or choose impl={instead!r}, the same algorithm in PyTorch"
+            f"(Linux), or choose {instead}, the same algorithm in PyTorch"
         ) from error
 
 
@@ -170,9 +181,8 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp:
 
 
 def _triton_decode(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
-    module = import_triton_variant("triton_decode", instead="decode")
     stored = Stored(k.transpose(1, 2), v.transpose(1, 2))
-    return module.decode(q, stored, make_scoring(q, k, **settings))  # type: ignore[no-any-return]
+    return import_triton_decode().decode(q, stored, make_scoring(q, k, **settings))  # type: ignore[no-any-return]
 
 
 def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:

@@ -51,7 +51,7 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
 
 
 def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) -> dict[str, Launch]:
-    """A step of generating: one token; `many` are 32, all rows of a tile. `windowed` is capped, and has pages of int8."""
+    """One token of each sequence; `many`: 32, which fill tiles. `windowed` is capped, and has pages of int8."""
     dtype, every = _DTYPES[dtype_name], kind == "windowed"
     paged, held = every or kind == "paged", torch.int8 if every or kind == "int8" else dtype
     place = (_SEQUENCES * _CAPACITY // _PAGE, _PAGE) if paged else (_SEQUENCES, _CAPACITY)

@@ -10,7 +10,6 @@ with the band lower <= j - i <= upper of `scoring`, relative to where each query
 are as `decode_attention` and `attention` check them. This module imports Triton.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,9 +51,7 @@ def _num_tiles(q: Tensor, stored: Stored, tiles: Tiles) -> int:
     return q.shape[0] * key_heads * int(triton.cdiv(q.shape[1] // key_heads * q.shape[2], tiles.block_q))
 
 
-def decode_launch(
-    q: Tensor, stored: Stored, parts: Tensor, ends: Tensor, scoring: Scoring, tiles: Tiles
-) -> Launch:  # fmt: skip
+def decode_launch(q: Tensor, stored: Stored, parts: Tensor, ends: Tensor, scoring: Scoring, tiles: Tiles) -> Launch:
     """Write parts (S, B, H, T, D) and ends (S, B, H, T) of all splits."""
     keys, values, pages, lengths = stored.keys, stored.values, stored.pages, stored.lengths
     num_splits, split_keys = splits_of(q, stored, tiles)
@@ -70,7 +67,8 @@ def decode_launch(
         "parts_ptr": parts, "ends_ptr": ends,
         **_strides("q", "bhnd", q), **_strides("k", "bnhd", keys), **_strides("v", "bnhd", values),
         **_strides("ks", "bnh", k_scales), **_strides("vs", "bnh", v_scales), **_strides("o", "sbhnd", parts),
-        "stride_lb": 0 if lengths is None else lengths.stride(0), **_strides("p", "bn", ends if pages is None else pages),
+        "stride_lb": 0 if lengths is None else lengths.stride(0),
+        **_strides("p", "bn", ends if pages is None else pages),
         "batch_size": q.shape[0], "num_heads": q.shape[1], "key_heads": keys.shape[2], "num_queries": q.shape[2],
         "num_keys": stored.capacity, "num_splits": num_splits, "split_keys": split_keys, "page_size": keys.shape[1],
         "score_factor": scoring.scale / scoring.softcap if scoring.softcap else scoring.scale * LOG2_E,

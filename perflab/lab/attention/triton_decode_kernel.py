@@ -76,8 +76,8 @@ def attention_decode_kernel(
         first = tl.maximum(first, tile * BLOCK_Q // group + shift + lower)
         start = first // BLOCK_K * BLOCK_K
 
-    at = batch * stride_qb + heads * stride_qh + queries.to(tl.int64) * stride_qn
-    q = load_tile(q_ptr + at[:, None] + columns[None, :] * stride_qd, row_inside, columns, True, PADDED, HEAD_DIM)
+    of_rows = batch * stride_qb + heads * stride_qh + queries.to(tl.int64) * stride_qn
+    q = load_tile(q_ptr + of_rows[:, None] + columns[None, :] * stride_qd, row_inside, columns, True, PADDED, HEAD_DIM)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
@@ -111,18 +111,18 @@ def attention_decode_kernel(
         acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, True, EMULATE_BF16)
 
     out, ends = finished(acc, row_max, row_sum, True)
-    at = split * stride_os.to(tl.int64) + batch * stride_ob + heads * stride_oh + queries.to(tl.int64) * stride_on
+    of_rows = split * stride_os.to(tl.int64) + batch * stride_ob + heads * stride_oh + queries.to(tl.int64) * stride_on
     # Of what saw nothing a merge reads the log-sum-exp alone; the results themselves are always written.
     num_written = group * num_queries
     if num_splits > 1:
         num_written = tl.where(start < stop, num_written, 0)
     tl.store(
-        parts_ptr + at[:, None] + columns[None, :] * stride_od,
+        parts_ptr + of_rows[:, None] + columns[None, :] * stride_od,
         rounded(out, parts_ptr.dtype.element_ty, EMULATE_BF16),
         mask=(rows < num_written)[:, None] & (columns < HEAD_DIM)[None, :],
     )
-    at = ((split * batch_size + batch) * num_heads + heads) * num_queries + queries
-    tl.store(ends_ptr + at, ends, mask=row_inside)
+    of_rows = ((split * batch_size + batch) * num_heads + heads) * num_queries + queries
+    tl.store(ends_ptr + of_rows, ends, mask=row_inside)
 
 
 @triton.jit
