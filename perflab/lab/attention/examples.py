@@ -45,21 +45,23 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
     for dtype_name, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 128)):
         found |= _decode(dtype_name, head_dim, "plain", shared_limit_bytes)
-    for kind in ("paged", "int8", "windowed", "many"):
+    for kind in ("paged", "int8", "windowed", "many", "windowed-many"):
         found |= _decode("bf16", 128, kind, shared_limit_bytes)
+    found |= _decode("bf16", 256, "windowed-many", shared_limit_bytes)
+    found |= _decode("fp32", 128, "windowed-many", shared_limit_bytes)
     return found
 
 
 def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) -> dict[str, Launch]:
     """One token of each sequence; `many`: 32, which fill tiles. `windowed` is capped, and has pages of int8."""
-    dtype, every = _DTYPES[dtype_name], kind == "windowed"
+    dtype, every = _DTYPES[dtype_name], kind.startswith("windowed")
     paged, held = every or kind == "paged", torch.int8 if every or kind == "int8" else dtype
     place = (_SEQUENCES * _CAPACITY // _PAGE, _PAGE) if paged else (_SEQUENCES, _CAPACITY)
     pages = torch.empty(_SEQUENCES, _CAPACITY // _PAGE, dtype=torch.int32, device="meta") if paged else None
     scales = torch.empty(*place, _KEY_HEADS, device="meta") if held == torch.int8 else None
     keys = torch.empty(*place, _KEY_HEADS, head_dim, dtype=held, device="meta")
     stored = Stored(keys, keys, torch.empty(_SEQUENCES, dtype=torch.int32, device="meta"), pages, scales, scales)
-    q = torch.empty(_SEQUENCES, _QUERY_HEADS, 32 if kind == "many" else 1, head_dim, dtype=dtype, device="meta")
+    q = torch.empty(_SEQUENCES, _QUERY_HEADS, 32 if kind.endswith("many") else 1, head_dim, dtype=dtype, device="meta")
     scoring = Scoring(default_scale(head_dim), _SOFTCAP if every else None, 1 - _WINDOW if every else None, 0)
     tiles = decode_tiles(q, _KEY_HEADS, shared_limit_bytes)
     num_splits, _ = splits_of(q, stored, tiles)

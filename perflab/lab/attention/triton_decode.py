@@ -28,9 +28,10 @@ from perflab.lab.kernels import operators
 from perflab.lab.launch import Launch, emulates_bf16, require_runnable, shared_memory_bytes
 
 _INSTEAD = "the same algorithm in PyTorch: impl='decode', or impl='torch' of decode_attention"
-# Programs of a merge that there are work for: rows beyond so many share one.
-_MERGE_PROGRAMS = 256
-_MOST_MERGED_ROWS = 16
+# A merge has a program for each row up to so many, then rows share one; and pieces of D numbers, of a row and a split,
+# at once: at D = 128 a thread then holds 32 of them.
+_MERGE_PROGRAMS = 64
+_MERGED_PIECES = 32
 
 
 def decode_tiles(q: Tensor, key_heads: int, shared_limit_bytes: int) -> Tiles:
@@ -86,13 +87,14 @@ def decode_launch(q: Tensor, stored: Stored, parts: Tensor, ends: Tensor, scorin
 def merge_launch(parts: Tensor, ends: Tensor, out: Tensor, logsumexp: Tensor) -> Launch:
     """Write out and logsumexp from what the splits gave."""
     num_rows = logsumexp.numel()
-    block_r = min(_MOST_MERGED_ROWS, triton.next_power_of_2(triton.cdiv(num_rows, _MERGE_PROGRAMS)))
+    block_s = min(_MERGED_PIECES // 2, triton.next_power_of_2(parts.shape[0]))
+    block_r = min(_MERGED_PIECES // block_s, triton.next_power_of_2(triton.cdiv(num_rows, _MERGE_PROGRAMS)))
     arguments: dict[str, Any] = {
         "parts_ptr": parts, "ends_ptr": ends, "out_ptr": out, "logsumexp_ptr": logsumexp,
         **_strides("o", "bhnd", out),
         "num_heads": out.shape[1], "num_queries": out.shape[2], "num_rows": num_rows, "num_splits": parts.shape[0],
         "EMULATE_BF16": emulates_bf16(out.dtype), "HEAD_DIM": out.shape[-1],
-        "BLOCK_R": block_r, "BLOCK_D": padded_head_dim(out.shape[-1]),
+        "BLOCK_R": block_r, "BLOCK_S": block_s, "BLOCK_D": padded_head_dim(out.shape[-1]),
     }  # fmt: skip
     return Launch(attention_decode_merge_kernel, (triton.cdiv(num_rows, block_r),), arguments, out.device)
 

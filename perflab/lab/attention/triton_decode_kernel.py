@@ -129,9 +129,13 @@ def attention_decode_kernel(
 def attention_decode_merge_kernel(
     parts_ptr, ends_ptr, out_ptr, logsumexp_ptr, stride_ob, stride_oh, stride_on, stride_od,
     num_heads, num_queries, num_rows, num_splits,
-    EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_R rows of the B H T, merged over all splits. parts (S, B H T, D) is contiguous."""
+    """One program: BLOCK_R rows of the B H T, merged over all splits. parts (S, B H T, D) is contiguous.
+
+    BLOCK_S splits at once: one after the other each would wait for its own load.
+    """
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_D).to(tl.int64)
     row_inside = rows < num_rows
@@ -139,18 +143,20 @@ def attention_decode_merge_kernel(
     acc = tl.zeros([BLOCK_R, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_R], dtype=tl.float32)
-    for split in range(num_splits):
-        at = split * num_rows.to(tl.int64) + rows
-        end = tl.load(ends_ptr + at, mask=row_inside, other=float("-inf"))
+    for start in range(0, num_splits, BLOCK_S):
+        splits = start + tl.arange(0, BLOCK_S)
+        at = splits.to(tl.int64)[None, :] * num_rows + rows[:, None]
+        inside = row_inside[:, None] & (splits < num_splits)[None, :]
+        ends = tl.load(ends_ptr + at, mask=inside, other=float("-inf"))
         # Where a split saw nothing, no output was written.
-        wanted = (end > float("-inf"))[:, None] & column_inside[None, :]
-        part = tl.load(parts_ptr + at[:, None] * HEAD_DIM + columns[None, :], mask=wanted, other=0.0)
-        new_max = tl.maximum(row_max, end)
+        wanted = (ends > float("-inf"))[:, :, None] & column_inside[None, None, :]
+        parts = tl.load(parts_ptr + at[:, :, None] * HEAD_DIM + columns[None, None, :], mask=wanted, other=0.0)
+        new_max = tl.maximum(row_max, tl.max(ends, 1))
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weight = tl.exp(end - shift)
+        weights = tl.exp(ends - shift[:, None])
         rescale = tl.exp(row_max - shift)
-        acc = acc * rescale[:, None] + part * weight[:, None]
-        row_sum = row_sum * rescale + weight
+        acc = acc * rescale[:, None] + tl.sum(parts * weights[:, :, None], 1)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
     total = tl.where(row_sum == 0.0, 1.0, row_sum)
     query = rows % num_queries

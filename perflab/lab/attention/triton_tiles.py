@@ -80,8 +80,8 @@ _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
         256: (Tiles(64, 32, 8, 2),),
     },
     ("dq", 4): {64: (Tiles(32, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
-    ("decode", 2): {128: (Tiles(64, 64, 4, 3),), 256: (Tiles(64, 32, 8, 2),)},
-    ("decode", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
+    ("decode", 2): {64: (Tiles(64, 64, 4, 3),), 128: (Tiles(64, 64, 8, 3),), 256: (Tiles(32, 32, 8, 2),)},
+    ("decode", 4): {64: (Tiles(32, 16, 8, 2),), 256: (Tiles(16, 16, 8, 2),)},
 }
 DELTA_ROWS = 32
 """Queries a program of the delta kernel."""

@@ -35,8 +35,10 @@ from perflab.lab.launch import Launch, emulates_bf16, require_runnable
 # Few rows of x, so weights are what is read: narrow tiles make programs enough for every multiprocessor (4096 outputs:
 # 128), and 64 bytes of a row of weights are two sectors of memory.
 _BLOCK_N = 32
-_MOST_ROWS = 64
-_INT8_COLUMNS = {2: 128, 4: 64}  # by bytes of x's numbers: in float32 twice as wide would spill
+_MOST_ROWS = {2: 64, 4: 32}  # by bytes of x's numbers
+# Bytes of a row of weights at a time, by bytes of x's numbers: whole lines of memory. IEEE float32 products are unrolled
+# into registers: with 32 they spill.
+_MOST_COLUMNS = {2: 128, 4: 16}
 
 
 @triton.jit
@@ -49,10 +51,13 @@ def _x_tile(x_ptr, rows, columns, num_rows, d_in, stride_m, stride_d):
 @triton.jit
 def quantised_product_kernel(
     x_ptr, weight_ptr, scales_ptr, y_ptr, stride_m, stride_d, num_rows, d_in, d_out,
-    BITS: tl.constexpr, EMULATE_BF16: tl.constexpr,
+    BITS: tl.constexpr, HALF: tl.constexpr, EMULATE_BF16: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of y. BLOCK_K columns of weights at a time; with int4 half a group, two numbers each."""
+    """One program: one tile of y, by BLOCK_K bytes of a row of weights at a time.
+
+    A group of int4 is HALF bytes, of two numbers each; BLOCK_K divides HALF.
+    """
     # Outputs of one tile of rows stand together; one axis, since the y axis ends at 65,535.
     tiles_across = tl.cdiv(d_out, BLOCK_N)
     rows = (tl.program_id(0) // tiles_across).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -68,15 +73,17 @@ def quantised_product_kernel(
             x = _x_tile(x_ptr, rows, columns, num_rows, d_in, stride_m, stride_d)
             acc = dot(x, rounded(packed.to(tl.float32), x.dtype, EMULATE_BF16), acc, EMULATE_BF16)
         else:
-            low = _x_tile(x_ptr, rows, columns + start, num_rows, d_in, stride_m, stride_d)
-            high = _x_tile(x_ptr, rows, columns + start + BLOCK_K, num_rows, d_in, stride_m, stride_d)
+            of_group = start // HALF
+            columns += of_group * HALF
+            low = _x_tile(x_ptr, rows, columns, num_rows, d_in, stride_m, stride_d)
+            high = _x_tile(x_ptr, rows, columns + HALF, num_rows, d_in, stride_m, stride_d)
             of_low = (packed & 15).to(tl.float32) - 8.0
             of_high = (packed >> 4).to(tl.float32) - 8.0
-            group = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-            group = dot(low, rounded(of_low, low.dtype, EMULATE_BF16), group, EMULATE_BF16)
-            group = dot(high, rounded(of_high, high.dtype, EMULATE_BF16), group, EMULATE_BF16)
-            at = outputs * (width // BLOCK_K) + start // BLOCK_K
-            acc += group * tl.load(scales_ptr + at, mask=output_inside, other=0.0)[None, :]
+            sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            sums = dot(low, rounded(of_low, low.dtype, EMULATE_BF16), sums, EMULATE_BF16)
+            sums = dot(high, rounded(of_high, high.dtype, EMULATE_BF16), sums, EMULATE_BF16)
+            at = outputs * (width // HALF) + of_group
+            acc += sums * tl.load(scales_ptr + at, mask=output_inside, other=0.0)[None, :]
     if BITS == 8:
         acc *= tl.load(scales_ptr + outputs, mask=output_inside, other=0.0)[None, :]
     inside = (rows < num_rows)[:, None] & output_inside[None, :]
@@ -87,12 +94,14 @@ def quantised_product_kernel(
 def quantised_product_launch(x: Tensor, weight: Tensor, scales: Tensor, y: Tensor, bits: int) -> Launch:
     """Write y (M, d_out), contiguous, from x (M, d_in)."""
     (num_rows, d_in), d_out = x.shape, weight.shape[0]
-    block_m = min(_MOST_ROWS, max(16, triton.next_power_of_2(num_rows)))  # tl.dot takes 16 at least
+    block_m = min(_MOST_ROWS[x.dtype.itemsize], max(16, triton.next_power_of_2(num_rows)))  # tl.dot takes 16 at least
+    half = d_in if bits == 8 else d_in // scales.shape[1] // 2
+    block_k = _MOST_COLUMNS[x.dtype.itemsize]
     arguments: dict[str, Any] = {
         "x_ptr": x, "weight_ptr": weight, "scales_ptr": scales, "y_ptr": y,
         "stride_m": x.stride(0), "stride_d": x.stride(1), "num_rows": num_rows, "d_in": d_in, "d_out": d_out,
-        "BITS": bits, "EMULATE_BF16": emulates_bf16(x.dtype), "BLOCK_M": block_m, "BLOCK_N": _BLOCK_N,
-        "BLOCK_K": _INT8_COLUMNS[x.dtype.itemsize] if bits == 8 else d_in // scales.shape[1] // 2,
+        "BITS": bits, "HALF": half, "EMULATE_BF16": emulates_bf16(x.dtype),
+        "BLOCK_M": block_m, "BLOCK_N": _BLOCK_N, "BLOCK_K": block_k if bits == 8 else min(block_k, half),
     }  # fmt: skip
     grid = (triton.cdiv(num_rows, block_m) * triton.cdiv(d_out, _BLOCK_N),)
     return Launch(quantised_product_kernel, grid, arguments, x.device)
