@@ -54,7 +54,13 @@ def test_whole_lengths_of_a_thousand_are_right_where_cases_are_small(
     """In Triton's interpreter the cases above are small; this one has many tiles each way."""
     if not candidate.claims.interpreted:
         pytest.skip(f"{candidate.name} has such lengths among its cases")
-    case = Case(1023, 1024, 64, "bf16" if "bf16" in candidate.claims.dtypes else candidate.claims.dtypes[0])
+    # What has no gradients is for generating: few queries.
+    case = Case(
+        1023 if candidate.claims.gradients else 97,
+        1024,
+        64,
+        "bf16" if "bf16" in candidate.claims.dtypes else candidate.claims.dtypes[0],
+    )
     hold(candidate, case, device, lambda name, value: None)
 
 

@@ -24,6 +24,8 @@ ON_TENSOR_CORES = [
     ("attention_dk_dv-bf16-d128-causal-32x64-w8", 90, "wgmma"),
     ("attention_dk_dv-bf16-d64-windowed-32x128-w8", 90, "wgmma"),
     ("attention_dq-bf16-d256-causal-64x32-w8", 90, "wgmma"),
+    ("attention_decode-bf16-d128-windowed-16x64-w8", 90, "mma"),
+    ("quantised_product-int4-128-bf16-1", 90, "mma"),
 ]
 WITHOUT = [
     ("attention_forward-fp32-d128-causal-32x16-w8", 90),
@@ -72,7 +74,7 @@ def test_float32_stays_ieee(name: str, arch: int, compiled: dict[tuple[str, int]
     assert resources(compiled, name, arch).instructions == {}
 
 
-@pytest.mark.parametrize("kernel", ["forward", "dk_dv", "dq"])
+@pytest.mark.parametrize("kernel", ["forward", "decode", "dk_dv", "dq"])
 @pytest.mark.parametrize("shared_kib", [99, 163, 227], ids=lambda kib: f"{kib}KiB")
 def test_there_are_tiles_for_every_head_dimension_on_every_recent_gpu(kernel: str, shared_kib: int) -> None:
     """99 KiB a block: consumer GPUs of Ampere and Ada, A10, L4. What has a forward must have a backward."""
@@ -96,5 +98,6 @@ def test_the_fused_examples_hold_every_kernel_forward_and_backward_and_no_memory
         "swiglu_backward_kernel",
         "cross_entropy_kernel",
         "cross_entropy_backward_kernel",
+        "quantised_product_kernel",
     }
     assert {launch.device.type for launch in found.values()} == {"meta"}

@@ -83,9 +83,13 @@ class Shape:
 
 
 def attention_variants(config: pytest.Config) -> dict[str, Candidate]:
-    """What is measured, by name: the lab's variants that exist on the device, or what --attention names."""
+    """What is measured, by name: the lab's variants that train and exist on the device, or what --attention names.
+
+    Shapes are those of training: as many queries as keys.
+    """
     found = attention_candidates(config, torch.device("cuda") if settings_of(config).predict else None)
-    return {candidate.name: candidate for candidate in found}
+    named = bool(config.getoption("--attention"))
+    return {candidate.name: candidate for candidate in found if named or IMPLEMENTATIONS[candidate.name].trains}
 
 
 def function_of(candidate: Candidate) -> Attention:

@@ -9,12 +9,14 @@ Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, 
 
 `IMPLEMENTATIONS` names the variants and what each claims; `scoring` says what causal, window, soft cap and
 grouped heads mean. `FlashAttentionPyTorch` is the autograd function behind "tiled", `FlashAttentionTriton` the
-operator behind "triton" with the same face, and `flash_attention` that by keywords. Triton is imported when the
-Triton variant is first asked for, and not before.
+operator behind "triton" with the same face, and `flash_attention` that by keywords. `decode_attention` reads a cache:
+few queries, other lengths for each sequence, pages, int8. Triton is imported when a Triton variant is first asked for,
+and not before.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from perflab.lab.attention.decode_cache import decode_attention
 from perflab.lab.attention.dispatch import attention, attention_with_logsumexp, import_triton_variant
 from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.attention.reference import reference_attention
@@ -32,6 +34,7 @@ __all__ = [
     "Implementation",
     "attention",
     "attention_with_logsumexp",
+    "decode_attention",
     "flash_attention",
     "reference_attention",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from perflab.lab.attention.decode import Stored, split_attention
 from perflab.lab.attention.inputs import accumulation_dtype, cast_as_autocast_does, check_inputs
 from perflab.lab.attention.naive import naive_attention, naive_attention_with_logsumexp
 from perflab.lab.attention.reference import reference_attention
@@ -78,15 +79,29 @@ def attention_with_logsumexp(
 def import_triton_variant() -> Any:
     """The module of FlashAttentionTriton, importing Triton now. ImportError says what to do where there is none."""
     try:
-        from perflab.lab.attention import triton_function
+        from perflab.lab.attention import triton_function  # by a statement, which torch.compile traces
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "triton":
-            raise
+        _refuse_without_triton(error, instead="impl='tiled'")
+        raise
+    return triton_function
+
+
+def import_triton_decode() -> Any:
+    """The module of the Triton decode attention, as `import_triton_variant` imports its own."""
+    try:
+        from perflab.lab.attention import triton_decode
+    except ModuleNotFoundError as error:
+        _refuse_without_triton(error, instead="impl='decode' ('torch' of decode_attention)")
+        raise
+    return triton_decode
+
+
+def _refuse_without_triton(error: ModuleNotFoundError, *, instead: str) -> None:
+    if error.name is not None and error.name.partition(".")[0] == "triton":
         raise ImportError(
             "attention in Triton needs Triton, which is not installed: install the package 'triton' "
-            "(Linux), or choose impl='tiled', the same algorithm in PyTorch"
+            f"(Linux), or choose {instead}, the same algorithm in PyTorch"
         ) from error
-    return triton_function
 
 
 def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with_logsumexp: bool) -> Result:
@@ -99,7 +114,7 @@ def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with
     check_inputs(q, k, v, name=impl, dtypes=claims.dtypes)
     require_features(claims, needed_features(q, k, **settings))
     require_gradients(claims, q, k, v)
-    with _without_autocast(q.device.type):
+    with without_autocast(q.device.type):
         return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
 
 
@@ -161,6 +176,15 @@ def _triton_tma(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsum
     return _apply(import_triton_variant().FlashAttentionTritonTMA, q, k, v, settings, with_logsumexp)
 
 
+def _decode(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return split_attention(q, Stored(k.transpose(1, 2), v.transpose(1, 2)), make_scoring(q, k, **settings))
+
+
+def _triton_decode(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    stored = Stored(k.transpose(1, 2), v.transpose(1, 2))
+    return import_triton_decode().decode(q, stored, make_scoring(q, k, **settings))  # type: ignore[no-any-return]
+
+
 def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
     result = function.apply(
         q, k, v,
@@ -176,6 +200,8 @@ _WITHOUT_RANGES: dict[str, Variant] = {
     "tiled": _tiled,
     "triton": _triton,
     "triton-tma": _triton_tma,
+    "decode": _decode,
+    "triton-decode": _triton_decode,
     "sdpa": _sdpa,
     **{impl: _pinned(impl) for impl in BACKENDS},
     "flex": _flex,
@@ -186,7 +212,8 @@ _VARIANTS: dict[str, Variant] = {
 }
 
 
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """Autocast switched off on that type of device."""
     # `meta` tensors, on which shapes are tried out, have no autocast, and naming it raises.
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return nullcontext()

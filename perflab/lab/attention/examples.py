@@ -1,6 +1,7 @@
 """The attention kernels in the configurations that they are shipped in, as launches on `meta` tensors.
 
-Shapes: q (4, 16, 4096, D); k, v (4, 16 or 4, 4096, D): a training step of usual size. Nothing is allocated or run.
+Shapes: q (4, 16, 4096, D); k, v (4, 16 or 4, 4096, D): a training step of usual size. For decoding q (16, 32, T, D) and
+keys of 8 heads, 8192 positions or pages of 64. Nothing is allocated or run.
 
 For whoever compiles ahead of time. The functions that make these launches are those that a GPU's calls go through, and
 the tiles are all that may be chosen there. This module imports Triton.
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from perflab.lab.attention.decode import Stored
 from perflab.lab.attention.scoring import Scoring, default_scale
+from perflab.lab.attention.triton_decode import decode_launch, decode_tiles, merge_launch, splits_of
 from perflab.lab.attention.triton_launches import delta_launch, dk_dv_launch, dq_launch, forward_launch
 from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
 from perflab.lab.attention.triton_tma import tma_forward_launch
@@ -21,6 +24,7 @@ _BATCH, _HEADS, _LENGTH = 4, 16, 4096
 _KERNELS = ("forward", "dk_dv", "dq")
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _WINDOW, _SOFTCAP, _GROUP = 512, 50.0, 4
+_SEQUENCES, _QUERY_HEADS, _KEY_HEADS, _CAPACITY, _PAGE = 16, 32, 8, 8192, 64
 
 
 def launches(shared_limit_bytes: int) -> dict[str, Launch]:
@@ -39,6 +43,37 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     found |= dict(_each("bf16", 64, "windowed", shared_limit_bytes))
     out, ends = _meta(_HEADS, 128, torch.bfloat16), _ends()
     found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
+    for dtype_name, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 128)):
+        found |= _decode(dtype_name, head_dim, "plain", shared_limit_bytes)
+    for kind in ("paged", "int8", "windowed", "many", "windowed-many"):
+        found |= _decode("bf16", 128, kind, shared_limit_bytes)
+    found |= _decode("bf16", 256, "windowed-many", shared_limit_bytes)
+    found |= _decode("fp32", 128, "windowed-many", shared_limit_bytes)
+    return found
+
+
+def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) -> dict[str, Launch]:
+    """One token of each sequence; `many`: 32, which fill tiles. `windowed` is capped, and has pages of int8."""
+    dtype, every = _DTYPES[dtype_name], kind.startswith("windowed")
+    paged, held = every or kind == "paged", torch.int8 if every or kind == "int8" else dtype
+    place = (_SEQUENCES * _CAPACITY // _PAGE, _PAGE) if paged else (_SEQUENCES, _CAPACITY)
+    pages = torch.empty(_SEQUENCES, _CAPACITY // _PAGE, dtype=torch.int32, device="meta") if paged else None
+    scales = torch.empty(*place, _KEY_HEADS, device="meta") if held == torch.int8 else None
+    keys = torch.empty(*place, _KEY_HEADS, head_dim, dtype=held, device="meta")
+    stored = Stored(keys, keys, torch.empty(_SEQUENCES, dtype=torch.int32, device="meta"), pages, scales, scales)
+    q = torch.empty(_SEQUENCES, _QUERY_HEADS, 32 if kind.endswith("many") else 1, head_dim, dtype=dtype, device="meta")
+    scoring = Scoring(default_scale(head_dim), _SOFTCAP if every else None, 1 - _WINDOW if every else None, 0)
+    tiles = decode_tiles(q, _KEY_HEADS, shared_limit_bytes)
+    num_splits, _ = splits_of(q, stored, tiles)
+    parts = torch.empty(num_splits, *q.shape, device="meta")
+    shape = f"{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
+    found = {
+        f"attention_decode-{dtype_name}-d{head_dim}-{kind}-{shape}": decode_launch(
+            q, stored, parts, parts[..., 0], scoring, tiles
+        )
+    }
+    if kind == "plain":
+        found[f"attention_decode_merge-{dtype_name}-d{head_dim}"] = merge_launch(parts, parts[..., 0], q, q[..., 0])
     return found
 
 

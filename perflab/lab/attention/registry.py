@@ -62,6 +62,11 @@ class Implementation:
         """Whether it claims all these features, on some type of device at least."""
         return any(needed <= self.on(device_type).features for device_type in ("any", *self.more_on))
 
+    @property
+    def trains(self) -> bool:
+        """Whether it can be differentiated on some type of device."""
+        return self.gradients or any(more.get("gradients", False) for more in self.more_on.values())
+
     def runs_on(self, device_type: str) -> bool:
         """Whether it is there at all on that type of device."""
         return self.devices is None or device_type in self.devices
@@ -88,6 +93,18 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
                 "triton-tma",
                 "the same with a persistent forward by way of TMA, for Hopper and later",
                 dtypes=_UP_TO_32_BIT,
+                needs_triton=True,
+            ),
+            Implementation(
+                "decode",
+                "for generating: keys split among programs, in plain PyTorch; forward only",
+                gradients=False,
+            ),
+            Implementation(
+                "triton-decode",
+                "the same as Triton kernels; grouped heads share one read of the keys",
+                dtypes=_UP_TO_32_BIT,
+                gradients=False,
                 needs_triton=True,
             ),
             Implementation(

@@ -5,6 +5,7 @@ Shapes, D padded to a power of two; num_stages pieces are on their way at once:
                output on its way out in as much again
     dk_dv      holds k and v (block_k, D), and walks over q and d_out in pieces (block_q, D)
     dq         holds q and d_out (block_q, D), and walks over k and v in pieces (block_k, D)
+    decode     as forward; block_q is the most rows that it takes
 
     shared bytes <= (rows held + rows walked over * num_stages) * D * itemsize; in dk_dv also
                     block_q * block_k * itemsize, for weights on their way into a product, and a
@@ -35,6 +36,7 @@ class Tiles:
         """Shared memory that `forward`, `dk_dv` or `dq` wants at most, in bytes."""
         held = {
             "forward": self.block_q,
+            "decode": self.block_q,
             "forward_tma": 2 * self.block_q,
             "dk_dv": 2 * self.block_k,
             "dq": 2 * self.block_q,
@@ -78,6 +80,8 @@ _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
         256: (Tiles(64, 32, 8, 2),),
     },
     ("dq", 4): {64: (Tiles(32, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
+    ("decode", 2): {64: (Tiles(64, 64, 4, 3),), 128: (Tiles(64, 64, 8, 3),), 256: (Tiles(32, 32, 8, 2),)},
+    ("decode", 4): {64: (Tiles(32, 16, 8, 2),), 256: (Tiles(16, 16, 8, 2),)},
 }
 DELTA_ROWS = 32
 """Queries a program of the delta kernel."""
@@ -88,12 +92,11 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def check_head_dim(head_dim: int) -> None:
-    """ValueError where no tile fits."""
+def check_head_dim(head_dim: int, instead: str = "impl='tiled', which takes any") -> None:
+    """ValueError where no tile fits, with what to choose instead."""
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(
-            f"attention in Triton takes head dimensions up to {MAX_HEAD_DIM}, got {head_dim}; "
-            f"choose impl='tiled', which takes any"
+            f"attention in Triton takes head dimensions up to {MAX_HEAD_DIM}, got {head_dim}; choose {instead}"
         )
 
 

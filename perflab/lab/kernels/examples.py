@@ -1,7 +1,7 @@
 """The fused kernels in the configurations that matter, as launches on `meta` tensors: nothing is allocated or run.
 
 Shapes: rows (R, D) of a transformer with D = 128 (a head), 4096, 8192 (a row in one tile) and 12288 (walked over);
-vocabularies of 32,000 and 128,256 words.
+vocabularies of 32,000 and 128,256 words. Quantised products of one token (16 rows at least) and of 64, 4096 each way.
 
 For whoever compiles ahead of time. The functions that make these launches are those that a GPU's calls go through.
 This module imports Triton.
@@ -10,6 +10,7 @@ This module imports Triton.
 import torch
 from torch import Tensor
 
+from perflab.lab.inference.triton_quantised_product import quantised_product_launch
 from perflab.lab.kernels.reference import IGNORE_INDEX
 from perflab.lab.kernels.triton_cross_entropy import cross_entropy_backward_launch, cross_entropy_launch
 from perflab.lab.kernels.triton_partials import sum_partials_launch
@@ -39,6 +40,8 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
         found |= _named(_swiglu(11008, dtype), f"{short}-11008")
         for vocab_size in (32_000, 128_256):
             found |= _named(_cross_entropy(vocab_size, dtype), f"{short}-{vocab_size}")
+        for num_rows in (1, 64):
+            found |= _named(_quantised_product(num_rows, 4096, dtype), f"{short}-{num_rows}")
     return found
 
 
@@ -85,3 +88,13 @@ def _cross_entropy(vocab_size: int, dtype: torch.dtype) -> dict[str, Launch]:
             d_losses, logits, targets, ends, ends, logits, IGNORE_INDEX
         ),
     }
+
+
+def _quantised_product(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, Launch]:
+    x, whole = _meta(num_rows, width, dtype=dtype), _meta(width, width, dtype=torch.int8)
+    found = {"quantised_product-int8": quantised_product_launch(x, whole, _meta(width, 1, dtype=torch.float32), x, 8)}
+    packed = _meta(width, width // 2, dtype=torch.uint8)
+    for group_size in (32, 128, 256):
+        scales = _meta(width, width // group_size, dtype=torch.float32)
+        found[f"quantised_product-int4-{group_size}"] = quantised_product_launch(x, packed, scales, x, 4)
+    return found

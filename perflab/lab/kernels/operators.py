@@ -60,6 +60,8 @@ def define(
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(ctx: Any, *upstream: Any) -> NoReturn:
         first = name.removesuffix("_backward")
+        if first == name:
+            raise RuntimeError(f"perflab::{name} has no derivative; call it under torch.no_grad()")
         raise RuntimeError(
             f"perflab::{name} has no derivative of its own, so {first} has no second one; "
             f"call plain_{first} of perflab.lab.kernels.reference, or drop create_graph"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perflab.lab.attention import IMPLEMENTATIONS
 from perflab.lab.attention.tiled import TILE
 from perflab.lab.models.config import ModelConfig
 
@@ -40,8 +41,17 @@ class VariantMemory:
 
 
 def variant_memory(config: ModelConfig, *, batch_size: int, seq_len: int, a: int, w: int) -> VariantMemory:
-    """What `config.attention` needs for inputs of `a` bytes a number, and of `w` bytes where it keeps them wide."""
+    """What `config.attention` needs for inputs of `a` bytes a number, and of `w` bytes where it keeps them wide.
+
+    ValueError for a variant that is for generating alone.
+    """
     name, numbers = config.attention, (config, batch_size, seq_len)
+    if not IMPLEMENTATIONS[name].trains:
+        able = ", ".join(name for name, claims in IMPLEMENTATIONS.items() if claims.trains)
+        raise ValueError(
+            f"attention={name!r} is for generating, and what a step of training needs with it has no equation; "
+            f"give attention= one of {able}"
+        )
     if name in WRITTEN_OUT or (name in UNFUSED_DROPOUT and config.attention_dropout):
         return _written_out(*numbers, a)
     if name == "reference":

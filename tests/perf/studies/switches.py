@@ -15,6 +15,7 @@ import torch
 from perflab.lab.attention import IMPLEMENTATIONS
 
 BASELINE = "baseline"
+_TRAINING = tuple(name for name, claims in IMPLEMENTATIONS.items() if claims.trains)
 _COMPILED = tuple(name for name, claims in IMPLEMENTATIONS.items() if claims.compiles)
 SEEDS = ("seed-1", "seed-2", "seed-3")
 """The same with other weights and batches: what losses differ by for no reason, and how fast one thing is twice."""
@@ -70,7 +71,7 @@ def switches(num_steps: int, device_type: str) -> list[Switch]:
         Switch(BASELINE),
         *(Switch(name, training={"precision": name}) for name in ("tf32", "fp16", "bf16", "pure-bf16")),
         Switch("cudnn-benchmark", training={"cudnn_benchmark": True}),
-        *(_attention(name, device_type) for name in IMPLEMENTATIONS if name not in ("sdpa", "reference", *_COMPILED)),
+        *(_attention(name, device_type) for name in _TRAINING if name not in ("sdpa", "reference", *_COMPILED)),
         *(Switch(f"adamw-{name}", training={"optimizer": name}) for name in ("loop", "foreach")),
         Switch("accumulate-4", training={"micro_batches": 4}),
         *(Switch(f"checkpoint-{name}", training={"checkpointing": name}) for name in ("every-block", "selective")),

@@ -1,0 +1,194 @@
+"""Weight-only quantisation: linear layers whose weights are int8 or int4 with scales, and products in x's dtype.
+
+Shapes
+    x, y               (..., d_in), (..., d_out)
+    W, Q               (d_out, d_in), the weight as it was and as it is read
+    scales             (d_out, d_in / group) float32; with 8 bits a row is one group
+    weight             int8 (d_out, d_in); with 4 bits uint8 (d_out, d_in / 2), two numbers in a byte
+
+    scale = max |W over a group| / most,    q = round(W / scale),    Q = scale q,    most = 127 or 7
+    y = x Q^T + bias
+
+Symmetric, round to nearest: |W - Q| <= scale / 2, so |x W^T - x Q^T|_n <= sum_j |x_j| scale_nj / 2 in exact arithmetic;
+`error_bound` gives that. Dettmers et al. (2022), "LLM.int8()", section 2.1; groups as Frantar et al. (2023), "GPTQ",
+section 4. Nothing here is differentiable: it is for generating.
+"""
+
+import difflib
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MOST = {8: 127, 4: 7}
+"""The largest number by bits; the smallest is its negative."""
+GROUP_SIZES = (32, 64, 128, 256)
+"""Of 4 bits: powers of two, as a kernel's tiles are, and half a group is a tensor core's depth of 16 at least."""
+_Model = TypeVar("_Model", bound=nn.Module)
+PRODUCTS = ("torch", "triton")
+"""Dequantise, then multiply; or one kernel that reads the packed weights."""
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer with int8 or int4 weights; see the module. Made by `QuantisedLinear.of(linear)`.
+
+    `scales` stay float32 wherever the module is moved: rounded to 16 bits they would no longer bound the error.
+    """
+
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, bits: int, product: str) -> None:
+        super().__init__()
+        self.bits, self.product = bits, product
+        self.d_out, self.d_in = weight.shape[0], weight.shape[1] * 8 // bits
+        self.group_size = self.d_in // scales.shape[1]
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def of(
+        cls, linear: nn.Linear, *, bits: int = 8, group_size: int = 128, product: str = "torch"
+    ) -> "QuantisedLinear":
+        """The layer with its weight quantised; arguments and errors as `quantise` has them."""
+        check_quantisation(linear, bits, group_size, product)
+        weight, scales = pack(linear.weight.detach(), bits, group_size)
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        return cls(weight, scales, bias, bits, product)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., d_in), float32, bfloat16 or float16 -> (..., d_out), the same dtype; under autocast, its dtype."""
+        device_type = x.device.type
+        if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+            x = x.to(torch.get_autocast_dtype(device_type))
+        if self.product == "torch":
+            y = F.linear(x, self.dequantised(x.dtype))
+        else:
+            y = _triton_product()(x, self.weight, self.scales, self.bits)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Q (d_out, d_in), rounded to `dtype`."""
+        return unpack(self.weight, self.scales, self.bits).to(dtype)
+
+    def error_bound(self, x: Tensor) -> Tensor:
+        """How far x Q^T can be from x W^T in exact arithmetic: sum_j |x_j| scale_nj / 2, (..., d_out) in float64."""
+        return x.double().abs() @ (self.scales.double() / 2).repeat_interleave(self.group_size, dim=1).mT
+
+    def extra_repr(self) -> str:
+        """For `print(model)`."""
+        groups = "" if self.bits == 8 else f", group_size={self.group_size}"
+        return f"{self.d_in} -> {self.d_out}, bits={self.bits}{groups}, product={self.product!r}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "QuantisedLinear":
+        scales = self.scales
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.scales = scales.to(self.scales.device)
+        return self
+
+
+def quantise(
+    model: _Model, *, bits: int = 8, group_size: int = 128, product: str = "torch", skip: Collection[str] = ()
+) -> _Model:
+    """Replace every `nn.Linear` of the model, in place, by a `QuantisedLinear`; returns the model.
+
+    bits        8: one scale a row; 4: one for each `group_size` inputs of a row
+    group_size  one of GROUP_SIZES that divides every d_in; with 8 bits it says nothing
+    product     "torch" dequantises, then multiplies; "triton" is a kernel that reads the packed weights
+    skip        layers that stay, by their qualified names: "head", say
+
+    Embeddings stay, and so does a head that is tied to one. Nothing is replaced if any layer cannot be. Raises
+    ValueError for bits, groups, products and names that are none, and a model that is one `nn.Linear` itself; TypeError
+    for weights that are not float32, bfloat16 or float16.
+    """
+    if isinstance(model, nn.Linear):
+        raise ValueError(
+            "the model is one nn.Linear, which cannot be replaced in place; take QuantisedLinear.of(model)"
+        )
+    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for name in skip:
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; its linear layers are {', '.join(found) or 'none'}"
+            raise ValueError(f"skip={name!r} is no linear layer of the model{hint}")
+    chosen = {name: module for name, module in found.items() if name not in skip}
+    for name, module in chosen.items():
+        check_quantisation(module, bits, group_size, product, name)
+    for name, module in chosen.items():
+        parent, _, last = name.rpartition(".")
+        new = QuantisedLinear.of(module, bits=bits, group_size=group_size, product=product)
+        setattr(model.get_submodule(parent), last, new.train(module.training))
+    return model
+
+
+def check_quantisation(linear: nn.Linear, bits: int, group_size: int, product: str, name: str = "") -> None:
+    """Refuse what cannot be quantised so: ValueError for values and shapes, TypeError for dtypes."""
+    which = f"layer {name!r}" if name else "the layer"
+    if bits not in MOST:
+        raise ValueError(f"bits={bits!r}: wanted one of {', '.join(map(str, MOST))}")
+    if product not in PRODUCTS:
+        raise ValueError(f"product={product!r}: wanted one of {', '.join(PRODUCTS)}")
+    d_in, dtype = linear.weight.shape[1], linear.weight.dtype
+    if bits == 4 and (group_size not in GROUP_SIZES or d_in % group_size):
+        fitting = [str(size) for size in GROUP_SIZES if d_in % size == 0]
+        remedy = f"give group_size={' or '.join(fitting)}" if fitting else f"bits=8, or skip=({name!r},)"
+        raise ValueError(
+            f"group_size={group_size!r} does not cut the {d_in} inputs of {which} into groups of "
+            f"{', '.join(map(str, GROUP_SIZES))}; {remedy}"
+        )
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise TypeError(f"{which} has weights of {dtype}: wanted float32, bfloat16 or float16; cast with .to(dtype)")
+
+
+def pack(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """W (d_out, d_in) as the module's weight and scales. A group of zeros has the scale 1.
+
+    With 4 bits byte i of a group holds number i in its low half, number i + group_size / 2 in its high half: a kernel
+    then reads x in two runs. In each half there is q + 8.
+    """
+    d_out, d_in = weight.shape
+    groups = weight.float().view(d_out, -1, d_in if bits == 8 else group_size)
+    largest = groups.abs().amax(dim=-1)
+    # A quotient that underflows is no scale either: its numbers round to zero, within half of the smallest float.
+    scales = (largest / MOST[bits]).clamp_min(torch.finfo(torch.float32).tiny)
+    scales = torch.where(largest == 0, 1.0, scales)
+    numbers = torch.round(groups / scales[..., None]).clamp(-MOST[bits], MOST[bits]).to(torch.int8)
+    if bits == 8:
+        return numbers.view(d_out, d_in), scales
+    low, high = (numbers + 8).to(torch.uint8).chunk(2, dim=-1)
+    return (low | high << 4).reshape(d_out, d_in // 2), scales
+
+
+def unpack(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """Q (d_out, d_in) in float32."""
+    numbers = weight.view(*scales.shape, -1)
+    if bits == 4:
+        numbers = torch.cat((numbers & 15, numbers >> 4), dim=-1).to(torch.int8) - 8
+    return (numbers.float() * scales[..., None]).flatten(1)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers of the model, each once, tied or not; exact."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+
+
+def layer_bytes(d_in: int, d_out: int, *, bits: int = 8, group_size: int = 128) -> int:
+    """Bytes of one quantised layer without a bias: `d_out (d_in bits / 8 + 4 groups)`."""
+    return d_out * (d_in * bits // 8 + 4 * (1 if bits == 8 else d_in // group_size))
+
+
+def _triton_product() -> Any:
+    try:
+        from perflab.lab.inference.triton_quantised_product import quantised_product
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        raise ImportError(
+            "product='triton' needs Triton, which is not installed: install the package 'triton' (Linux), or choose "
+            "product='torch', which dequantises first"
+        ) from error
+    return quantised_product
