@@ -1,7 +1,7 @@
 """What decoding with a cache must do, as checks that say where it first goes wrong.
 
-All in float64, where decoding and the full forward differ by rounding of 1e-15 and a mistake by 1e-3 or more: `BUDGET` is a thousand
-sums of V = 61 logits' rounding, and far below what any token's key weighs.
+All in float64, where decoding and the full forward differ by rounding of 1e-15 and a mistake by 1e-3 or more: `BUDGET`
+is a thousand sums of V = 61 logits' rounding, and far below what any token's key weighs.
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ def check_rollback(model: TransformerLM, cache: KVCache, full: Callable[[Tensor]
         prefill(model, tokens[:, :37], cache, [37, 30])
         for kept in ((0, 5), (3, 0), (5, 5), (1, 2)):
             held = list(cache.counts)
-            wrong = torch.stack([torch.cat((tokens[b, n : n + k], torch.zeros(5 - k))) for b, (n, k) in enumerate(zip(held, kept, strict=True))])  # fmt: skip
+            wrong = torch.zeros(2, 5)  # behind the right tokens, others
+            for b, (n, k) in enumerate(zip(held, kept, strict=True)):
+                wrong[b, :k] = tokens[b, n : n + k]
             cache.begin(5)
             model(wrong.long(), cache=cache)
             cache.end()
@@ -152,8 +154,8 @@ def check_schedule(
 ) -> Scheduler:
     """Requests that come and go get what each gets alone, and every page comes back.
 
-    The pool's values are 1e30 at first, so reading a slot that nobody wrote changes everything. A request is cancelled half-way, and another comes in
-    while others run.
+    The pool's values are 1e30 at first, so reading a slot that nobody wrote changes everything. A request is cancelled
+    half-way, and another comes in while others run.
 
     Raises:
         AssertionError: names the request.
@@ -183,9 +185,12 @@ def check_schedule(
     assert pool.num_free == num_pages, f"{num_pages - pool.num_free} pages never came back"
     for request, number in zip(requests, numbers, strict=True):
         alone = generate(
-            model, [request.prompt], max_new_tokens=request.max_new_tokens, cache=cache_of("contiguous", model.config, 1),
+            model,
+            [request.prompt],
+            max_new_tokens=request.max_new_tokens,
+            cache=cache_of("contiguous", model.config, 1),
             sampling=request.sampling,
-        )[0]  # fmt: skip
+        )[0]
         got = made.get(number, [])
         assert got == alone, f"request {number} gets other tokens than alone: {got}, {alone}"
     return scheduler

@@ -1,7 +1,7 @@
 """Tokens are drawn with their probabilities, and speculation changes none of them.
 
-Frequencies are held to probabilities by chi-square, at p = 1e-6 with fixed seeds. Each test has a control: something wrong on purpose,
-of a kind that libraries had, fails the same check.
+Frequencies are held to probabilities by chi-square, at p = 1e-6 with fixed seeds. Each test has a control: something
+wrong on purpose, of a kind that libraries had, fails the same check.
 """
 
 from __future__ import annotations

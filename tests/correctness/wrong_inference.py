@@ -13,9 +13,8 @@ from torch import Tensor
 
 from perflab.lab.inference import cache as cache_module
 from perflab.lab.inference import generate as generate_module
-from perflab.lab.inference import scheduler as scheduler_module
 from perflab.lab.inference.cache import KVCache
-from perflab.lab.inference.paged_cache import PagedCache, PagePool, Pages
+from perflab.lab.inference.paged_cache import PagePool, Pages
 from perflab.lab.inference.sampling import Sampling
 from perflab.lab.inference.scheduler import Scheduler
 from perflab.lab.inference.slots import Slots, Stored
@@ -248,25 +247,151 @@ def _logits_of_padding(right: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 WRONG = [
-    WrongInference("rotary position not advanced", (KVCache, "positions"), _positions_not_advanced, _decoding("plain", "contiguous"), "decoding: sequence 0 departs .* at position 33"),
-    WrongInference("a slot off by one", (KVCache, "_slots_of"), _slots_one_too_far, _decoding("plain", "contiguous"), "departs from the full forward"),
-    WrongInference("padding counts as tokens: mask past the prompt", (KVCache, "place"), _padding_counts, _decoding("plain", "contiguous"), "sequence 1 departs .* behind padding"),
-    WrongInference("an ended sequence still writes", (KVCache, "reserve"), _counts_ignored, lambda: check_generation(model_of(PLAIN), "contiguous", Sampling(), (7, 11, 20, 33, 44, 50)), "has ended with .* and the cache has"),
-    WrongInference("a token sees the next one", (cache_module, "seen"), _sees_the_future, _decoding("plain", "contiguous", chunk=8), "departs from the full forward"),
-    WrongInference("window off by one", (cache_module, "seen"), _window_off_by_one, _decoding("window", "paged"), "sequence 0 departs"),
-    WrongInference("a ring with a token too few", (WindowCache, "__init__"), _ring_too_small, _decoding("window", "ring"), "departs from the full forward"),
-    WrongInference("stale scale", (Slots, "write"), _stale_scales, _rollback("contiguous", dtype=torch.int8), "after tokens were taken back"),
-    WrongInference("scale of the neighbour", (Slots, "raw"), _scale_of_the_neighbour, _decoding("plain", "contiguous", dtype=torch.int8), "decoding: sequence 0 departs"),
-    WrongInference("taken back on the host alone", (KVCache, "truncate"), _truncates_the_host_alone, _rollback("contiguous"), "after tokens were taken back"),
-    WrongInference("page given back too early", (PagePool, "release"), _page_given_back_too_early, _rollback("paged"), "after tokens were taken back"),
-    WrongInference("shared page reused too early", (PagePool, "find"), _shared_pages_are_free, lambda: check_sharing(model_of(PLAIN)), "gets other tokens than alone|never came back"),
-    WrongInference("page of another history", (PagePool, "find"), _history_ignored, lambda: check_sharing(model_of(PLAIN)), "request . gets other tokens than alone"),
-    WrongInference("request and slot mixed up", (Scheduler, "_decode"), _slots_mixed_up, _schedule(40), "request 1 gets other tokens than alone"),
-    WrongInference("a preempted request loses its tokens", (Scheduler, "_preempt"), _preempted_loses_its_tokens, _schedule(4), "gets other tokens than alone"),
-    WrongInference("a preempted request keeps its pages", (Scheduler, "_preempt"), _preempted_keeps_its_pages, _schedule(4), "requests are left waiting for ever"),
-    WrongInference("a cancelled request keeps its pages", (Scheduler, "cancel"), _cancelled_keeps_its_pages, _schedule(40), "pages never came back"),
-    WrongInference("a request goes on behind its last token", (Scheduler, "_take"), _ended_goes_on, _schedule(40), "makes tokens after its last"),
-    WrongInference("an empty batch is decoded", (Scheduler, "_decode"), _decodes_an_empty_batch, _schedule(40), "a cache for a batch of 0"),
-    WrongInference("drawn by the batch's position", (generate_module, "sample"), _draws_by_batch, lambda: check_generation(model_of(PLAIN), "contiguous", Sampling(temperature=1.0)), "prompt 0 gets other tokens in a batch than alone"),
-    WrongInference("logits of padding", (generate_module, "prefill"), _logits_of_padding, lambda: check_generation(model_of(PLAIN), "contiguous", Sampling()), "prompt 0 gets other tokens in a batch than alone"),
-]  # fmt: skip
+    WrongInference(
+        "rotary position not advanced",
+        (KVCache, "positions"),
+        _positions_not_advanced,
+        _decoding("plain", "contiguous"),
+        "decoding: sequence 0 departs .* at position 33",
+    ),
+    WrongInference(
+        "a slot off by one",
+        (KVCache, "_slots_of"),
+        _slots_one_too_far,
+        _decoding("plain", "contiguous"),
+        "departs from the full forward",
+    ),
+    WrongInference(
+        "padding counts as tokens: mask past the prompt",
+        (KVCache, "place"),
+        _padding_counts,
+        _decoding("plain", "contiguous"),
+        "sequence 1 departs .* behind padding",
+    ),
+    WrongInference(
+        "an ended sequence still writes",
+        (KVCache, "reserve"),
+        _counts_ignored,
+        lambda: check_generation(model_of(PLAIN), "contiguous", Sampling(), (7, 11, 20, 33, 44, 50)),
+        "has ended with .* and the cache has",
+    ),
+    WrongInference(
+        "a token sees the next one",
+        (cache_module, "seen"),
+        _sees_the_future,
+        _decoding("plain", "contiguous", chunk=8),
+        "departs from the full forward",
+    ),
+    WrongInference(
+        "window off by one",
+        (cache_module, "seen"),
+        _window_off_by_one,
+        _decoding("window", "paged"),
+        "sequence 0 departs",
+    ),
+    WrongInference(
+        "a ring with a token too few",
+        (WindowCache, "__init__"),
+        _ring_too_small,
+        _decoding("window", "ring"),
+        "departs from the full forward",
+    ),
+    WrongInference(
+        "stale scale",
+        (Slots, "write"),
+        _stale_scales,
+        _rollback("contiguous", dtype=torch.int8),
+        "after tokens were taken back",
+    ),
+    WrongInference(
+        "scale of the neighbour",
+        (Slots, "raw"),
+        _scale_of_the_neighbour,
+        _decoding("plain", "contiguous", dtype=torch.int8),
+        "decoding: sequence 0 departs",
+    ),
+    WrongInference(
+        "taken back on the host alone",
+        (KVCache, "truncate"),
+        _truncates_the_host_alone,
+        _rollback("contiguous"),
+        "after tokens were taken back",
+    ),
+    WrongInference(
+        "page given back too early",
+        (PagePool, "release"),
+        _page_given_back_too_early,
+        _rollback("paged"),
+        "after tokens were taken back",
+    ),
+    WrongInference(
+        "shared page reused too early",
+        (PagePool, "find"),
+        _shared_pages_are_free,
+        lambda: check_sharing(model_of(PLAIN)),
+        "gets other tokens than alone|never came back",
+    ),
+    WrongInference(
+        "page of another history",
+        (PagePool, "find"),
+        _history_ignored,
+        lambda: check_sharing(model_of(PLAIN)),
+        "request . gets other tokens than alone",
+    ),
+    WrongInference(
+        "request and slot mixed up",
+        (Scheduler, "_decode"),
+        _slots_mixed_up,
+        _schedule(40),
+        "request 1 gets other tokens than alone",
+    ),
+    WrongInference(
+        "a preempted request loses its tokens",
+        (Scheduler, "_preempt"),
+        _preempted_loses_its_tokens,
+        _schedule(4),
+        "gets other tokens than alone",
+    ),
+    WrongInference(
+        "a preempted request keeps its pages",
+        (Scheduler, "_preempt"),
+        _preempted_keeps_its_pages,
+        _schedule(4),
+        "requests are left waiting for ever",
+    ),
+    WrongInference(
+        "a cancelled request keeps its pages",
+        (Scheduler, "cancel"),
+        _cancelled_keeps_its_pages,
+        _schedule(40),
+        "pages never came back",
+    ),
+    WrongInference(
+        "a request goes on behind its last token",
+        (Scheduler, "_take"),
+        _ended_goes_on,
+        _schedule(40),
+        "makes tokens after its last",
+    ),
+    WrongInference(
+        "an empty batch is decoded",
+        (Scheduler, "_decode"),
+        _decodes_an_empty_batch,
+        _schedule(40),
+        "a cache for a batch of 0",
+    ),
+    WrongInference(
+        "drawn by the batch's position",
+        (generate_module, "sample"),
+        _draws_by_batch,
+        lambda: check_generation(model_of(PLAIN), "contiguous", Sampling(temperature=1.0)),
+        "prompt 0 gets other tokens in a batch than alone",
+    ),
+    WrongInference(
+        "logits of padding",
+        (generate_module, "prefill"),
+        _logits_of_padding,
+        lambda: check_generation(model_of(PLAIN), "contiguous", Sampling()),
+        "prompt 0 gets other tokens in a batch than alone",
+    ),
+]

@@ -1,6 +1,7 @@
 """A cache of keys and values: what attention saw of each sequence so far, so that a token costs one row of work.
 
-B sequences, T new tokens of each, C capacity in tokens, L layers, H heads, K heads of keys and values, D head dimension.
+B sequences, T new tokens of each, C capacity in tokens, L layers, H heads, K heads of keys and values, D head
+dimension.
 
     length    (B,)                 tokens of each sequence in the cache
     position  length + t           of new token t: RoPE turns by it, and the mask compares by it
@@ -218,11 +219,11 @@ class KVCache:
         keys, values = self.memory.read(layer, slice(0, self._spare), (self.batch_size, self.capacity), dtype, longest)
         return keys, values, torch.arange(longest, device=self.device)[None]
 
-    def _by_kernel(self, layer: int, q: Tensor, step: Step, **pages: Tensor) -> Tensor:
+    def _by_kernel(self, layer: int, q: Tensor, step: Step, pages: Tensor | None = None) -> Tensor:
         parts = self.memory.raw(layer, slice(0, self._spare), self._shape)
         return decode_attention(
             q, parts.keys, parts.values, lengths=step.lengths, window=self.config.window, key_scales=parts.key_scales,
-            value_scales=parts.value_scales, impl=self.kernel, **pages,
+            value_scales=parts.value_scales, impl=self.kernel, pages=pages,
         )  # fmt: skip
 
     @property

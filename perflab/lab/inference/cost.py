@@ -1,6 +1,7 @@
-"""What generating costs, in closed form: bytes of the cache, bytes that a token reads, and the time that this takes at least.
+"""What generating costs, in closed form: bytes of the cache, bytes that a token reads, and the least time for that.
 
-B sequences, n tokens in each, L layers, K heads of keys and values, D head dimension, b bytes a number, d width, V vocabulary.
+B sequences, n tokens in each, L layers, K heads of keys and values, D head dimension, b bytes a number, d width, V
+vocabulary.
 
     cache bytes a token          2 L K D b                (int8: 2 L K (D + 4), a float32 scale for each token and head)
     weight bytes a decode step   all matrices and norms once, and B rows of the embedding
@@ -8,8 +9,8 @@ B sequences, n tokens in each, L layers, K heads of keys and values, D head dime
     time of a decode step        at least (weight bytes + cache bytes) / bandwidth
     time of a prompt             at least operations / rate of matrix products (`models/cost.py` counts them)
 
-A decode step multiplies each weight with B rows, so for small B memory decides, and tokens/s grow with B until reading the cache
-costs as much as reading the weights (Pope et al. 2023, section 2).
+A decode step multiplies each weight with B rows, so for small B memory decides, and tokens/s grow with B until reading
+the cache costs as much as reading the weights (Pope et al. 2023, section 2).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, bits: int | None = 
     if bits is None:
         return parameters * dtype.itemsize
     kept, quantised, scales = _split(config, parameters, bits, group_size)
-    return kept * dtype.itemsize + quantised * bits // 8 + scales * dtype.itemsize
+    return kept * dtype.itemsize + quantised * bits // 8 + scales * 4  # scales are float32
 
 
 def decode_cost(

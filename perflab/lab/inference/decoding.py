@@ -2,9 +2,9 @@
 
     token (B,), cache -> logits (B, V)
 
-A decode step is many small kernels, and the host takes longer to launch them than the GPU to run them. A CUDA graph launches all
-of them at once, and `torch.compile` fuses them into fewer. Both need the same shapes in every step, so they read the cache's
-whole capacity under a mask (`KVCache.fixed`): capacity beyond what is used costs time then.
+A decode step is many small kernels, and the host takes longer to launch them than the GPU to run them. A CUDA graph
+launches all of them at once, and `torch.compile` fuses them into fewer. Both need the same shapes in every step, so
+they read the cache's whole capacity under a mask (`KVCache.fixed`): capacity beyond what is used costs time then.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Decoding:
 
     def _record(self) -> None:
         """Record a step: positions from `lengths`, the model, and the new lengths."""
-        stream = torch.cuda.Stream(self.cache.device)
+        stream = torch.cuda.Stream(self.cache.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.cache.device))
         with torch.cuda.stream(stream):  # libraries set themselves up in a first call, which no graph may hold
             self.cache.place(1)

@@ -6,8 +6,9 @@ B sequences, T longest prompt, V vocabulary, N new tokens:
     N times: token = sample(logits)             (B,)
              logits = model(token, cache)       decode: one row of each sequence, the last time left out
 
-A model is anything with `config.vocab_size` that can be called as `model(tokens, cache=cache, at=at)`: integer tokens (B, T) to
-logits (B, T, V), or (B, 1, V) of the tokens `at` (B,) alone. It asks the cache for `positions` and, once a layer, to `attend`.
+A model is anything with `config.vocab_size` that can be called as `model(tokens, cache=cache, at=at)`: integer tokens
+(B, T) to logits (B, T, V), or (B, 1, V) of the tokens `at` (B,) alone. It asks the cache for `positions` and, once a
+layer, to `attend`.
 """
 
 from __future__ import annotations
@@ -166,6 +167,6 @@ def _check_empty(cache: KVCache, batch_size: int) -> None:
         )
     if any(cache.counts):
         raise ValueError(
-            f"the cache has {cache.counts} tokens already: cache.truncate([0] * {batch_size}) empties it, and `prefill` "
-            "goes on behind them"
+            f"the cache has {cache.counts} tokens already: cache.truncate([0] * {batch_size}) empties it, and "
+            "`prefill` goes on behind them"
         )

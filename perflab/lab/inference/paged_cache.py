@@ -7,9 +7,9 @@ P tokens a page, n pages in the pool (Kwon et al. 2023, PagedAttention, section 
 
 A sequence wastes less than a page, where a run of slots for each wastes all that it does not reach.
 
-Prompt caching (section 4.4 there): a full page is known by its tokens and all before them. A sequence whose prompt begins with
-known pages takes these and computes the rest. Full pages are never written again, so sharing needs no copy. Pages that nobody
-holds are kept, and the ones unused for longest are given away first.
+Prompt caching (section 4.4 there): a full page is known by its tokens and all before them. A sequence whose prompt
+begins with known pages takes these and computes the rest. Full pages are never written again, so sharing needs no copy.
+Pages that nobody holds are kept, and the ones unused for longest are given away first.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ class PagedCache(KVCache):
         keys, values = self.memory.read(layer, slots.flatten(), (self.batch_size, longest), dtype)
         return keys, values, positions[:1]
 
-    def _by_kernel(self, layer: int, q: Tensor, step: Step, **pages: Tensor) -> Tensor:
-        return super()._by_kernel(layer, q, step, pages=self.table)
+    def _by_kernel(self, layer: int, q: Tensor, step: Step, pages: Tensor | None = None) -> Tensor:
+        return super()._by_kernel(layer, q, step, self.table)
 
     @property
     def _shape(self) -> tuple[int, int]:

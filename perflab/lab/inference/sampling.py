@@ -1,14 +1,15 @@
-"""Draw the next token from logits: greedy, temperature, top-k, top-p, the same for one seed wherever a sequence is computed.
+"""Draw the next token from logits: greedy, temperature, top-k, top-p; the same for one seed in any batch.
 
 B sequences, V vocabulary. For a sequence with seed s, at position n:
 
-    p = softmax(logits / temperature), cut to the k largest and to the fewest whose sum reaches top_p, then divided by its sum
+    p = softmax(logits / temperature), cut to the k largest and to the fewest whose sum reaches top_p, over its sum
     u = uniform(s, n)                       in [0, 1)
     token = the first i with p_0 + ... + p_i > u
 
-(top-k: Fan et al. 2018, section 5.4; top-p, or nucleus: Holtzman et al. 2020, section 3.1.) `uniform` is a hash of seed and
-position, SplitMix64 (Steele, Lea & Flood 2014, figure 17), and no generator with a state. So a token depends on its own sequence
-alone: not on the batch, nor on requests that were preempted and computed again; and a CUDA graph can replay it.
+(top-k: Fan et al. 2018, section 5.4; top-p, or nucleus: Holtzman et al. 2020, section 3.1.) `uniform` is a hash of seed
+and position, SplitMix64 (Steele, Lea & Flood 2014, figure 17), and no generator with a state. So a token depends on its
+own sequence alone: not on the batch, nor on requests that were preempted and computed again; and a CUDA graph can
+replay it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def sample(logits: Tensor, sampling: Sampling, seeds: Tensor, positions: Tensor)
 def uniform(seeds: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
     """A number in [0, 1), float64, for each seed, position and stream: always the same, and no two alike by design."""
     mixed = _mixed(_mixed(_mixed(seeds) + stream) + positions)
-    return _shifted(mixed, 11).double() * 2.0**-53
+    number: Tensor = _shifted(mixed, 11).double() * 2.0**-53
+    return number
 
 
 def _mixed(x: Tensor) -> Tensor:

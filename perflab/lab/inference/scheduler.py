@@ -7,9 +7,9 @@ Each step (Yu et al. 2022, Orca; Kwon et al. 2023, section 4.5):
              2023, Sarathi)
     decode   one token of every request whose prompt is done
 
-If a decode step needs pages and none is free, the request that came last is preempted: its pages are released, and it waits at the
-head of the queue to compute prompt and tokens again. Its tokens stay, and since sampling depends on seed and position alone
-(`sampling.py`), what follows is what would have followed, but for rounding.
+If a decode step needs pages and none is free, the request that came last is preempted: its pages are released, and it
+waits at the head of the queue to compute prompt and tokens again. Its tokens stay, and since sampling depends on seed
+and position alone (`sampling.py`), what follows is what would have followed, but for rounding.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ class Scheduler:
         longest = len(request.prompt) + request.max_new_tokens
         if self.pool.pages_for(longest) > self.pool.num_pages:
             raise ValueError(
-                f"a request of up to {longest} tokens for a pool of {self.pool.num_pages} pages of {self.pool.page_size}: "
-                f"make it with num_pages={self.pool.pages_for(longest)} or more, or ask for fewer tokens"
+                f"a request of up to {longest} tokens for a pool of {self.pool.num_pages} pages of "
+                f"{self.pool.page_size}: make it with num_pages={self.pool.pages_for(longest)} or more, or ask for "
+                "fewer tokens"
             )
         self._next_number += 1
         self._waiting.append(_Active(self._next_number, request, list(request.prompt)))

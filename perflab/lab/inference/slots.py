@@ -5,8 +5,8 @@ L layers, S slots, K heads of keys and values, D head dimension:
     keys, values        (L, S, K, D)
     scales of int8      (L, S, K)    x ~ scale * q,  scale = max |x| / 127,  q = round(x / scale)
 
-so no number of an int8 cache is off by more than half a scale (symmetric, one scale for each token and head; as Sheng et
-al. 2023, FlexGen, section 5, which groups 64 numbers and uses 4 bits).
+so no number of an int8 cache is off by more than half a scale (symmetric, one scale for each token and head; as Sheng
+et al. 2023, FlexGen, section 5, which groups 64 numbers and uses 4 bits).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Slots:
     def raw(self, layer: int, which: Tensor | slice, shape: tuple[int, int]) -> Stored:
         """What lies in these slots, as it is stored; of a slice no copy is made."""
         keys, values, key_scales, value_scales = (
-            None if x is None else x[layer, which].unflatten(0, shape)
+            None if x is None else x[layer, which].view(*shape, *x.shape[2:])
             for x in (self.keys, self.values, self.key_scales, self.value_scales)
         )
         assert keys is not None

@@ -7,9 +7,10 @@ B sequences, k drafts, V vocabulary; q_i and p_i are draft's and target's probab
     next token ~ max(0, p_n - q_n) / sum        at the first refused place n
                ~ p_(k+1)                        if none is refused
 
-(Leviathan et al. 2023, algorithm 1; Chen et al. 2023.) The tokens are distributed as the target's own, whatever the draft is: appendix
-A.1 there proves it. Greedy is the same with probabilities of 0 and 1. In floating point the target's products over k + 1 rows round
-otherwise than over one, so where two logits nearly tie, greedy tokens may differ from plain decoding's.
+(Leviathan et al. 2023, algorithm 1; Chen et al. 2023.) The tokens are distributed as the target's own, whatever the
+draft is: appendix A.1 there proves it. Greedy is the same with probabilities of 0 and 1. In floating point the target's
+products over k + 1 rows round otherwise than over one, so where two logits nearly tie, greedy tokens may differ from
+plain decoding's.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def generate_speculatively(
     """
     if model.config.vocab_size != draft.config.vocab_size:
         raise ValueError(
-            f"a draft model with vocab_size={draft.config.vocab_size} for one with {model.config.vocab_size}: tokens must "
-            "mean the same to both; give a draft model of the same tokenizer"
+            f"a draft model with vocab_size={draft.config.vocab_size} for one with {model.config.vocab_size}: tokens "
+            "must mean the same to both; give a draft model of the same tokenizer"
         )
     if drafts < 1:
         raise ValueError(f"drafts={drafts}: wanted 1 or more; without drafts use generate()")
