@@ -16,6 +16,8 @@ class Outputs(NamedTuple):
     """When, by the host's clock, from the beginning of the call."""
     tokens: tuple[int, ...]
     """How many each sequence got."""
+    batch: int = 1
+    """Sequences in the call."""
 
 
 class Workload:
