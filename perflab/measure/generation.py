@@ -14,8 +14,8 @@ from typing import Any
 from perflab.errors import UsageError
 from perflab.measure import clock
 from perflab.measure.clock import Sample
-from perflab.measure.records import PER_TOKEN, SHARES, Generation, Statistic, formula_of
-from perflab.measure.statistics import quantile, quantile_interval
+from perflab.measure.records import PER_TOKEN, Generation, Statistic, formula_of
+from perflab.measure.statistics import SHARES, quantile, quantile_interval
 from perflab.measure.workload import Mark, Outputs, Phased
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours

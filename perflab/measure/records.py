@@ -110,8 +110,6 @@ FORMULAS = {
     PER_TOKEN: "decode / (tokens - 1)",
 }
 """By what a statistic of a generation is computed here. ``tokens`` are those of one sequence."""
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Quantiles that are told, of calls and of the times between tokens."""
 
 
 def formula_of(name: str) -> str | None:

@@ -12,6 +12,10 @@ UNKNOWN_SPREAD = 0.25
 """Of one sample: more than nearly all cases are seen to have, so that nothing is concluded from it too easily."""
 
 
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+"""Quantiles that are told."""
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The value below which so large a share of ordered values lies, on a line between neighbours as NumPy has it."""
     position = share * (len(ordered) - 1)

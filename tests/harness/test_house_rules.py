@@ -125,7 +125,9 @@ ROOMS = {
     # What tiers share: the engine of those that run, stored files, tables.
     "measure.records": Room(below="data records profiles.records", packages="msgspec"),
     "measure.statistics": Room(),
-    "measure": Room(below=f"{_BARE} {_PRIVATE} measure.statistics profiles", packages="pynvml msgspec", torch=When.CALLED),
+    "measure": Room(
+        below=f"{_BARE} {_PRIVATE} measure.statistics profiles", packages="pynvml msgspec", torch=When.CALLED
+    ),
     "profiles.records": Room(below="data", packages="msgspec"),
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure report", packages="msgspec", torch=When.CALLED),
     "profiles.nsys": Room(below=f"{_GROUND} measure report profiles", torch=When.CALLED),

@@ -13,7 +13,6 @@ from statistics import median
 
 from perflab.measure.records import (
     PER_TOKEN,
-    SHARES,
     Beside,
     Generation,
     Measurement,
@@ -23,7 +22,7 @@ from perflab.measure.records import (
     Statistic,
     per_call_ns,
 )
-from perflab.measure.statistics import quantile, quantile_interval
+from perflab.measure.statistics import SHARES, quantile, quantile_interval
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.matmul_rate import share_of_rate
 from perflab.report.view import COLLECTED, OF_TOKENS, QUANTILES, STANDARD, STATISTICS, View
