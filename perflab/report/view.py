@@ -98,7 +98,19 @@ def unknown_columns(view: View, names: Collection[str]) -> list[str]:
     """
     wanted = dict.fromkeys((*view.columns, view.sort.removeprefix("-")))
     known = (*ORDERS, *names)
-    return [_said(name, known, names) for name in wanted if name not in known]
+    return [
+        f"{name!r} is no standard column, and no case has it{_like(name, known)}"
+        for name in wanted
+        if name not in known
+    ]
+
+
+def refuse_unknown(names: Collection[str], known: Collection[str]) -> None:
+    """Raise ValueError for a name that is not known, with one that is like it."""
+    for name in names:
+        if name not in known:
+            listed = textwrap.fill(", ".join(known), 100, initial_indent="     ", subsequent_indent="     ")
+            raise ValueError(f"{name!r} is not one of these{_like(name, known)}\n{listed}")
 
 
 def without_unknown(view: View, names: Collection[str]) -> View:
@@ -108,13 +120,11 @@ def without_unknown(view: View, names: Collection[str]) -> View:
 
 def _known(name: str, names: Collection[str]) -> str:
     misspelt = name in STANDARD or difflib.get_close_matches(name, names, n=1, cutoff=_MISSPELT)
-    if name not in names and (misspelt or not _OWN.fullmatch(name)):
-        listed = textwrap.fill(", ".join(names), 100, initial_indent="     ", subsequent_indent="     ")
-        raise ValueError(f"{_said(name, names)}\n{listed}")
+    if misspelt or not _OWN.fullmatch(name):
+        refuse_unknown([name], names)
     return name
 
 
-def _said(name: str, names: Collection[str], cases: Collection[str] | None = None) -> str:
+def _like(name: str, names: Collection[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
-    what = "is not one of these" if cases is None else "is no standard column, and no case has it"
-    return f"{name!r} {what}{f'; did you mean {close[0]}?' if close else ''}"
+    return f"; did you mean {close[0]}?" if close else ""
