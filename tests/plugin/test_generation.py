@@ -54,6 +54,11 @@ def test_generate(perf):
 """
 
 
+def in_one_line(result: pytest.RunResult) -> str:
+    """What was printed, without the ends of lines."""
+    return " ".join(line.strip() for line in result.stdout.lines)
+
+
 def test_a_slower_phase_of_any_name_is_named_and_has_its_columns_and_rates(project: Project) -> None:
     project.test_file.write_text(PHASES)
     project.cost(ms=80)
@@ -62,7 +67,8 @@ def test_a_slower_phase_of_any_name_is_named_and_has_its_columns_and_rates(proje
         [
             r"case +median +prefill +decode +decode tokens/s +verdict",
             r"serve +110 ms +30\.0 ms +80\.0 ms +100 +new, saved",
-            r".*prefill 30\.0 ms · decode 80\.0 ms · .*145 tokens/s · decode 100 tokens/s",
+            r"  prefill 30\.0 ms · decode 80\.0 ms · .*145 tokens/s",
+            r"  decode 100 tokens/s",
         ]
     )
     project.cost(ms=160)
@@ -91,7 +97,7 @@ def test_a_generation_has_its_first_token_apart_and_counts_by_token(project: Pro
             r"generate +40\.0 ms +15\.0 ms +15\.0 ms +– +100 +2 +new",
         ]
     )
-    text = " ".join(line.strip() for line in result.stdout.lines)
+    text = in_one_line(result)
     assert "prefill 40.0 ms · decode 60.0 ms" in text
     assert "itl p50 15.0 ms (10.0 ms…20.0 ms)" in text
     assert "50.0 sequence tokens/s" in text
@@ -130,9 +136,9 @@ def test_statistics_by_another_formula_are_neither_shown_nor_compared(project: P
 
 def test_one_token_has_no_time_per_token_and_other_numbers_are_said(project: Project) -> None:
     project.test_file.write_text(GENERATION.replace("[5] * 1000", "[1] * 1000"))
-    project.run().stdout.fnmatch_lines(["*one token a call: no time per output token*"])
+    assert "one token a call: no time per output token" in in_one_line(project.run())
     project.test_file.write_text(GENERATION.replace("[5] * 1000", "[4, 6] * 1000"))
-    project.run().stdout.fnmatch_lines(["*calls gave 4 to 6 tokens*"])
+    assert "calls gave 4 to 6 tokens" in in_one_line(project.run())
 
 
 def test_a_streamer_s_first_put_is_the_prompt_and_set_up_is_none_of_prefill(project: Project) -> None:
@@ -167,11 +173,11 @@ def test_generate(perf):
 def test_quantiles_of_calls_have_intervals_and_need_enough_samples(project: Project) -> None:
     project.test_file.write_text(
         "from itertools import cycle\nfrom conftest import Virtual\n\ncosts = cycle(range(1, 41))\n\n"
-        "def work():\n    Virtual.now_ns += 1_000_000 * next(costs)\n\n"
+        "def work():\n    Virtual.now_ns += 10_000_000 * next(costs)\n\n"
         "def test_work(perf):\n    perf(work)\n"
     )
     project.run("--perf-columns=p50,p90,p99").stdout.re_match_lines(
-        [r"work +\d+\.\d ms +\d+\.\d ms +– +new", r".*p90 \d\d\.\d ms \(\d\d\.\d ms…\d\d\.\d ms\)"]
+        [r"work +\d+ ms +\d+ ms +– +new", r".*p90 \d+ ms \(\d+ ms…\d+ ms\)"]
     )
 
 

@@ -18,6 +18,7 @@ from perflab.measured.report.columns import (
     ordered,
     own_columns,
     own_phases,
+    phase_in,
     phases_of,
     quantiles_of,
     rate,
@@ -259,4 +260,8 @@ def _with_interval(column: Column, value: float, low: float | None, high: float 
 def _rate(unit: str, record: Record, reading: Reading) -> str | None:
     """A unit's rate in words; one that begins with a phase's name is that phase's work."""
     per_second = rate(unit, record, reading)
-    return format_rate(per_second, work_title(unit, own_phases(record))) if per_second is not None else None
+    if per_second is None:
+        return None
+    phase = phase_in(unit, own_phases(record))
+    said = format_rate(per_second, work_title(unit.removeprefix(f"{phase}_") if phase else unit, ()))
+    return f"{phase} {said}" if phase else said
