@@ -2,7 +2,8 @@
 
 Importing this package costs next to nothing: neither torch nor triton is loaded until something measures, and each of
 the names below loads its module when it is first used. Public are these names, and the modules ``perflab.correctness``,
-``perflab.attention``, ``perflab.lab``, ``perflab.units`` and ``perflab.instruments``. Everything else may change.
+``perflab.attention``, ``perflab.lab``, ``perflab.serving``, ``perflab.units`` and ``perflab.instruments``. Everything
+else may change.
 """
 
 from __future__ import annotations

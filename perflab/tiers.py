@@ -119,6 +119,10 @@ class Tier:
         """Whether a table shows levels of this parameter side by side."""
         return False
 
+    def own_columns(self, results: Sequence[Result]) -> list[str]:
+        """Names of columns that these results have besides the standard ones, such as their phases."""
+        return []
+
     def take_turns(self, saving: Saving) -> None:
         """Measure in turns what its tables hold against each other, once all cases have been measured."""
 

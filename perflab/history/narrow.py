@@ -235,6 +235,25 @@ class Now(Narrow):
         return exact_readings(sizes, {name: count for name, count in counts.items() if count})
 
 
+class Statistic(Narrow):
+    """A statistic of a generation."""
+
+    value: Number
+    formula: str
+
+
+class Generation(Narrow):
+    """What a generation of tokens was like."""
+
+    statistics: dict[str, Statistic] = {}
+
+
+class Measured(Narrow):
+    """What the session measured itself."""
+
+    generation: Generation | None = None
+
+
 class Outcome(Narrow):
     """What a case came to, in any tier."""
 
@@ -243,6 +262,7 @@ class Outcome(Narrow):
     environment: Environment | None = None
     summary: Replicate | None = None
     fresh: list[Replicate] = []
+    measurement: Measured | None = None
     now: Now | None = None
 
 

@@ -13,6 +13,7 @@ from perflab.history import narrow
 from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
 from perflab.history.places import basis_text, places_of
 from perflab.history.series import CALIBRATION, INEXACT_COUNTS, History, Reading, Run
+from perflab.measure.records import is_compared
 from perflab.records import Environment
 
 REPORT = "perflab report"
@@ -194,6 +195,9 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
         change = result.judgement.phases.get(name)
         ns = [one.phases_ns[name] for one in judged if name in one.phases_ns]
         found[name] = _time(change.now if change is not None else median(ns))
+    if outcome.measurement is not None and (generation := outcome.measurement.generation) is not None:
+        statistics = generation.statistics.items()
+        found |= {name: _time(one.value) for name, one in statistics if is_compared(name, one.formula)}
     if launching := [one.launch_ns for one in judged if one.launch_ns is not None]:
         found["launching"] = _time(median(launching))
     peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and "memory" not in one.memory.least]

@@ -21,7 +21,7 @@ from perflab.data import changed
 from perflab.internals import switched_off
 from perflab.measure.live_tensors import held_bytes
 from perflab.measure.records import Memory
-from perflab.measure.workload import Workload
+from perflab.measure.workload import Workload, Wrapped
 from perflab.torch_internals.tracing import version_of
 from perflab.units import format_bytes
 
@@ -36,25 +36,16 @@ _SETTLED_CALLS = 3
 """Calls after which all is there that is made late: ``torch.compile`` records its CUDA graphs in the second."""
 
 
-class Watched(Workload):
+class Watched(Wrapped):
     """A workload in its first call and its last ones, which then knows whether they were alike."""
 
     def __init__(self, inner: Workload, device: torch.device) -> None:
-        self.phases, self.spans = inner.phases, inner.spans
-        self.inner, self._device = inner, device
+        super().__init__(inner)
+        self._device = device
         self._before = _left(self.roots)
         self._first: str | None = None
         self._after_first: dict[str, object] | None = None
         self._held_bytes: list[int] = []
-
-    @property
-    def roots(self) -> tuple[Any, ...]:
-        """What the callable has in its hands before it runs."""
-        return self.inner.roots
-
-    def make_ready(self, calls: int) -> int:
-        """Make what the next calls need."""
-        return self.inner.make_ready(calls)
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result; the form of the first one is kept."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from perflab.measure.span import Reading
-    from perflab.measure.workload import Workload
+    from perflab.measure.workload import Outputs, Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -68,6 +68,8 @@ class Sample:
     """Time within ``total_ns`` in which the thread waited for a core that other work had; 0 where that is unknown."""
     set_up_ns: int = 0
     """Time before the first call in which the arguments of all were made; ``lasted_ns`` is without it."""
+    outputs: Outputs | None = None
+    """Of the last call of a generation, when its tokens came."""
     reading: Reading | None = field(default=None, compare=False)
     """The sample's whole span on a GPU, read by two clocks."""
 

@@ -16,19 +16,24 @@ plain events, and the counts are pure functions of these (``measure/events.py``)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.compiling import CompilerState, compiler_state, counts_of_compiler
 from perflab.measure.devices import release_memory, synchronize
 from perflab.measure.events import (
     COUNTED,
+    END_OF_PHASE,
     Event,
+    Span,
     agreed,
     compiled_regions,
     count_allocations,
     count_cuda_calls,
     outermost_operators,
+    parts_of,
     saw_cuda,
     spans,
 )
@@ -61,6 +66,9 @@ class CallCounter:
         self.counts: dict[str, int] = {}
         self.each: list[dict[str, int]] = []
         """What each of the calls counted that were looked at together."""
+        self.by_phase: dict[str, dict[str, int]] = {}
+        """By phase, what the counted calls did alike in it: operators, allocations, launches and synchronisations."""
+        self._each_by_phase: list[dict[str, dict[str, int]]] = []
         self.off: dict[str, str] = {}
         """By count, why it is not known."""
 
@@ -85,27 +93,31 @@ class CallCounter:
                 self.counts["instructions"] = found
 
     @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
-        """The span of one call that is counted."""
+    def call(self) -> Iterator[Callable[[], None]]:
+        """The span of one call that is counted; what it gives marks the end of a phase."""
         import torch
+
+        def mark() -> None:
+            with torch.profiler.record_function(END_OF_PHASE):
+                pass
 
         before = compiler_state()
         with torch.profiler.record_function(COUNTED):
-            yield
+            yield mark
         self._compiled_frames.append(compiler_state().frames_seen - before.frames_seen)
 
-    def read(self, results: Any) -> None:
-        """Count what kineto saw in the spans; kept is what all of them agree on."""
+    def read(self, results: Any, phases: Sequence[str] = ()) -> None:
+        """Count what kineto saw in the spans; kept is what all of them agree on. ``phases``: of each mark."""
         events = read_events(results)
         found = spans(events)
         if len(found) != len(self._compiled_frames):
             return  # the workload has stopped our profiler, by one of its own: what is there is not whole
         for span, frames in zip(found, self._compiled_frames, strict=True):
-            counts = {"operators": len(outermost_operators(events, span))}
-            if self._device.type == "cuda":
-                counts |= count_cuda_calls(events, span) if saw_cuda(events) else {}  # a blind profiler counts none
-            else:
-                counts["allocations"] = count_allocations(events, span)
+            counts = self._counts_in(events, span)
+            by_phase: dict[str, Counter[str]] = {name: Counter() for name in phases}
+            for name, part in zip(phases, parts_of(events, span), strict=False):
+                by_phase[name].update(self._counts_in(events, part))
+            self._each_by_phase.append({name: dict(found) for name, found in by_phase.items()})
             regions = compiled_regions(events, span)
             after = compiler_state()
             if regions and after.off is not None:
@@ -114,6 +126,18 @@ class CallCounter:
                 counts |= counts_of_compiler(regions, frames, self._before, after)
             self.each.append(counts)
         self.counts |= agreed(self.each)
+        self.by_phase = {name: agreed([one[name] for one in self._each_by_phase]) for name in phases if found}
+
+    def clear(self) -> None:
+        """Drop all counts: calls differ."""
+        self.counts.clear()
+        self.by_phase.clear()
+
+    def _counts_in(self, events: Sequence[Event], span: Span) -> dict[str, int]:
+        counts = {"operators": len(outermost_operators(events, span))}
+        if self._device.type == "cuda":
+            return counts | (count_cuda_calls(events, span) if saw_cuda(events) else {})  # a blind one counts none
+        return counts | {"allocations": count_allocations(events, span)}
 
 
 def read_events(results: Any) -> list[Event]:
@@ -140,14 +164,22 @@ def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounte
     workload.make_ready(1)
     with profiler("cuda") as profiling:
         synchronize(device)
-        before = _blocks_given_out(device)
-        with counter.call():
-            workload.run()
+        given_out = [_blocks_given_out(device)]
+        with counter.call() as mark:
+
+            def end_phase() -> None:
+                mark()
+                given_out.append(_blocks_given_out(device))
+
+            workload.run(end_phase)
         after = _blocks_given_out(device)
         synchronize(device)  # outside of the span: this wait is ours
-    counter.read(kineto_results(profiling))
+    counter.read(kineto_results(profiling), workload.spans)
     if torch.cuda.get_allocator_backend() == "native":
-        counter.counts["allocations"] = after - before
+        counter.counts["allocations"] = after - given_out[0]
+        for name, (begun, ended) in zip(workload.spans, pairwise(given_out), strict=False):
+            of_phase = counter.by_phase.setdefault(name, {})
+            of_phase["allocations"] = of_phase.get("allocations", 0) + ended - begun
 
 
 def _blocks_given_out(device: torch.device) -> int:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 COUNTED = "perflab: counted call"
 """Name of the span around each counted call."""
+END_OF_PHASE = "perflab: end of a phase"
+"""Name of an empty range at the end of each phase of a counted call."""
 _FUNCTION_SCOPE = 0
 """``RecordScope::FUNCTION``: operators are recorded in it, and ranges that a user names are not."""
 OPERATOR = re.compile(r"(?!autograd::|torch::)\w+::\w+")
@@ -77,6 +79,13 @@ class Span(NamedTuple):
 def spans(events: Iterable[Event]) -> list[Span]:
     """The counted calls, in order."""
     return sorted(Span(event.start_ns, event.end_ns) for event in events if event.name == COUNTED)
+
+
+def parts_of(events: Iterable[Event], span: Span) -> list[Span]:
+    """The phases of a counted call, in order; what comes after the last one's end is in none."""
+    marks = sorted((e for e in events if e.name == END_OF_PHASE and span.holds(e)), key=lambda e: e.start_ns)
+    starts = [span.start_ns, *(mark.end_ns for mark in marks)]
+    return [Span(start_ns, mark.start_ns) for start_ns, mark in zip(starts, marks, strict=False)]
 
 
 def outermost_operators(events: Iterable[Event], span: Span) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from perflab.measure.cuda_clock import CudaStopwatch
 from perflab.measure.cuda_graph import GraphStopwatch
 from perflab.measure.devices import current_device
 from perflab.measure.evidence import Witness
+from perflab.measure.generation import generation_of
 from perflab.measure.launching import launch_ns
 from perflab.measure.leaks import find_leak
 from perflab.measure.memory import MEMORY_CALLS, measure_memory
@@ -131,7 +132,7 @@ def measure(
         sample = stopwatch.time(workload if cpu_ns or is_cold_start else watched, repetitions)
         used_ns = time.process_time_ns() - before_ns
         cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
-        return replace(sample, set_up_ns=set_up_ns) if set_up_ns else sample
+        return replace(sample, set_up_ns=set_up_ns, outputs=workload.outputs())
 
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
@@ -151,6 +152,7 @@ def measure(
         progress("memory")
         with nvtx_range(f"{label}: {MEMORY}", device):
             weight = weigh(watched, device, counter)
+            generation = generation_of(samples, weight.by_phase, workload.outputs())
         profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
         if isinstance(workload, RangedWorkload):
             from perflab.profiles.operator_ranges import run_with_operator_ranges
@@ -183,6 +185,7 @@ def measure(
             empty_call_ns=empty_call_ns,
             profile=profiled,
             not_profiled=problem,
+            generation=generation,
         ),
         weight.result,
     )
@@ -200,6 +203,8 @@ class Weight:
     """What the call returned."""
     launch_ns: float | None = None
     """Host time to launch a call on a GPU."""
+    by_phase: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Counts of each phase."""
 
 
 def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
@@ -219,7 +224,7 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
         return Weight(None, {}, dict.fromkeys(unknown, why.problem), workload.run())
     if counter is None:
         return Weight(memory, {}, {}, result)
-    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result, launching_ns)
+    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result, launching_ns, counter.by_phase)
 
 
 def try_profile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.alike import Watched
@@ -48,7 +48,7 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
         memory, result = _cuda_memory(watched, device) if on_cuda else _cpu_memory(watched, device, counter)
     memory = watched.compared(memory, result, counter.each if counter is not None else [])
     if memory.exact_bytes is None and counter is not None:
-        counter.counts.clear()
+        counter.clear()
     return memory, result
 
 
@@ -78,20 +78,22 @@ def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
 
 
 def _cpu_memory(workload: Watched, device: torch.device, counter: CallCounter | None) -> tuple[Memory, Any]:
-    counted = counter.call if counter is not None else contextlib.nullcontext
+    def counted() -> contextlib.AbstractContextManager[Callable[[], None]]:
+        return counter.call() if counter is not None else contextlib.nullcontext(lambda: None)
+
     workload.make_ready(0)
     with cpu_allocations() as allocations:
         workload.make_ready(1)
-        with counted():
-            workload.run()
+        with counted() as mark:
+            workload.run(mark)
         held = workload.look()
         resident_before = resident_bytes()
-        with allocations.span(), counted():
-            result = workload.run()
+        with allocations.span(), counted() as mark:
+            result = workload.run(mark)
         resident_after = resident_bytes()
     growth = allocations.peak_bytes()
     if counter is not None:
-        counter.read(kineto_results(allocations.profiler))
+        counter.read(kineto_results(allocations.profiler), workload.spans)
     resident = (
         max(0, resident_after - resident_before) if resident_before is not None and resident_after is not None else None
     )

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from perflab.measure.workload import Workload
+from perflab.measure.workload import Wrapped
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,8 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 ASKED = "PERFLAB_NVTX"
 """Environment variable: ``1`` opens a range for each call, phase and operator."""
-CALL = "call"
+CALL, PHASE = "call", "phase "
+"""Of one call, and what stands before the name of one of its phases."""
 WARM_UP, SAMPLES, MEMORY, OPERATORS = "warm-up", "samples", "memory", "operators"
 """Ranges of a case are called ``<case>: samples``."""
 OPERATOR_CALLS = 6
@@ -49,30 +50,8 @@ def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-class RangedWorkload(Workload):
+class RangedWorkload(Wrapped):
     """A workload with a range around each call, and around each of its phases."""
-
-    def __init__(self, inner: Workload) -> None:
-        self.phases = inner.phases
-        self.spans = inner.spans
-        self._inner = inner
-
-    @property
-    def roots(self) -> tuple[Any, ...]:
-        """What the callable has in its hands before it runs."""
-        return self._inner.roots
-
-    def make_ready(self, calls: int) -> int:
-        """Make what the next calls need."""
-        return self._inner.make_ready(calls)
-
-    def most_calls(self, budget_ns: float) -> float:
-        """How many calls can be made ready at once."""
-        return self._inner.most_calls(budget_ns)
-
-    def replace_calls(self, call: Callable[..., Any]) -> None:
-        """From now on call this instead."""
-        self._inner.replace_calls(call)
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
         """Do the work once and return its result."""
@@ -82,7 +61,7 @@ class RangedWorkload(Workload):
         def open_next() -> None:
             name = next(upcoming, None)
             if name is not None:
-                close.append(_opened(name))
+                close.append(_opened(PHASE + name))
 
         def at_end_of_phase() -> None:
             close.pop()()
@@ -91,7 +70,7 @@ class RangedWorkload(Workload):
 
         try:
             open_next()
-            return self._inner.run(at_end_of_phase)
+            return self.inner.run(at_end_of_phase)
         finally:
             while close:
                 close.pop()()

@@ -99,6 +99,70 @@ class Leak(Data, frozen=True):
     """Blocks that one call makes and a later one has not let go; empty where that could not be recorded."""
 
 
+PER_TOKEN = "/token"
+"""How the name of a count of the decode phase ends that is divided by its tokens."""
+FORMULAS = {
+    "ttft": "first - start",
+    "tpot": "(end - first) / (tokens - 1)",
+    "itl": "between successive outputs, pooled over calls",
+    "tokens/s": "batch * tokens / (end - start)",
+    "sequence_tokens/s": "tokens / (end - start)",
+    PER_TOKEN: "decode / (tokens - 1)",
+}
+"""By what a statistic of a generation is computed here. ``tokens`` are those of one sequence."""
+
+
+def formula_of(name: str) -> str | None:
+    """By what this version computes a statistic of a generation; None of one that it does not know."""
+    return FORMULAS.get(PER_TOKEN if name.endswith(PER_TOKEN) else name.partition("_p")[0])
+
+
+def is_compared(name: str, formula: str) -> bool:
+    """Whether runs are compared by a statistic: a time by this version's formula.
+
+    The time to the first token is the phase prefill, and is compared as that.
+    """
+    return formula == formula_of(name) and name.startswith(("tpot", "itl"))
+
+
+class Statistic(Data, frozen=True):
+    """A statistic of a generation, with its 95 % interval and its formula."""
+
+    value: Share
+    formula: str
+    low: Share | None = None
+    """None: the value is exact, or of too few calls."""
+    high: Share | None = None
+
+
+class Generation(Data, frozen=True):
+    """What a generation of tokens was like. Times are nanoseconds."""
+
+    batch: Annotated[int, msgspec.Meta(ge=1)]
+    """Sequences in a call."""
+    tokens: list[Amount]
+    """That each sequence got in each timed call, in the order of ``samples_ns``."""
+    statistics: dict[str, Statistic] = {}
+    """By name: ``ttft``, time to the first token; ``tpot``, time per output token; ``itl_p50``, quantiles of the times
+    between outputs; ``tokens/s`` of the batch and ``sequence_tokens/s``; ``operators/token`` and other counts."""
+
+    @property
+    def known(self) -> dict[str, Statistic]:
+        """Those whose formula is this version's: others are neither shown nor compared."""
+        return {name: one for name, one in self.statistics.items() if one.formula == formula_of(name)}
+
+    @property
+    def problems(self) -> list[str]:
+        """What is to be said of it besides, in words."""
+        least, most = min(self.tokens, default=0), max(self.tokens, default=0)
+        others = [name for name in self.statistics if name not in self.known]
+        return [
+            *(["one token a call: no time per output token"] if most == 1 else []),
+            *([f"calls gave {least:,} to {most:,} tokens"] if least != most else []),
+            *([f"{', '.join(others)}: by a formula of another version, not shown"] if others else []),
+        ]
+
+
 class Measurement(Data, frozen=True):
     """A case's samples and memory in one process.
 
@@ -113,7 +177,7 @@ class Measurement(Data, frozen=True):
     clock: str
     """``host`` (monotonic clock) or ``cuda events``."""
     phases_ns: dict[str, list[Amount]] = {}
-    """Samples of each phase of a step, in the order of ``samples_ns``."""
+    """Samples of each phase, in the order of ``samples_ns``."""
     memory: Memory | None = None
     calibration_ns: dict[str, Positive] = {}
     """Median readings of the calibration workload, taken between the samples."""
@@ -132,6 +196,8 @@ class Measurement(Data, frozen=True):
     """Where the time of a call goes; None: nobody asked, or it could not be taken."""
     not_profiled: str | None = None
     """Why it could not be."""
+    generation: Generation | None = None
+    """Of ``perf.generation``, statistics of its tokens."""
     not_counted: str | None = None
     """Why instructions, which a process of its own was to count, were not."""
     launch_ns: Positive | None = None

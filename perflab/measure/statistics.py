@@ -1,35 +1,72 @@
-"""Medians with intervals for few samples. Plain Python; never trims."""
+"""Medians and other quantiles, with intervals for few samples. Plain Python; never trims."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, median
+from functools import cache
+from statistics import median
 
 CONFIDENCE = 0.95
 UNKNOWN_SPREAD = 0.25
 """Of one sample: more than nearly all cases are seen to have, so that nothing is concluded from it too easily."""
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Distribution-free confidence interval of the median, from order statistics.
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+"""Quantiles that are told."""
 
-    The number of samples below the true median is Binomial(n, 1/2), whatever the distribution, so a pair of
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which so large a share of ordered values lies, on a line between neighbours as NumPy has it."""
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    rest = position - below
+    return ordered[below] + rest * (ordered[below + 1] - ordered[below]) if rest else ordered[below]
+
+
+def quantile_interval(
+    ordered: Sequence[float], share: float, confidence: float = CONFIDENCE
+) -> tuple[float, float] | None:
+    """Distribution-free confidence interval of a quantile, from order statistics.
+
+    The number of samples below the true quantile is Binomial(n, share), whatever the distribution, so a pair of
     order statistics covers it with a known probability (Conover, Practical Nonparametric Statistics, 3.2).
-    With fewer than six samples no pair reaches 95 %; the whole range is returned then.
+
+    Returns:
+        None if no pair of so few samples covers it: of 95 %, the median needs 6, the ninth decile 36, and the last
+        percentile 368.
     """
+    ranks = _ranks(len(ordered), share, (1.0 - confidence) / 2.0)
+    return (ordered[ranks[0]], ordered[ranks[1]]) if ranks is not None else None
+
+
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Distribution-free confidence interval of the median; of fewer samples than that takes, their whole range."""
     ordered = sorted(values)
-    n = len(ordered)
-    tail = (1.0 - confidence) / 2.0
-    if n > 200:  # normal approximation of the binomial; a rank wider, so that it never covers less than asked
-        width = NormalDist().inv_cdf(1.0 - tail) * math.sqrt(n)
-        rank = max(0, math.floor((n - width) / 2.0) - 1)
-        return ordered[rank], ordered[n - 1 - rank]
-    rank, below = 0, 1.0 / 2.0**n
-    while below + math.comb(n, rank + 1) / 2.0**n <= tail:
-        rank += 1
-        below += math.comb(n, rank) / 2.0**n
-    return ordered[rank], ordered[n - 1 - rank]
+    return quantile_interval(ordered, 0.5, confidence) or (ordered[0], ordered[-1])
+
+
+@cache
+def _ranks(many: int, share: float, tail: float) -> tuple[int, int] | None:
+    """The innermost two of so many samples, from 0 on, beyond which a quantile lies with no more than ``tail`` each."""
+
+    def likelihood(below: int) -> float:
+        """Of so many samples below the quantile."""
+        above = many - below
+        ways = math.lgamma(many + 1) - math.lgamma(below + 1) - math.lgamma(above + 1)
+        return math.exp(ways + below * math.log(share) + above * math.log(1.0 - share))
+
+    reach = math.ceil(10.0 * math.sqrt(many * share * (1.0 - share))) + 10  # what lies beyond does not add up to 1e-15
+    lowest, highest = max(0, math.floor(many * share) - reach), min(many, math.ceil(many * share) + reach)
+    low, beyond = lowest, likelihood(lowest)
+    while beyond <= tail:
+        low += 1
+        beyond += likelihood(low)
+    high, beyond = highest, likelihood(highest)
+    while beyond <= tail:
+        high -= 1
+        beyond += likelihood(high)
+    return (low - 1, high) if low > 0 and high < many else None
 
 
 def relative_half_width(values: Sequence[float]) -> float:

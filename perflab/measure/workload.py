@@ -1,12 +1,23 @@
-"""What is measured: a callable, or the phases of a training step."""
+"""What is measured: a callable, or phases of any names, such as those of a training step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+
+class Outputs(NamedTuple):
+    """Steps of one call of a generation that produced tokens, in order."""
+
+    at_ns: tuple[int, ...]
+    """When, by the host's clock, from the beginning of the call."""
+    tokens: tuple[int, ...]
+    """How many each sequence got."""
+    batch: int = 1
+    """Sequences in the call."""
 
 
 class Workload:
@@ -53,12 +64,78 @@ class Workload:
         """Do the work once and return its result."""
         return self._call(*self._args, **self._kwargs)
 
+    def outputs(self) -> Outputs | None:
+        """When the last call gave out tokens; None of what generates none."""
+        return None
+
     def replace_calls(self, call: Callable[..., Any]) -> None:
         """From now on call this instead, even in a loop that is under way."""
         self._call = call
 
 
-class Step(Workload):
+class Wrapped(Workload):
+    """Another workload, around whose calls something is done."""
+
+    def __init__(self, inner: Workload) -> None:
+        self.phases, self.spans = inner.phases, inner.spans
+        self.inner = inner
+
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """What the callable has in its hands before it runs."""
+        return self.inner.roots
+
+    def make_ready(self, calls: int) -> int:
+        """Make what the next calls need."""
+        return self.inner.make_ready(calls)
+
+    def most_calls(self, budget_ns: float) -> float:
+        """How many calls can be made ready at once."""
+        return self.inner.most_calls(budget_ns)
+
+    def without_work(self) -> Workload:
+        """A workload whose calls are like these, and do nothing."""
+        return self.inner.without_work()
+
+    def outputs(self) -> Outputs | None:
+        """When the last call gave out tokens."""
+        return self.inner.outputs()
+
+    def replace_calls(self, call: Callable[..., Any]) -> None:
+        """From now on call this instead."""
+        self.inner.replace_calls(call)
+
+
+Mark = Callable[[], None]
+"""Is called at the end of each span."""
+
+
+class Phased(Workload):
+    """A call that has phases. ``course`` makes one: it is given the callables and the mark of a phase's end.
+
+    The spans of a phase may be several: its time is their sum.
+    """
+
+    def __init__(
+        self, calls: Sequence[Callable[..., Any]], spans: Sequence[str], course: Callable[[list[Any], Mark], Any]
+    ) -> None:
+        super().__init__(calls[0], (), {})
+        self._roots = tuple(calls)
+        self._calls = list(calls)
+        self._course = course
+        self.spans = tuple(spans)
+        self.phases = tuple(dict.fromkeys(spans))
+
+    def replace_calls(self, call: Callable[..., Any]) -> None:
+        """From now on each phase calls this instead."""
+        self._calls[:] = [call] * len(self._calls)
+
+    def run(self, after_phase: Mark = lambda: None) -> Any:
+        """Run the phases in order, calling ``after_phase`` at the end of each span."""
+        return self._course(self._calls, after_phase)
+
+
+class Step(Phased):
     """A training step: ``result = forward()``, then ``backward(result)``, then ``optimizer()``.
 
     ``backward`` and ``optimizer`` may be left out. The first two run ``micro_batches`` times in turn, the optimizer
@@ -72,32 +149,45 @@ class Step(Workload):
         optimizer: Callable[[], Any] | None = None,
         micro_batches: int = 1,
     ) -> None:
-        super().__init__(forward, (), {})
-        self._roots = (forward, backward, optimizer)
-        self._backward = backward
-        self._optimizer = optimizer
-        self._micro_batches = micro_batches
-        passes = ("forward", "backward") if backward is not None else ("forward",)
-        update = ("optimizer",) if optimizer is not None else ()
-        self.phases = (*passes, *update)
-        self.spans = (*(passes * micro_batches), *update)
+        named = {"forward": forward, "backward": backward, "optimizer": optimizer}
+        calls = {name: call for name, call in named.items() if call is not None}
+        passes = [name for name in calls if name != "optimizer"]
+        update = [name for name in calls if name == "optimizer"]
 
-    def replace_calls(self, call: Callable[..., Any]) -> None:
-        """From now on each phase calls this instead."""
-        super().replace_calls(call)
-        self._backward = self._optimizer = call
-
-    def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
-        """Run the phases in order, calling ``after_phase`` at the end of each span."""
-        result = None
-        for _ in range(self._micro_batches):
-            result = None  # the graph of the one before must not be alive beside the next
-            result = self._call()
-            after_phase()
-            if self._backward is not None:
-                self._backward(result)
+        def stepped(calls: list[Any], after_phase: Mark) -> Any:
+            result = None
+            for _ in range(micro_batches):
+                result = None  # the graph of the one before must not be alive beside the next
+                result = calls[0]()
                 after_phase()
-        if self._optimizer is not None:
-            self._optimizer()
-            after_phase()
-        return result
+                if backward is not None:
+                    calls[1](result)
+                    after_phase()
+            if optimizer is not None:
+                calls[-1]()
+                after_phase()
+            return result
+
+        super().__init__([*calls.values()], [*(passes * micro_batches), *update], stepped)
+
+
+def chain(phases: Mapping[str, Callable[..., Any]]) -> Phased:
+    """Phases of any names, each of which is called with the result of the one before. The last one's is returned."""
+    return Phased([*phases.values()], [*phases], _chained)
+
+
+def phases_of(given: Mapping[str, Any]) -> Phased:
+    """The workload of what ``perf.step`` takes, or else of what ``perf.phases`` does."""
+    return Step(**given) if "forward" in given and given.keys() <= _OF_A_STEP else chain(given)
+
+
+_OF_A_STEP = {"forward", "backward", "optimizer", "micro_batches"}
+
+
+def _chained(calls: list[Any], after_phase: Mark) -> Any:
+    results = [calls[0]()]
+    after_phase()
+    for number in range(1, len(calls)):
+        results.append(calls[number](results.pop()))  # only the phase itself holds what it was given
+        after_phase()
+    return results.pop()

@@ -13,6 +13,7 @@ TIER = Tier(
     judge_runs="perflab.measured.judge.two_runs:judge_runs",
     data="perflab.measured.report.section:data",
     sets_beside="perflab.measured.report.side_by_side:side_by_side",
+    own_columns="perflab.measured.report.columns:own_columns",
     take_turns="perflab.measured.run.tables:take_turns",
     save="perflab.measured.run.saving:save",
     stored="perflab.measured.store.stored:stored",

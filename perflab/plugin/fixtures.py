@@ -36,6 +36,8 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
 
     - ``perf(fn, setup=make)`` makes the arguments of each call anew, untimed: for what changes or uses up its input.
     - ``perf.step(forward=..., backward=..., optimizer=...)`` times the phases of a training step.
+    - ``perf.phases(prefill=..., decode=...)`` times phases of any names, each given the result of the one before.
+    - ``perf.generation(generate)`` times the generation of tokens: the first one, and all others.
     - ``perf.compare(base=..., candidate=...)`` compares two callables in turns, and measures the second.
     - ``perf.work(tokens=512)`` adds throughput to the results.
     - ``perf.note(loss=3.2)`` adds facts to the case's record and to the table of its study.

@@ -188,7 +188,7 @@ def predict(
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, roofline_ns=lambda op: roofline_ns(op, gpu))
     # cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's.
-    threads = len({cost.phase == "backward" for cost in account.costs if cost.flops})
+    threads = len({one.place.in_backward for one in found.trace.events if isinstance(one, Op) and one.flops})
     played = replay(found.trace, gpu.workspace_bytes * threads)
     now = Prediction(
         **vars(account),

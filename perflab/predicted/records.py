@@ -34,7 +34,7 @@ class Cost(Data, frozen=True):
     """What one operator does in one module, summed over its calls."""
 
     phase: str
-    """``forward``, ``backward``, ``optimizer``; ``""`` where the case has no phases and no backward runs."""
+    """As the case names it. In a case without phases ``backward`` where a node of autograd's runs, else ``""``."""
     module: str
     operator: str
     """As the dispatcher names it: ``aten::mm``, ``mylib::op``."""

@@ -8,6 +8,7 @@ from functools import cache
 
 from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE
 from perflab.profiles.placed import OPTIMIZER_STEP, Placed
+from perflab.profiles.records import BACKWARD, OPTIMIZER
 
 _PRODUCTS = re.compile(
     r"aten::(_?addmm.*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|linear|matmul|einsum|_scaled_mm.*|_int_mm|_grouped_mm"
@@ -100,8 +101,8 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
         return "dispatch"
     if _COMMUNICATION.fullmatch(name):
         return "communication"
-    if one.phase == "optimizer" or any(above.name.startswith(OPTIMIZER_STEP) for above in call.above()):
-        return "optimizer"
+    if one.phase == OPTIMIZER or any(above.name.startswith(OPTIMIZER_STEP) for above in call.above()):
+        return OPTIMIZER
     if _COMPILED.fullmatch(name):
         return "compiled code"
     if _ATTENTION.fullmatch(name) or any(_ATTENTION.fullmatch(above.name) for above in call.above()):
@@ -109,7 +110,7 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
     if any(_LOSS.fullmatch(_forward_of(above.name)) for above in call.above()):
         return "embedding and loss"
     if _PRODUCTS.fullmatch(name) and not (in_core and any(_BATCHED.fullmatch(one.name) for one in call.walk())):
-        return "products backward" if one.in_backward or one.phase == "backward" else "products forward"
+        return "products backward" if one.in_backward or one.role == BACKWARD else "products forward"
     if _LOSS.fullmatch(name):
         return "embedding and loss"
     if in_core and not any(_NORMS.fullmatch(other.name) for other in (call, *call.above())):

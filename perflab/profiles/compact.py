@@ -14,6 +14,7 @@ from perflab.data import changed
 from perflab.profiles.parts import launches_and_waits
 from perflab.profiles.records import (
     ANY_GAP,
+    BACKWARD,
     DISPATCH,
     GAPS,
     OTHER,
@@ -125,7 +126,7 @@ def as_counted_before(profile: Profile, head: Profile, *, has_phases: bool) -> P
     Such operators are left out, and so are phases that the case does not have itself. ``head`` is the newer one.
     """
     left = (row for row in profile.rows if row.operator not in (head.counted_once or ()))
-    rows = [row if has_phases or row.phase == "backward" else changed(row, phase="") for row in left]
+    rows = [row if has_phases or row.phase == BACKWARD else changed(row, phase="") for row in left]
     return changed(profile, rows=rows)
 
 

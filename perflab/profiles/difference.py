@@ -18,7 +18,7 @@ from perflab.profiles.facts import Key, Total, facts_of, totals_of
 from perflab.profiles.longer import common_ratio, pooled, slower, varying
 from perflab.profiles.parts import first_told, host_parts, parts_of
 from perflab.profiles.python_change import python_parts
-from perflab.profiles.records import DISPATCH, ON_HOST, Explanation, Profile, ProfileRow
+from perflab.profiles.records import BACKWARD, DISPATCH, ON_HOST, Explanation, Profile, ProfileRow
 from perflab.profiles.wholes import wholes
 from perflab.units import format_count, format_ns, format_signed
 
@@ -136,7 +136,7 @@ def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
     if set(base.gaps_apart) != set(head.gaps_apart):
         base, head = with_one_gap(base), with_one_gap(head)
     if base.counted_once is None and head.counted_once is not None:
-        has_phases = any(row.phase not in ("", "backward") for row in base.rows)
+        has_phases = any(row.phase not in ("", BACKWARD) for row in base.rows)
         base, head = (as_counted_before(one, head, has_phases=has_phases) for one in (base, head))
     if base.is_compact:
         head = like_compact(head, base)

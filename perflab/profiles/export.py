@@ -16,6 +16,7 @@ from typing import Any
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import NODE, PHASE, Call
 from perflab.profiles.host import Known
+from perflab.profiles.records import BACKWARD
 
 _DEVICE = 1
 _HOST = 0
@@ -102,7 +103,7 @@ def _stack(call: Call, known: Mapping[int, Known]) -> Iterator[str]:
     if place is not None and place.phase:
         phases = [place.phase]
     elif not phases and any(one.name.startswith(NODE) for one in chain):
-        phases = ["backward"]
+        phases = [BACKWARD]
     yield from phases
     named = [one for one in chain if not one.is_mark]
     outer = list(takewhile(lambda one: one.is_range, named))

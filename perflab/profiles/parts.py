@@ -14,7 +14,18 @@ from perflab.data import changed
 from perflab.measure.events import kind_of
 from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
 from perflab.profiles.new_calls import parsed
-from perflab.profiles.records import DISPATCH, ON_HOST, OPTIMIZER, UNNAMED, VARY, CudaCall, OnLine, Part, Profile
+from perflab.profiles.records import (
+    BACKWARD,
+    DISPATCH,
+    ON_HOST,
+    OPTIMIZER,
+    UNNAMED,
+    VARY,
+    CudaCall,
+    OnLine,
+    Part,
+    Profile,
+)
 from perflab.profiles.wholes import Again, Layers
 
 _NO_PHASE = "no phase"
@@ -140,7 +151,7 @@ def _phases(edit: Iterable[Change]) -> set[str]:
 def _part_of_all(of: Again | Layers, changes: Sequence[Change], called: Mapping[str, str]) -> Part:
     """What whole modules do again, or more often."""
     part = _part([replace(one, spot="") for one in changes])
-    name = "" if isinstance(of, Again) and of.phase == "backward" else of.outermost[0]
+    name = "" if isinstance(of, Again) and of.phase == BACKWARD else of.outermost[0]
     part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]), called=called.get(name, ""))
     if isinstance(of, Again):
         return changed(part, again=of.times, left_out=list(of.left_out))

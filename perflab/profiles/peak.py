@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from perflab.data import changed
 from perflab.profiles.events import NODE, Call
-from perflab.profiles.placed import Placed
-from perflab.profiles.records import KEPT, LET_GO, PeakPart
+from perflab.profiles.placed import Placed, role_of
+from perflab.profiles.records import BACKWARD, KEPT, LET_GO, OPTIMIZER, PeakPart
 from perflab.torch_internals.machine import BlockEvent
 
 _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
@@ -22,6 +22,8 @@ class Asked(NamedTuple):
     """Who asked for a block."""
 
     phase: str = ""
+    role: str = ""
+    """As in ``Placed``."""
     operator: str = ""
     module: str = ""
     line: str = ""
@@ -63,10 +65,10 @@ class Askers:
                 break
             call = above
         if call is None:
-            return Asked(self._phase_at(event.time_ns))
+            return Asked(phase := self._phase_at(event.time_ns), role_of(phase))
         one = self._placed[id(call)]
         operator = "" if call.name.startswith(NODE) else call.name
-        return Asked(one.phase, operator, *one.where)
+        return Asked(one.phase, one.role, operator, *one.where)
 
     def _running(self, event: BlockEvent) -> Call | None:
         calls = self._by_thread.get(event.thread, [])
@@ -130,7 +132,7 @@ def made_by_call(
             last = askers.at(events[freed[number]]) if number in freed else None
             asked = askers.at(events[number])
             is_result = ended_ns is not None and number in freed and events[freed[number]].time_ns >= ended_ns
-            category = "results" if is_result else category_of(asked.phase, last.phase if last is not None else None)
+            category = "results" if is_result else category_of(asked, last)
             if failed_ns is not None:  # nobody knows what would have become of it
                 category = f"made by the {asked.phase or 'call'}"
             parts.append(asked.part(category, events[number].size_bytes, 1))
@@ -148,15 +150,17 @@ def _peak(events: Sequence[BlockEvent], first: int) -> int:
     return end
 
 
-def category_of(made_in: str, freed_in: str | None) -> str:
-    """What a block is for, by the phases in which a call made it and let it go; None: not as long as it was watched."""
-    if freed_in == made_in:
+def category_of(made: Asked, freed: Asked | None) -> str:
+    """What a block is for, by where a call made it and let it go; None: not as long as it was watched."""
+    if freed is not None and (freed.phase, freed.role) == (made.phase, made.role):
         return "temporaries"
-    if made_in == "optimizer":
+    if made.role == OPTIMIZER:
         return "new optimizer state"
-    if made_in == "backward":
+    if made.role == BACKWARD:
         return "new gradients"
-    return "activations" if freed_in is not None else KEPT
+    if freed is None:
+        return KEPT
+    return "activations" if freed.role else "passed on"
 
 
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:

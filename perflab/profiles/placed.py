@@ -9,6 +9,7 @@ from typing import NamedTuple
 from perflab.measure.events import OPERATOR
 from perflab.profiles.events import NODE, Call
 from perflab.profiles.places import MARK, Where
+from perflab.profiles.records import BACKWARD, FORWARD, OPTIMIZER
 
 NOWHERE = Where()
 OPTIMIZER_STEP = "Optimizer.step#"
@@ -23,6 +24,20 @@ class Placed(NamedTuple):
     where: Where
     in_backward: bool = False
     """Whether a backward node runs it, whatever phase the user has that in."""
+
+    @property
+    def role(self) -> str:
+        """``BACKWARD`` or ``OPTIMIZER``, by the phase if that is one, else as PyTorch tells; ``""``: neither."""
+        if role := role_of(self.phase):
+            return role
+        if self.in_backward:
+            return BACKWARD
+        return OPTIMIZER if any(above.name.startswith(OPTIMIZER_STEP) for above in self.call.above()) else ""
+
+
+def role_of(phase: str) -> str:
+    """The role of what runs in a phase, and in no operator."""
+    return phase if phase in (BACKWARD, OPTIMIZER) else ""
 
 
 class Phase(NamedTuple):
@@ -93,11 +108,11 @@ def phases_without_any(found: Sequence[Placed]) -> list[str]:
         above = [call, *call.above()]
         phase = next((phases[id(outer)] for outer in above if id(outer) in phases), "")
         if any(outer.name.startswith(NODE) for outer in above):
-            phase = "backward"
+            phase = BACKWARD
         elif any(outer.name.startswith(OPTIMIZER_STEP) for outer in above):
-            phase = "optimizer"
+            phase = OPTIMIZER
         elif before_forward[id(call)] and (call.event.sequence >= 0 or one.where.module):
-            phase = "forward"
+            phase = FORWARD
         phases[id(call)] = phase
     return [phases[id(one.call)] for one in found]
 
@@ -126,7 +141,7 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
 
     def phase_of(call: Call, in_backward: bool) -> str:
         if not phases:
-            return "backward" if in_backward else ""
+            return BACKWARD if in_backward else ""
         return phases[max(0, bisect_right(starts, call.event.start_ns) - 1)].name
 
     waiting = [(root, NOWHERE, False) for root in reversed(roots)]

@@ -20,8 +20,13 @@ ADDED = ("launches", OTHER_THREAD)
 ANY_GAP = "gaps"
 """All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
-OPTIMIZER = "optimizer"
-"""The category of what an optimizer's step runs, and the phase that is one."""
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+"""Phases of a training step. In a case without phases, autograd's nodes and PyTorch's range around an optimizer's step
+tell which of them an operator is of.
+
+Where a case has phases, their names are the user's, and no code asks for one of them, but for what only these three
+tell: that a backward or an optimizer is one which is written by hand, and has neither nodes nor that range.
+"""
 UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
 """Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
 
@@ -47,8 +52,8 @@ class ProfileRow(Data, frozen=True):
     kernel: str = ""
     """On a GPU, the kernel's readable name."""
     phase: str = ""
-    """``forward``, ``backward``, ``optimizer``. In a case without phases as autograd and the optimizer tell them;
-    ``""`` for what is in none of these there, and where no backward runs."""
+    """As the case names it. In a case without phases ``forward``, ``backward`` or ``optimizer``, as autograd and the
+    optimizer tell them; ``""`` for what is in none of these there, and where no backward runs."""
     module: str = ""
     """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. Of a gap, that of the operator
     that ends it."""
@@ -246,7 +251,8 @@ class PeakPart(Data, frozen=True):
 
     category: str
     """Held before the call: ``parameters``, ``gradients``, ``optimizer state``, ``buffers``, ``inputs``, and pools
-    of ``CUDA graphs``. Made by it: ``activations``, ``temporaries``, ``new gradients``, ``new optimizer state``,
+    of ``CUDA graphs``. Made by it: ``activations``, ``temporaries``, ``passed on`` to a later
+    phase that is no backward, ``new gradients``, ``new optimizer state``,
     ``results``, which go when the call's result is dropped, and ``KEPT``; of the call before it too. Besides those
     ``LET_GO``."""
     size_bytes: int

@@ -15,7 +15,7 @@ from itertools import takewhile
 from math import gcd
 
 from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
-from perflab.profiles.records import DISPATCH, UNNAMED
+from perflab.profiles.records import BACKWARD, DISPATCH, UNNAMED
 
 _LEAST_IN_LAYERS = 3
 """Operators that layers must have: of fewer, each is told by its name."""
@@ -139,7 +139,7 @@ def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts
     groups: dict[_Way, set[str]] = defaultdict(set)
     for module, changed in more.items():
         for phase, work in works[module].items() if module else ():
-            adds = _ADDS if phase == "backward" else ()  # gradients to those that the first backward left
+            adds = _ADDS if phase == BACKWARD else ()  # gradients to those that the first backward left
             left = {name: total for name, total in work.items() if name not in adds}
             times = _times(left, {key: often for key, often in changed.items() if key[0] not in adds}, before, now)
             if times:

@@ -21,7 +21,16 @@ from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary, unseen_failures
 from perflab.report.terminal import page_width
-from perflab.report.view import COLLECTED, DEFAULT_COLUMNS, View, parse_columns, parse_sort
+from perflab.report.view import (
+    COLLECTED,
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    ORDERS,
+    View,
+    parse_columns,
+    parse_sort,
+    refuse_unknown,
+)
 from perflab.results import parameter_names
 from perflab.tiers import Run, tiers
 from perflab.units import format_names
@@ -214,6 +223,10 @@ def _of_one(source: Source, given: argparse.Namespace, view: View) -> Texts:
             f"--side-by-side={parameter}: nothing to compare in {given.files[0]}",
             f"name a parameter of which a case has several levels; its cases have: {known}",
         )
+    own = [name for one in tiers() for name in one.own_columns(document.results)]
+    _parsed("--columns", given.columns, lambda text: refuse_unknown(parse_columns(text), (*COLUMNS, *own)))
+    order = view.sort.removeprefix("-")
+    _parsed("--sort", order, lambda name: refuse_unknown([name], (*ORDERS, *own)))
     notes = [*source.notes, *unseen_failures(for_reading(document))]
     return {
         "text": lambda: "".join(f"{line.text}\n" for line in summary(document, page_width(), notes, view=view)),

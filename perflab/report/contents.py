@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perflab.data import Data, Parameters
-from perflab.measure.records import Evidence, Paired, Quote
+from perflab.measure.records import Evidence, Generation, Paired, Quote
 from perflab.profiles.records import Explanation, PeakExplanation
 from perflab.records import Change, Drift, Environment, Shortage, Uncompared
 
@@ -69,6 +69,10 @@ class Times(Data, frozen=True):
     settled: bool | None = None
     first_ns: float | None = None
     ran_on: list[str] = []
+    intervals_ns: dict[str, list[float]] = {}
+    """Quantiles of a call, ``p50``, ``p90`` and ``p99``: each with the bounds of its 95 % interval."""
+    generation: Generation | None = None
+    """Of ``perf.generation``, statistics of its tokens, each with its formula."""
 
 
 class TableColumn(Data, frozen=True):

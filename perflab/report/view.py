@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DEFAULT_COLUMNS = "median,spread,vs_base,peak"
 COLLECTED = "collected"
-PHASES = ("forward", "backward", "optimizer")
 COUNTS = (
     "operators",
     "allocations",
@@ -23,8 +23,12 @@ COUNTS = (
 CHARTED = ("ns", "s", "bytes", "per second")
 """Units of which a study's first column is drawn."""
 STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
+QUANTILES = ("p50", "p90", "p99")
+OF_TOKENS = ("ttft", "tpot", *(f"itl_{quantile}" for quantile in QUANTILES))
+"""Times of a generation."""
 STANDARD = (
     *STATISTICS,
+    *QUANTILES,
     "ops",
     "rounds",
     "iterations",
@@ -32,7 +36,7 @@ STANDARD = (
     "spread",
     "vs_base",
     "first",
-    *PHASES,
+    *OF_TOKENS,
     "peak",
     "MFU",
     "quoted",
@@ -40,8 +44,14 @@ STANDARD = (
 )
 """Names that no fact can have. Rates are named by their unit of work (``tokens/s``), and no fact's name has a slash."""
 COLUMNS = tuple(name for name in STANDARD if name != "quoted")
-"""What the table may have; a study's table also has what its cases noted, and what they quote."""
+"""What any table may have; besides, phases, rates and facts that its cases have."""
 ORDERS = (COLLECTED, "name", "fullname", *COLUMNS)
+NOT_FOR_PHASES = (*STANDARD, *ORDERS, "case", "verdict", "latency", "fastest", "launching", "seconds", "source")
+"""Names of other columns, quantities and arguments."""
+_MISSPELT = 0.82
+"""Names this like to a standard column's are refused as such before anything runs. ``read`` is less like ``spread``."""
+_OWN = re.compile(r"[^\W\d]\w*(/\w+)?")
+"""A phase, a fact, or a rate."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,10 @@ DEFAULT_VIEW = View()
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
-    """Read ``"min, max, mean"``.
+    """Read ``"min, max, decode, tokens/s"``.
 
     Raises:
-        ValueError: a name that is no column, with one that is like it.
+        ValueError: a name that can be no column, or is nearly a standard one's.
     """
     return tuple(dict.fromkeys(_known(name.strip().replace(" ", "_"), COLUMNS) for name in text.split(",")))
 
@@ -75,16 +85,46 @@ def parse_sort(text: str) -> str:
     """Read ``"mean"`` or ``"-mean"``.
 
     Raises:
-        ValueError: nothing that cases are sorted by, with one that is like it.
+        ValueError: nothing that cases are sorted by, or nearly such a name.
     """
     name = text.strip()
     return "-" * name.startswith("-") + _known(name.removeprefix("-").replace(" ", "_"), ORDERS)
 
 
+def unknown_columns(view: View, names: Collection[str]) -> list[str]:
+    """What is to be said of columns, and of an order, that are not standard and that no case has, which have ``names``.
+
+    Cases tell their phases when they have been measured.
+    """
+    wanted = dict.fromkeys((*view.columns, view.sort.removeprefix("-")))
+    known = (*ORDERS, *names)
+    return [
+        f"{name!r} is no standard column, and no case has it{_like(name, known)}"
+        for name in wanted
+        if name not in known
+    ]
+
+
+def refuse_unknown(names: Collection[str], known: Collection[str]) -> None:
+    """Raise ValueError for a name that is not known, with one that is like it."""
+    for name in names:
+        if name not in known:
+            listed = textwrap.fill(", ".join(known), 100, initial_indent="     ", subsequent_indent="     ")
+            raise ValueError(f"{name!r} is not one of these{_like(name, known)}\n{listed}")
+
+
+def without_unknown(view: View, names: Collection[str]) -> View:
+    """The view without columns that no case has."""
+    return replace(view, columns=tuple(name for name in view.columns if name in COLUMNS or name in names))
+
+
 def _known(name: str, names: Collection[str]) -> str:
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        listed = textwrap.fill(", ".join(names), 100, initial_indent="     ", subsequent_indent="     ")
-        raise ValueError(f"{name!r} is not one of these{hint}\n{listed}")
+    misspelt = name in STANDARD or difflib.get_close_matches(name, names, n=1, cutoff=_MISSPELT)
+    if misspelt or not _OWN.fullmatch(name):
+        refuse_unknown([name], names)
     return name
+
+
+def _like(name: str, names: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -135,7 +135,7 @@ def test_lines_are_sorted_by_the_functions_name_or_by_the_whole_one() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("min,stddev", "'stddev' is not one of these; did you mean std\\?\n +median, min,"),
+        ("min,medain", "'medain' is not one of these; did you mean median\\?\n +median, min,"),
         ("", "'' is not one of these\n +median, min,"),
         ("quoted", "'quoted' is not one"),
     ],
@@ -148,8 +148,8 @@ def test_a_column_that_there_is_not_is_refused_with_one_that_is_like_it(text: st
 def test_what_cases_are_not_sorted_by_is_refused() -> None:
     assert [parse_sort(order) for order in ORDERS] == list(ORDERS)
     assert parse_sort("-vs base") == "-vs_base"
-    with pytest.raises(ValueError, match=r"'maen' is not one of these; did you mean mean\?\n +collected, name"):
-        parse_sort("-maen")
+    with pytest.raises(ValueError, match=r"'medain' is not one of these; did you mean median\?\n +collected, name"):
+        parse_sort("-medain")
 
 
 def test_the_options_defaults_are_what_the_table_shows_by_itself() -> None:

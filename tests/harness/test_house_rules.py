@@ -80,7 +80,7 @@ def tier_rooms(tier: str, own: str, others: str = "") -> dict[str, Room]:
         f"{tier}.settings": Room(below=f"{_GROUND} measure plugin.config {mine}"),
         f"{tier}.judge": Room(below=f"{_GROUND} {mine} {others}", packages="msgspec"),
         f"{tier}.store": Room(below=f"{_GROUND} store {mine} {others}", packages="msgspec"),
-        f"{tier}.report": Room(below=f"{_GROUND} report profiles {mine} {others}"),
+        f"{tier}.report": Room(below=f"{_GROUND} report profiles measure.statistics {mine} {others}"),
         f"{tier}.run": Room(
             below=f"perflab {_GROUND} {_PRIVATE} measure profiles store report snapshots {mine} {others} {_PLUGIN}",
             packages=_PYTEST,
@@ -124,7 +124,10 @@ ROOMS = {
     "journals": Room(below="perflab data documents errors files reading results"),
     # What tiers share: the engine of those that run, stored files, tables.
     "measure.records": Room(below="data records profiles.records", packages="msgspec"),
-    "measure": Room(below=f"{_BARE} {_PRIVATE} profiles", packages="pynvml msgspec", torch=When.CALLED),
+    "measure.statistics": Room(),
+    "measure": Room(
+        below=f"{_BARE} {_PRIVATE} measure.statistics profiles", packages="pynvml msgspec", torch=When.CALLED
+    ),
     "profiles.records": Room(below="data", packages="msgspec"),
     "profiles": Room(below=f"{_BARE} {_PRIVATE} measure report", packages="msgspec", torch=When.CALLED),
     "profiles.nsys": Room(below=f"{_GROUND} measure report profiles", torch=When.CALLED),
@@ -199,7 +202,8 @@ ROOMS = {
         " compiled.compiler plugin.case plugin.config plugin.session"
         " plugin.stash"
     ),
-    "instruments": Room(below="measure"),
+    "instruments": Room(below="measure measure.statistics"),
+    "serving": Room(below="errors measure.statistics"),
     # The lab stands beside the house; the attention suite holds kernels, the lab's among them, to their definition.
     "lab": Room(torch=When.IMPORTED),
     "attention": Room(

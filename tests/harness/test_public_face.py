@@ -14,7 +14,14 @@ import perflab
 from tests.harness.test_house_rules import HEAVY
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = ("perflab.attention", "perflab.correctness", "perflab.instruments", "perflab.lab", "perflab.units")
+PUBLIC = (
+    "perflab.attention",
+    "perflab.correctness",
+    "perflab.instruments",
+    "perflab.lab",
+    "perflab.serving",
+    "perflab.units",
+)
 OWN = ("tests.correctness", "tests.perf")
 INSIDE = {
     "memory_figures.py": "snapshots of the lab's models, taken apart",

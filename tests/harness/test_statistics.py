@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.measure.statistics import median_interval, relative_half_width
+from perflab.measure.statistics import median_interval, quantile, quantile_interval, relative_half_width
 
 finite = st.floats(min_value=1e-3, max_value=1e15)
 
@@ -73,3 +74,26 @@ def test_one_wild_sample_does_not_widen_the_interval_of_many() -> None:
 
 def test_samples_that_agree_have_no_width_and_a_clock_that_stood_still_divides_by_nothing() -> None:
     assert relative_half_width([7, 7, 7]) == relative_half_width([0, 0, 0, 0]) == 0.0
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.5, 6), (0.9, 36), (0.99, 368)])
+def test_a_quantile_has_an_interval_from_so_many_values_on(share: float, least: int) -> None:
+    assert quantile_interval(range(least - 1), share) is None
+    found = quantile_interval(range(least), share)
+    assert found is not None
+    assert found[0] <= quantile(range(least), share) <= found[1]
+
+
+@pytest.mark.parametrize(("many", "share"), [(40, 0.9), (60, 0.5), (400, 0.99)])
+def test_a_quantile_s_interval_covers_it_as_often_as_it_says(many: int, share: float) -> None:
+    draw = random.Random(7)
+    covered = 0
+    for _ in range(2000):
+        found = quantile_interval(sorted(draw.random() for _ in range(many)), share)
+        assert found is not None
+        covered += found[0] <= share <= found[1]
+    assert covered / 2000 >= 0.95 - 0.012
+
+
+def test_quantiles_lie_on_a_line_between_neighbours() -> None:
+    assert [quantile([0.0, 10.0, 20.0], share) for share in (0.0, 0.25, 0.5, 0.9, 1.0)] == [0.0, 5.0, 10.0, 18.0, 20.0]

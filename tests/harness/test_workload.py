@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from perflab.measure.workload import Step, Workload
+from perflab.measure.workload import Step, Workload, chain, phases_of
 
 
 def test_a_call_gets_its_arguments_every_time_and_gives_its_result() -> None:
@@ -107,3 +107,34 @@ def test_the_loss_of_one_micro_batch_is_gone_before_the_next_begins() -> None:
 
     assert isinstance(Step(forward, micro_batches=3).run(), Loss)
     assert len(alive) == 3
+
+
+def test_phases_of_any_names_hand_results_on_and_keep_none_of_them_alive() -> None:
+    class Cache:
+        """Something that a weak reference can be had of."""
+
+    alive: list[weakref.ref[Cache]] = []
+
+    def start() -> Cache:
+        cache = Cache()
+        alive.append(weakref.ref(cache))
+        return cache
+
+    def drop(cache: Cache) -> str:
+        del cache
+        assert alive[-1]() is None
+        return "first"
+
+    work = chain({"prefill": start, "decode": drop, "detokenize": lambda text: text + " word"})
+    marks: list[str] = []
+    assert work.run(after_phase=lambda: marks.append("|")) == "first word"
+    assert work.phases == work.spans == ("prefill", "decode", "detokenize")
+    assert len(marks) == 3
+    work.replace_calls(lambda *_given: "else")
+    assert work.run() == "else"
+
+
+def test_what_fits_is_built_of_is_a_step_if_it_has_a_step_s_phases_alone() -> None:
+    assert isinstance(phases_of({"forward": int, "micro_batches": 2}), Step)
+    assert phases_of({"forward": int, "sample": str}).run() == "0"
+    assert phases_of({"prefill": int, "decode": str}).phases == ("prefill", "decode")

@@ -23,6 +23,7 @@ MODULES = (
     "perflab.attention.grid",
     "perflab.attention.hold",
     "perflab.instruments",
+    "perflab.serving",
     "perflab.units",
     "perflab.lab.attention",
     "perflab.lab.kernels",

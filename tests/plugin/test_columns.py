@@ -43,9 +43,9 @@ def test_columns_and_order_are_chosen_by_option_by_ini_key_and_of_stored_results
     ("option", "said"),
     [
         (
-            "--perf-columns=min,stddev",
+            "--perf-columns=min,spraed",
             [
-                "*--perf-columns: 'stddev' is not one of these; did you mean std?",
+                "*--perf-columns: 'spraed' is not one of these; did you mean spread?",
                 "     median, min, *",
                 "  -> give some of them, separated by commas",
             ],

@@ -7,14 +7,25 @@ stands here; a fact's is the ending of its name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perflab.measure.records import Beside, Measurement, Ratio, Record, Replicate, per_call_ns
+from perflab.measure.records import (
+    PER_TOKEN,
+    Beside,
+    Generation,
+    Measurement,
+    Ratio,
+    Record,
+    Replicate,
+    Statistic,
+    per_call_ns,
+)
+from perflab.measure.statistics import SHARES, quantile, quantile_interval
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.matmul_rate import share_of_rate
-from perflab.report.view import COLLECTED, PHASES, STANDARD, STATISTICS, View
+from perflab.report.view import COLLECTED, OF_TOKENS, QUANTILES, STANDARD, STATISTICS, View
 from perflab.results import Result
 from perflab.units import (
     format_between,
@@ -31,7 +42,7 @@ from perflab.units import (
 Value = str | int | float | bool | None
 NOTHING = "–"
 
-_TIMES = (*STATISTICS, "first", *PHASES)
+_TIMES = (*STATISTICS, *QUANTILES, "first", *OF_TOKENS)
 _OF_A_CALL = ("median", "min", "mean")
 """Times that have the ratio of a call's time."""
 _NOT_IN_TURNS = (
@@ -67,6 +78,8 @@ class Column:
     title: str
     source: str | None = None
     """Of what is quoted: where from."""
+    is_phase: bool = False
+    """Whether it is the time of a phase."""
 
     def has(self, result: Result) -> bool:
         """Whether the case has something to show here; a fact that was noted as None is something."""
@@ -85,7 +98,7 @@ class Column:
     @property
     def unit(self) -> str:
         """Of the values: ``ns``, ``s``, ``bytes``, ``per second``, ``share``, ``ratio``, or none."""
-        if self.source is not None or self.name in _TIMES:
+        if self.source is not None or self.is_phase or self.name in _TIMES:
             return "ns"
         if self.name.endswith(_RATE):
             return "per second"
@@ -109,7 +122,7 @@ class Column:
     @property
     def is_timed(self) -> bool:
         """Whether it is compared by turns."""
-        return self.source is None and (self.name in (*_OF_A_CALL, *PHASES) or self.name.endswith(_RATE))
+        return self.source is None and (self.is_phase or self.name in _OF_A_CALL or self.name.endswith(_RATE))
 
     def change(self, now: Value, base: Value) -> tuple[float, str] | None:
         """The ratio of exact values and how it is shown; None of any other column."""
@@ -123,27 +136,67 @@ class Column:
         if record is None or other is None or not self.is_timed:
             return None
         if not self.name.endswith(_RATE):
-            return found.phases.get(self.name) if self.name in PHASES else found.call
+            return found.phases.get(self.name) if self.is_phase else found.call
         unit = self.name.removesuffix(_RATE)
-        time = found.phases.get(unit.partition("_")[0]) if is_of_a_phase(unit, record) else found.call
+        phase = phase_in(unit, own_phases(record))
+        time = found.phases.get(phase) if phase else found.call
         more = record.work.get(unit, 0.0) / (other.work.get(unit) or math.inf)
         if time is None or more <= 0:
             return None
         return Ratio(value=more / time.value, low=more / time.high, high=more / time.low)
 
 
-def named(name: str) -> Column:
-    """The column of a name; a fact's title is its name without the unit, which its values have."""
+def named(name: str, phases: Collection[str] = ()) -> Column:
+    """The column of a name; a fact's title is its name without the unit, which its values have.
+
+    ``phases`` are those of the table's cases.
+    """
     if name in STANDARD:
         return Column(name, _TITLES.get(name, name.replace("_", " ")))
+    if name in phases:
+        return Column(name, name.replace("_", " "), is_phase=True)
     if name.endswith(_RATE):
-        unit = name.removesuffix(_RATE)
-        phase, _, rest = unit.partition("_")
-        shown = f"{phase} {WORK.get(rest, rest)}" if rest and phase in PHASES else WORK.get(unit, unit)
-        return Column(name, f"{shown}{_RATE}")
+        return Column(name, f"{work_title(name.removesuffix(_RATE), phases)}{_RATE}")
     stem, unit = _ending(name)
     title = (stem or name).replace("_", " ")
     return Column(name, f"{WORK.get(stem, title)}{_RATE}" if unit == "per second" else title)
+
+
+def own_phases(record: Record) -> Collection[str]:
+    """The phases of a case."""
+    return record.summary.phases_ns if record.summary is not None else ()
+
+
+def phases_of(results: Iterable[Result]) -> list[str]:
+    """The phases of several cases, as they come."""
+    return list(dict.fromkeys(name for one in results if one.record is not None for name in own_phases(one.record)))
+
+
+def own_columns(results: Sequence[Result]) -> list[str]:
+    """Names of what cases have besides standard columns: phases, rates, facts, counts per token."""
+    records = [one.record for one in results if one.record is not None]
+    found = phases_of(results)
+    for record in records:
+        found += [*(f"{unit}{_RATE}" for unit in record.work), *record.facts]
+        found += [] if (generation := generation_in(record.measurement)) is None else generation.known
+    return list(dict.fromkeys(found))
+
+
+def generation_in(measurement: Measurement | None) -> Generation | None:
+    """That of a reading of which the samples are there."""
+    return measurement.generation if measurement is not None else None
+
+
+def phase_in(unit: str, phases: Iterable[str]) -> str:
+    """The phase with whose name a unit of work begins, such as ``backward_flops``; ``""``: it is of the whole call."""
+    return max((name for name in phases if unit.startswith(f"{name}_")), key=len, default="")
+
+
+def work_title(unit: str, phases: Iterable[str]) -> str:
+    """A unit of work in words: ``backward FLOP``."""
+    phase = phase_in(unit, phases)
+    rest = unit.removeprefix(f"{phase}_") if phase else unit
+    return f"{phase.replace('_', ' ')} {WORK.get(rest, rest)}" if phase else WORK.get(rest, rest.replace("_", " "))
 
 
 def quoted(sources: list[str]) -> list[Column]:
@@ -191,29 +244,27 @@ def without_ratio(rows: Sequence[tuple[str, Result, Result]]) -> list[str]:
     ]
 
 
-def is_of_a_phase(unit: str, record: Record) -> bool:
-    """Whether a unit of work is that of one phase of the case alone, such as ``backward_flops``."""
-    phase, _, rest = unit.partition("_")
-    return bool(rest) and record.summary is not None and phase in record.summary.phases_ns
-
-
 def rate(unit: str, record: Record, reading: Reading) -> float | None:
     """A unit's amount per second, by the time of its phase or else of the whole call; None where that is not known."""
     amount = record.work.get(unit)
-    whole = not is_of_a_phase(unit, record)
-    ns = reading.median_ns if whole else reading.phases_ns.get(unit.partition("_")[0])
+    phase = phase_in(unit, own_phases(record))
+    ns = reading.phases_ns.get(phase) if phase else reading.median_ns
     return amount / (ns / 1e9) if amount is not None and ns else None
 
 
 def _read(name: str, result: Result, record: Record, summary: Replicate, reading: Reading) -> Value:
-    if name.endswith(_RATE):
+    if name in reading.phases_ns:
+        return reading.phases_ns[name]
+    statistic = told_of_tokens(reading).get(name)
+    if name.endswith(_RATE) and name.removesuffix(_RATE) in record.work:
         return rate(name.removesuffix(_RATE), record, reading)
+    if statistic is not None:
+        return whole(statistic) if name.endswith(PER_TOKEN) else statistic.value
     if name in STANDARD:
         flops, latency = record.work.get("flops"), result.judgement.latency
         standard: dict[str, Value] = {
             **_of_samples(reading.measurement),
             **summary.counts,
-            **reading.phases_ns,
             "median": reading.median_ns,
             "min": reading.fastest_ns,
             "mean": reading.mean_ns,
@@ -230,12 +281,33 @@ def _read(name: str, result: Result, record: Record, summary: Replicate, reading
     return record.facts.get(name)
 
 
+def told_of_tokens(reading: Reading) -> dict[str, Statistic]:
+    """Statistics of a generation, where the reading has them."""
+    generation = generation_in(reading.measurement)
+    return generation.known if generation is not None else {}
+
+
+def whole(statistic: Statistic) -> int | float:
+    """An exact count for each token, if that is the same for all."""
+    return int(statistic.value) if statistic.value.is_integer() else statistic.value
+
+
+def quantiles_of(measurement: Measurement) -> dict[str, tuple[float, float, float]]:
+    """Quantiles of a call's time in nanoseconds with their 95 % intervals, without those of too few samples."""
+    calls_ns = sorted(per_call_ns(measurement.samples_ns, measurement.repetitions))
+    found = {name: quantile_interval(calls_ns, share) for name, share in SHARES.items()}
+    return {
+        name: (quantile(calls_ns, SHARES[name]), *interval) for name, interval in found.items() if interval is not None
+    }
+
+
 def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
     """What only the samples themselves tell."""
     if measurement is None:
         return {}
     calls_ns = sorted(per_call_ns(measurement.samples_ns, measurement.repetitions))
     return {
+        **{name: value for name, (value, _, _) in quantiles_of(measurement).items()},
         "max": calls_ns[-1],
         "iqr": _interquartile_range(calls_ns),
         "iterations": measurement.repetitions,
@@ -285,7 +357,8 @@ def ordered(results: Sequence[Result], view: View) -> list[Result]:
         return sorted(results, key=lambda result: result.case, reverse=down)
     if by == "name":
         return sorted(results, key=lambda result: _function(result.case), reverse=down)
-    values = [(named(by).value(result), result) for result in results]
+    column = named(by, phases_of(results))
+    values = [(column.value(result), result) for result in results]
     known = [(value, result) for value, result in values if isinstance(value, int | float)]
     known.sort(key=lambda pair: pair[0], reverse=down)
     return [

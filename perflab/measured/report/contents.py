@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from perflab.data import changed
-from perflab.measure.records import Measurement, Memory, Record, Replicate, per_call_ns
+from perflab.measure.records import Measurement, Memory, Record, Replicate, is_compared, per_call_ns
+from perflab.measured.report.columns import generation_in, quantiles_of
 from perflab.measured.report.judged import judged
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.records import Profile
@@ -75,6 +76,9 @@ def _quantities(result: Result, record: Record, summary: Replicate | None) -> di
     for name, ns in reading.phases_ns.items():
         change = judgement.phases.get(name)
         found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)
+    generation = generation_in(record.measurement)
+    for name, one in generation.statistics.items() if generation is not None else ():
+        found |= {name: quantity("ns", one.value, exact=False)} if is_compared(name, one.formula) else {}
     if launching := [one.launch_ns for one in record.fresh or [summary] if one.launch_ns is not None]:
         found["launching"] = quantity("ns", median(launching), judgement.launching, exact=False)
     change = judgement.memory
@@ -107,6 +111,8 @@ def _times(record: Record, measurement: Measurement, summary: Replicate, judgeme
         settled=measurement.settled,
         first_ns=summary.first_ns,
         ran_on=measurement.ran_on,
+        intervals_ns={name: list(numbers) for name, numbers in quantiles_of(measurement).items()},
+        generation=measurement.generation,
     )
 
 

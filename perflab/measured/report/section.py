@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from perflab.environment import slug
-from perflab.measured.report.columns import ordered
+from perflab.measured.report.columns import ordered, own_columns
 from perflab.measured.report.doubts import beyond_the_rate, noisy_baselines
 from perflab.measured.report.not_compared import what_was_compared
 from perflab.measured.report.side_by_side import (
@@ -27,7 +27,7 @@ from perflab.profiles.text import lines as profile_lines
 from perflab.records import Environment, Verdict
 from perflab.report.lines import MARKED, Line, Section, name_of, wrap_facts
 from perflab.report.not_run import without_skipped
-from perflab.report.view import View
+from perflab.report.view import View, unknown_columns
 from perflab.results import Document, Result
 from perflab.units import format_count, format_names, format_ns
 
@@ -51,6 +51,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
     return [
         *(Line(text) for facts in environments(document) for text in wrap_facts(facts, width)),
         *(table(listed, width, view) if listed else []),
+        *(Line(text) for one in _unknown(measured, view) for text in textwrap.wrap(one, width, subsequent_indent="  ")),
         *(Line(text) for one in left_out for text in textwrap.wrap(one, width, subsequent_indent="  ")),
         *side_by_side_lines(groups, width),
         *study_lines(found, width),
@@ -68,7 +69,7 @@ def sections(document: Document, results: Sequence[Result], view: View) -> list[
     in_collected_order = [one for one in results if any(one is other for other in measured)]
     groups = side_by_side_markdown(side_by_side(in_collected_order, view.side_by_side))
     blocks = groups + study_markdown(studies(in_collected_order, document.findings))
-    notes = [MARKED] if any(one.judgement.beside for one in measured) else []
+    notes = [*([MARKED] if any(one.judgement.beside for one in measured) else []), *_unknown(measured, view)]
     unfolded = {
         f"profile of {name_of(one)}": _profiles([one], _PAGE, brief=False)
         for one in in_collected_order
@@ -92,6 +93,13 @@ def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
         "side_by_side": side_by_side_data(side_by_side(results)),
     }
     return {key: data for key, data in found.items() if data}
+
+
+def _unknown(measured: Sequence[Result], view: View) -> list[str]:
+    """Columns that are left out, since no case has anything of that name; nothing where no case has numbers."""
+    known = any(one.record is not None and one.record.summary is not None for one in measured)
+    said = unknown_columns(view, own_columns(measured)) if known else []
+    return [f"left out: {'; '.join(said)}"] if said else []
 
 
 def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str]:

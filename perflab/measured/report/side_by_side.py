@@ -17,8 +17,9 @@ from perflab.data import Parameters
 from perflab.measure.records import Record
 from perflab.measured.report.columns import (
     interval_ns,
-    is_of_a_phase,
     named,
+    own_phases,
+    phase_in,
     shown_ns,
     told,
     turns_with,
@@ -273,7 +274,8 @@ def _level(one: _Member, ns: float, base: Result) -> Level:
     record, turns = one.result.record, turns_with(one.result, base)
     assert record is not None
     cells = {"median": format_ns(ns), "ratio": "1.00" if one.result is base else told(turns.call)[1:]}
-    unit = _FLOPS if _FLOPS in record.work else next((u for u in record.work if not is_of_a_phase(u, record)), None)
+    units = [unit for unit in record.work if not phase_in(unit, own_phases(record))]
+    unit = _FLOPS if _FLOPS in record.work else next(iter(units), None)
     if unit is not None:
         cells["rate"] = format_rate(record.work[unit] / (ns / 1e9), "FLOP" if unit == _FLOPS else unit)
     if unit == _FLOPS and record.matmul_flops_per_second is not None:

@@ -16,9 +16,12 @@ from perflab.measure.records import Ratio
 from perflab.measured.report.columns import (
     Column,
     Value,
+    generation_in,
     interval_ns,
-    is_of_a_phase,
     named,
+    own_phases,
+    phase_in,
+    phases_of,
     quoted,
     told,
     without_ratio,
@@ -174,11 +177,13 @@ def _columns(results: Sequence[Result]) -> list[Column]:
     wanted = dict.fromkeys(name for result in results for name in result.columns)
     records = [result.record for result in results if result.record is not None]
     if not wanted:
-        units = [unit for record in records for unit in record.work if not is_of_a_phase(unit, record)]
+        units = [unit for record in records for unit in record.work if not phase_in(unit, own_phases(record))]
         facts = [name for record in records for name in record.facts]
-        wanted = dict.fromkeys(["median", "peak", *(f"{unit}/s" for unit in units), *facts, "quoted"])
+        of_tokens = ["ttft", "tpot", "tokens/s"] if any(generation_in(one.measurement) for one in records) else []
+        wanted = dict.fromkeys(["median", "peak", *of_tokens, *(f"{unit}/s" for unit in units), *facts, "quoted"])
     sources = list(dict.fromkeys(quote.source for record in records for quote in record.quotes))
-    return [column for name in wanted for column in (quoted(sources) if name == "quoted" else [named(name)])]
+    phases = phases_of(results)
+    return [column for name in wanted for column in (quoted(sources) if name == "quoted" else [named(name, phases)])]
 
 
 def _told_apart(columns: Sequence[Column]) -> list[Column]:

@@ -11,15 +11,28 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perflab.measure.records import Record
-from perflab.measured.report.columns import WORK, Column, is_of_a_phase, named, ordered, rate
+from perflab.measure.records import PER_TOKEN, Record
+from perflab.measured.report.columns import (
+    Column,
+    named,
+    ordered,
+    own_columns,
+    own_phases,
+    phase_in,
+    phases_of,
+    quantiles_of,
+    rate,
+    told_of_tokens,
+    whole,
+    work_title,
+)
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.launching import launching_fact
 from perflab.records import Verdict
 from perflab.report.drift import drift_sentences
 from perflab.report.failing_table import changed, count_fact
 from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
-from perflab.report.view import DEFAULT_VIEW, View
+from perflab.report.view import DEFAULT_VIEW, OF_TOKENS, QUANTILES, View, without_unknown
 from perflab.results import Result
 from perflab.units import format_bytes, format_names, format_ns, format_rate, format_signed
 
@@ -34,12 +47,14 @@ _REMEDY = "-> give each call fresh arguments, untimed: perf(fn, setup=make)"
 def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW) -> list[Line]:
     """All results as lines no longer than ``width`` (80 at least)."""
     width = max(width, 80)
+    view = without_unknown(view, own_columns(results))
     results = ordered(results, view)
     verdict_width = 2 + max([len(verdict_text(result)) for result in results] + [len("verdict")])
     names = names_of(results)
     if view.brief:  # there is no room for what disturbed a case: ``MARKED`` says below the table what the mark is
         names = [with_mark(name, disturbed=is_disturbed(result)) for name, result in zip(names, results, strict=True)]
-    columns = [_Cells.of(named(name), results) for name in view.columns]
+    phases = phases_of(results)
+    columns = [_Cells.of(named(name, phases), results) for name in view.columns]
     *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
     lines = []
     for block in before:
@@ -59,7 +74,7 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
             continue
         row = _joined(name, [cells.texts[at] for cells in last], last, name_width)
         lines.append(Line(f"{row}  {verdict_text(result)}", shown_verdict(result)))
-        facts, beside = ([], []) if view.brief else (_facts(result, width - 2), _beside(result, width - 2))
+        facts, beside = ([], []) if view.brief else (_facts(result, width - 2, view), _beside(result, width - 2))
         lines += [Line(f"  {part}") for part in [*facts, *_why(result, width - 2, shared, brief=view.brief), *beside]]
     said = (f"{many} {verdict}: {reason}" for (verdict, reason), many in shared.items())
     return [*lines, *(Line(text) for one in said for text in textwrap.wrap(one, width, subsequent_indent="  "))]
@@ -109,13 +124,15 @@ def _joined(name: str, cells: Sequence[str], block: Sequence[_Cells], name_width
 
 def rows(results: Sequence[Result], view: View = DEFAULT_VIEW) -> list[Row]:
     """What ``table`` shows, cell by cell; the results are in the view's order already."""
-    columns = [named(name) for name in view.columns]
+    view = without_unknown(view, own_columns(results))
+    phases = phases_of(results)
+    columns = [named(name, phases) for name in view.columns]
     return [
         Row(
             name,
             {column.title: column.text(column.value(result)) for column in columns},
             verdict_text(result),
-            [*_facts(result, 10_000), *_why(result, 10_000), *_beside(result, 10_000)],
+            [*_facts(result, 10_000, view), *_why(result, 10_000), *_beside(result, 10_000)],
         )
         for name, result in zip(names_of(results), results, strict=True)
     ]
@@ -153,12 +170,12 @@ def is_disturbed(result: Result) -> bool:
     return bool(result.judgement.beside)
 
 
-def _facts(result: Result, width: int) -> list[str]:
-    """Numbers of a case that have no column."""
+def _facts(result: Result, width: int, view: View) -> list[str]:
+    """Numbers of a case that have no column, and intervals of those that have one."""
     reading = judged(result)
     if result.record is None or reading is None:
         return []
-    return wrap_facts(_measured_facts(result.record, reading), width)
+    return wrap_facts([*_measured_facts(result.record, reading), *_quantiles(reading, view)], width)
 
 
 def _why(
@@ -202,6 +219,7 @@ def _measured_facts(record: Record, reading: Reading) -> list[str]:
     if reading.mean_ns is not None and (record.work or reading.first_ns is not None):
         deviation = f" ± {format_ns(reading.std_ns)}" if reading.std_ns is not None else ""
         facts.append(f"mean {format_ns(reading.mean_ns)}{deviation}")
+    facts += _of_tokens(reading)
     facts += [text for text in (_rate(unit, record, reading) for unit in record.work) if text is not None]
     if record.measurement is not None and record.measurement.ran_on:
         names = format_names(record.measurement.ran_on)
@@ -211,12 +229,39 @@ def _measured_facts(record: Record, reading: Reading) -> list[str]:
     return facts
 
 
+def _quantiles(reading: Reading, view: View) -> list[str]:
+    """Quantiles of calls whose columns are shown, with their intervals."""
+    if reading.measurement is None or not any(name in view.columns for name in QUANTILES):
+        return []
+    found = quantiles_of(reading.measurement).items()
+    return [f"{name} {_with_interval(named(name), *numbers)}" for name, numbers in found if name in view.columns]
+
+
+def _of_tokens(reading: Reading) -> list[str]:
+    """Statistics of a generation, and what is to be said of it."""
+    if reading.measurement is None or reading.measurement.generation is None:
+        return []
+    facts = []
+    for name, one in told_of_tokens(reading).items():
+        column = named(name)
+        if name.endswith(PER_TOKEN):
+            facts.append(f"{column.text(whole(one))} {column.title}")
+        elif name in OF_TOKENS:
+            facts.append(f"{column.title} {_with_interval(column, one.value, one.low, one.high)}")
+        else:
+            facts.append(format_rate(one.value, column.title.removesuffix("/s")))
+    return [*facts, *reading.measurement.generation.problems]
+
+
+def _with_interval(column: Column, value: float, low: float | None, high: float | None) -> str:
+    return column.text(value) + (f" ({column.text(low)}…{column.text(high)})" if low is not None else "")
+
+
 def _rate(unit: str, record: Record, reading: Reading) -> str | None:
     """A unit's rate in words; one that begins with a phase's name is that phase's work."""
     per_second = rate(unit, record, reading)
     if per_second is None:
         return None
-    phase, _, rest = unit.partition("_")
-    if is_of_a_phase(unit, record):
-        return f"{phase} {format_rate(per_second, WORK.get(rest, rest))}"
-    return format_rate(per_second, WORK.get(unit, unit))
+    phase = phase_in(unit, own_phases(record))
+    said = format_rate(per_second, work_title(unit.removeprefix(f"{phase}_") if phase else unit, ()))
+    return f"{phase} {said}" if phase else said

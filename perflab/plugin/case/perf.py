@@ -17,16 +17,18 @@ from perflab.data import Parameters
 from perflab.errors import UsageError
 from perflab.measure.devices import as_dtype
 from perflab.measure.forks import calling
+from perflab.measure.generation import Generating, TokenHook
 from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
 from perflab.measure.records import Quote
 from perflab.measure.set_up import workload_of
-from perflab.measure.workload import Step, Workload
+from perflab.measure.workload import Step, Workload, chain
 from perflab.plugin.case.coroutines import awaited
 from perflab.plugin.case.facts import checked_facts
 from perflab.plugin.case.requirements import Claim, Exploration, claim_of, exploration_of, no_time_left
 from perflab.plugin.case.returned import refuse_unfinished
 from perflab.plugin.config.settings import Settings
 from perflab.records import Shortage, TierRecord
+from perflab.report.view import NOT_FOR_PHASES
 from perflab.results import Result
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class CaseState:
     matmul_precision: str | None = None
     quotes: list[Quote] = field(default_factory=list)
     facts: Parameters = field(default_factory=dict)
+    phases: tuple[str, ...] = ()
+    """Of what it measures, or measured."""
     short_of: list[Shortage] = field(default_factory=list)
     """What there is too little of, where the case does not fit."""
     problem: str | None = None
@@ -193,19 +197,75 @@ class Perf:
                 "give how often forward and backward run before the optimizer: an int, 1 or more",
             )
         for name, phase in (("forward", forward), ("backward", backward), ("optimizer", optimizer)):
-            if phase is not None and not callable(phase):
-                raise UsageError(
-                    f"perf.step({name}=...) got {type(phase).__name__!r}, which cannot be called",
-                    f"pass a function: perf.step({name}=lambda: ...)",
-                )
-        settings = self._state.settings
-        if settings.cuda_graph and not self.predicts:
-            raise UsageError(
-                f"{self._state.case}: perf.step in a CUDA graph: a replay is the whole step, without timed phases",
-                "measure the whole step, perf(step), with an optimizer that can be captured "
-                "(torch.optim.AdamW(..., capturable=True)); or leave cuda_graph out",
-            )
+            if phase is not None:
+                self._refuse_phase("perf.step", name, phase)
+        self._refuse_phases_in_graph(
+            "perf.step",
+            "step",
+            "the whole step, perf(step), with an optimizer that can be captured "
+            "(torch.optim.AdamW(..., capturable=True))",
+        )
         return self._once_a_test(Step(forward, backward, optimizer, micro_batches))
+
+    def phases(self, /, **phases: Callable[..., Any]) -> Any:
+        """Measure phases of any names, each and the whole. Return the result of the last one::
+
+            perf.phases(prefill=start, decode=go)  # go(start())
+
+        Args:
+            phases: called in this order: the first without arguments, each other with what the one before returned.
+
+        Raises:
+            UsageError: there is no phase, one is not callable, or its name is a column's; the case is timed as a CUDA
+                graph, or has already measured.
+        """
+        if not phases:
+            raise UsageError(
+                "perf.phases() got no phase", "name them in their order: perf.phases(prefill=start, decode=go)"
+            )
+        for name, phase in phases.items():
+            self._refuse_phase("perf.phases", name, phase)
+            if name in NOT_FOR_PHASES or not name.isidentifier():
+                raise UsageError(
+                    f"perf.phases({name}=...): {name!r} "
+                    + ("means something else in tables" if name.isidentifier() else "cannot be a column's name"),
+                    f"call the phase something else, such as phase_{name if name.isidentifier() else 1}",
+                )
+        self._refuse_phases_in_graph("perf.phases", "call", "a phase by itself, perf(phase)")
+        return self._once_a_test(chain(phases))
+
+    def generation(
+        self, generate: Callable[[TokenHook], Any], *, batch: int = 1, setup: Callable[[], Any] | None = None
+    ) -> Any:
+        """Measure the generation of tokens, and return what ``generate`` returns::
+
+            perf.generation(lambda streamer: model.generate(**inputs, streamer=streamer, max_new_tokens=64))
+
+        The phases are ``prefill``, up to the first token, and ``decode``, from there to the end. Besides, results have
+        the time to the first token (``ttft``), the time per output token (``tpot``), quantiles of the times between
+        outputs (``itl_p50``, …), ``tokens/s``, and the counts of decode per token (``operators/token``).
+
+        Args:
+            generate: called with a hook, and calls that once for each step that produced tokens: ``hook()``, or
+                ``hook(3)`` where each sequence got three. The hook's ``put`` and ``end`` are those of transformers'
+                streamers: the first ``put`` is the prompt's, and no token.
+            batch: number of sequences in a call.
+            setup: called before each call without being timed, for example to empty a cache; returns None.
+
+        Raises:
+            UsageError: ``generate`` or ``setup`` is not callable, ``batch`` is not a positive int, the hook was never
+                called, the case is timed as a CUDA graph, or it has already measured.
+        """
+        for name, one in (("", generate), ("setup=", setup)):
+            if (one is not None and not callable(one)) or (one is None and not name):
+                raise UsageError(
+                    f"perf.generation({name}...) got {type(one).__name__!r}, which cannot be called",
+                    "pass a function: perf.generation(lambda hook: model.generate(x, streamer=hook))",
+                )
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise UsageError(f"perf.generation(batch={batch!r})", "give the number of sequences: an int, 1 or more")
+        self._refuse_phases_in_graph("perf.generation", "call", "one step of decode by itself, perf(step)")
+        return self._once_a_test(Generating(generate, batch, setup))
 
     def compare(
         self,
@@ -312,6 +372,7 @@ class Perf:
             UsageError: a value is not plain data, or a name is already a column of study tables.
         """
         self._state.facts |= checked_facts(facts)
+        self._refuse_facts_as_phases()
 
     def requires(
         self,
@@ -366,7 +427,7 @@ class Perf:
 
         Args:
             build: ``build(**sizes, **changes)`` returns the workload to predict: a callable without arguments, or a
-                dict with the phases that ``perf.step`` takes.
+                dict with the phases that ``perf.step`` or ``perf.phases`` takes.
             sizes: the sizes of this case. The prediction finds the largest value of each, with the others unchanged.
             remedies: further arguments of ``build`` by the name of the remedy. They are tried if the case does not
                 fit.
@@ -385,6 +446,20 @@ class Perf:
         """
         return self._state.predicts and not self._state.settings.dry_run
 
+    def _refuse_phase(self, call: str, name: str, phase: object) -> None:
+        if not callable(phase):
+            raise UsageError(
+                f"{call}({name}=...) got {type(phase).__name__!r}, which cannot be called",
+                f"pass a function: {call}({name}=lambda: ...)",
+            )
+
+    def _refuse_phases_in_graph(self, call: str, whole: str, instead: str) -> None:
+        if self._state.settings.cuda_graph and not self.predicts:
+            raise UsageError(
+                f"{self._state.case}: {call} in a CUDA graph: a replay is the whole {whole}, without timed phases",
+                f"measure {instead}; or leave cuda_graph out",
+            )
+
     def _refuse_in_graph(self, setup: Callable[[], Any] | None, call: str) -> None:
         if setup is not None and self._state.settings.cuda_graph and not self.predicts:
             raise UsageError(
@@ -392,6 +467,14 @@ class Perf:
                 "and nothing can be set up between them",
                 "leave cuda_graph out, or measure set-up and work together in one function",
             )
+
+    def _refuse_facts_as_phases(self) -> None:
+        for name in self._state.phases:
+            if name in self._state.facts:
+                raise UsageError(
+                    f"perf.note({name}={self._state.facts[name]!r}): {name!r} is a phase of the case, and its column",
+                    f"call the fact something else, such as noted_{name}",
+                )
 
     def _refuse_second(self) -> None:
         if self._state.done:
@@ -402,6 +485,8 @@ class Perf:
 
     def _once_a_test(self, workload: Workload) -> Any:
         self._refuse_second()
+        self._state.phases = workload.phases
+        self._refuse_facts_as_phases()
         with awaited(workload), calling(workload):
             result = self._way.of(workload)
         refuse_unfinished(self._state, result)

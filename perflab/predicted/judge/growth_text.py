@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from perflab.predicted.judge.growth import Grown, Row
 from perflab.predicted.judge.row_names import Amounts
+from perflab.profiles.records import BACKWARD, OPTIMIZER
 from perflab.units import format_bytes, format_flops, format_signed
 
 MOST = 5
@@ -53,9 +54,9 @@ def _cause(costs: Sequence[Row]) -> Row | None:
 
     def rank(row: Row) -> int:
         is_called_more = row.amounts[_CALLS] > 0
-        if row.key.group == "optimizer":
+        if row.key.group == OPTIMIZER:
             return 2 if is_called_more else 5
-        if row.key.group == "backward":
+        if row.key.group == BACKWARD:
             return 3 if is_called_more else 4
         return 0 if is_called_more else 1
 

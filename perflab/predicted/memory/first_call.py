@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
+from perflab.profiles.records import OPTIMIZER
 
 _ABSENT = ("gradients", "optimizer state")
 _ACCUMULATES = "aten::add_"
@@ -49,13 +50,13 @@ def first_call(trace: Trace) -> FirstCall:
 
 
 def _optimizer_begins(trace: Trace) -> int:
-    """Where the phase does; without phases, where backward ends."""
+    """Where the phase does; without such a phase, where the last backward ends."""
     behind_backward = 0
     for number, event in enumerate(trace.events):
         if isinstance(event, Op):
-            if event.place.phase == "optimizer":
+            if event.place.phase == OPTIMIZER:
                 return number
-            if event.place.phase == "backward":
+            if event.place.in_backward:
                 behind_backward = number + 1
     return behind_backward
 
@@ -74,7 +75,7 @@ def _adopted(trace: Trace, gradients: list[Alloc]) -> dict[int, Alloc]:
         if isinstance(event, Alloc):
             sizes[event.block] = event.size_bytes
         elif isinstance(event, Op):
-            added = event if event.name == _ACCUMULATES and event.place.phase == "backward" else None
+            added = event if event.name == _ACCUMULATES and event.place.in_backward else None
         elif added is not None and event.block in sizes:
             of_it = waiting.get((added.place.module, added.layer, sizes[event.block]))
             if of_it:
@@ -89,7 +90,7 @@ def _first_products(trace: Trace) -> tuple[int, ...]:
     events = trace.events
     for number, event in enumerate(events):
         if isinstance(event, Op) and event.flops and not any(word in event.name for word in _NO_CUBLAS):
-            thread = event.place.phase == "backward"
+            thread = event.place.in_backward
             if thread not in found:
                 while number + 1 < len(events) and isinstance(events[number + 1], Alloc):
                     number += 1

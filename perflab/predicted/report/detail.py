@@ -5,19 +5,21 @@ Where a run has several predicted cases, their table is enough; of one there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from perflab.predicted.records import Cost, DryRun, Prediction
 from perflab.predicted.report.facts import intensity
 from perflab.predicted.report.table import wrapped, wrapped_facts
+from perflab.profiles.records import BACKWARD, FORWARD, OPTIMIZER
 from perflab.report.lines import shorten
 from perflab.units import format_bytes, format_ns, format_si
 
 MOST = 10
 """Rows of a table; the file of ``--perf-json`` has them all."""
-_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+_SHORT = {FORWARD: "fwd", BACKWARD: "bwd", OPTIMIZER: "opt"}
 _COLUMNS = (("calls", 7), ("FLOPs", 8), ("bytes", 10), ("FLOP/B", 7), ("time", 7))
-_PHASE_WIDTH = 5
+_LEAST_WIDTH, _MOST_WIDTH = 5, 10
+"""Of a phase's column."""
 
 
 def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
@@ -120,14 +122,13 @@ def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -
     most, rest = ordered[:MOST], ordered[MOST:]
     if len(rest) == 1:
         most, rest = ordered, []
-    phases = [phase for phase in _PHASES if any(cost.phase == phase for cost in now.costs)]
-    phases = phases if len(phases) > 1 else []
-    fixed = sum(size for _, size in _COLUMNS) + _PHASE_WIDTH * len(phases)
+    phases = _phases(now)
+    fixed = sum(size for _, size in _COLUMNS) + sum(phases.values())
     shown = [*most, *([(f"{len(rest)} more", [one for _, ones in rest for one in ones])] if rest else [])]
     shown += [("all", list(now.costs))] if len(shown) > 1 else []
     names = min(width - fixed, max(len(name) for name in [f"by {title}", *(name for name, _ in shown)]))
     head = "".join(name.rjust(size) for name, size in _COLUMNS)
-    head += "".join(_PHASES[phase].rjust(_PHASE_WIDTH) for phase in phases)
+    head += "".join(shorten(_SHORT.get(phase, phase), size - 1).rjust(size) for phase, size in phases.items())
     return [
         f"{f'by {title}'.ljust(names)}{head}",
         *(f"{shorten(name, names).ljust(names)}{_numbers(costs, now.costs, phases)}" for name, costs in shown),
@@ -142,7 +143,7 @@ def grouped(now: Prediction, key: Callable[[Cost], str]) -> list[tuple[str, list
     return sorted(groups.items(), key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
 
 
-def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Sequence[str]) -> str:
+def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Mapping[str, int]) -> str:
     flops, bytes_moved = sum(one.flops for one in costs), sum(one.bytes_moved for one in costs)
     whole = _time(everything)
     cells = [
@@ -153,8 +154,17 @@ def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Sequence
         _share(_time(costs), whole),
     ]
     text = "".join(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True))
-    parts = [_time([one for one in costs if one.phase == phase]) for phase in phases]
-    return text + "".join((_share(part, whole, 0) if part else "–").rjust(_PHASE_WIDTH) for part in parts)
+    parts = [(_time([one for one in costs if one.phase == phase]), size) for phase, size in phases.items()]
+    return text + "".join((_share(part, whole, 0) if part else "–").rjust(size) for part, size in parts)
+
+
+def _phases(now: Prediction) -> dict[str, int]:
+    """The phases in their order, if there are several, and how wide their columns are."""
+    begun = now.timeline.phases if now.timeline is not None else {}
+    found = {cost.phase for cost in now.costs if cost.phase}
+    names = sorted(found, key=lambda name: [*begun, *_SHORT].index(name) if name in (*begun, *_SHORT) else len(begun))
+    widths = {name: min(_MOST_WIDTH, max(_LEAST_WIDTH, 1 + len(_SHORT.get(name, name)))) for name in names}
+    return widths if len(widths) > 1 else {}
 
 
 def _said_of_work(now: Prediction, width: int) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from perflab.errors import UsageError
 from perflab.measure.set_up import SetUpWorkload
-from perflab.measure.workload import Step, Workload
+from perflab.measure.workload import Workload, phases_of
 from perflab.predicted.gpus.names import GPUS, Gpu
 from perflab.predicted.gpus.roofline import room_bytes
 from perflab.predicted.memory.account import peak_of
@@ -181,10 +181,10 @@ def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: W
 
 def _workload(made: Any) -> Workload:
     if isinstance(made, dict):
-        return Step(**made)
+        return phases_of(made)
     if callable(made):
         return Workload(made, (), {})
     raise UsageError(
         f"build of perf.fits() gave {type(made).__name__!r}",
-        "let it return a callable without arguments, or the phases of perf.step as a dict",
+        "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
     )

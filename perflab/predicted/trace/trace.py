@@ -24,11 +24,13 @@ class Place(NamedTuple):
     """Where something was asked for."""
 
     phase: str = ""
-    """``forward``, ``backward``, ``optimizer``; ``""`` where the case has no phases and no backward runs."""
+    """As the case names it. In a case without phases ``backward`` where a node of autograd's runs, else ``""``."""
     module: str = ""
     """The innermost module, with ``*`` for its layer's number: ``blocks.*.attention.q``; ``""``: none."""
     line: str = ""
     """The line outside of PyTorch: ``perflab/lab/attention/naive.py:45``. Of a backward, the forward's line."""
+    in_backward: bool = False
+    """Whether a node of autograd's runs it, on CUDA in autograd's own thread, whatever phase that is in."""
 
 
 @dataclass(frozen=True, slots=True)

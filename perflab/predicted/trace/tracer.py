@@ -37,6 +37,7 @@ from perflab.predicted.trace.operators import (
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
+from perflab.profiles.records import BACKWARD
 from perflab.torch_internals import TorchDispatchMode
 from perflab.torch_internals.dispatch import backward_code, is_composite, without_torch_function
 from perflab.torch_internals.tracing import (
@@ -275,20 +276,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _here(self) -> tuple[Place, Layer | None]:
         """Where we are: in a module's forward, in a backward node, or outside of both."""
         node: Any = current_node()
-        phase = self._spans[self._span] if self._span < len(self._spans) else "backward" if node is not None else ""
+        within = node is not None
+        phase = self._spans[self._span] if self._span < len(self._spans) else BACKWARD if within else ""
         if self._modules:
             _, module, layer = self._modules[-1]
-            return Place(phase, module, _line()), layer
+            return Place(phase, module, _line(), within), layer
         if node is not None:
             parameter = getattr(node, "variable", None)
             if parameter is not None and id(parameter) in self._of_parameter:
                 module, layer = self._of_parameter[id(parameter)]
-                return Place(phase, module), layer
+                return Place(phase, module, "", within), layer
             own = line_of(sys._getframe(1), until=backward_code())  # of an ``autograd.Function``, or of a hook
             before = self._places.get(sequence_number(node))
             if before is not None:
-                return Place(phase, before[0].module, own or before[0].line), before[1]
-            return Place(phase, "", own), None
+                return Place(phase, before[0].module, own or before[0].line, within), before[1]
+            return Place(phase, "", own, within), None
         return Place(phase, "", _line()), None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

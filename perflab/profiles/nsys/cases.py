@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean
 
-from perflab.measure.nvtx import CALL, OPERATORS, SAMPLES
+from perflab.measure.nvtx import CALL, OPERATORS, PHASE, SAMPLES
 from perflab.profiles.device import device_sums
 from perflab.profiles.flops import flops_of
 from perflab.profiles.host import Key, Sum, faster_half
@@ -22,7 +22,6 @@ from perflab.profiles.placed import Phase
 from perflab.profiles.reading import STRANGERS
 from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
-from perflab.report.view import PHASES
 
 TIMED_CALLS = 8
 """Calls of a case whose kernels are taken one by one, at most."""
@@ -34,6 +33,15 @@ _LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: 
 _NO_OPERATORS = (
     "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
 )
+
+
+_PLAIN = ("forward", "backward", "optimizer")
+"""Phases whose ranges bore their names alone, in exports of before."""
+
+
+def phase_in(name: str) -> str:
+    """The phase whose range has this name; ``""``: that of none."""
+    return name if name in _PLAIN else name.removeprefix(PHASE) if name.startswith(PHASE) else ""
 
 
 @dataclass(frozen=True)
@@ -118,11 +126,11 @@ def asked_in_calls(
     asked = {}
     for number in list(found):
         one = ranges.all[number]
-        phases = [ranges.all[at] for at in children.get(number, []) if ranges.all[at].name in PHASES]
+        phases = [ranges.all[at] for at in children.get(number, []) if phase_in(ranges.all[at].name)]
         asked[number] = asked_by(
             Ranged(one.name, one.start_ns, one.end_ns, one.thread),
             found.pop(number),
-            [Phase(phase.name, phase.start_ns, phase.end_ns) for phase in phases],
+            [Phase(phase_in(phase.name), phase.start_ns, phase.end_ns) for phase in phases],
             keeping[number].launches(),
             flops,
         )
@@ -207,9 +215,11 @@ def _phases(
     """A phase that a call has several times, as with micro-batches, counts as one."""
     found: dict[str, list[float]] = {}
     totals = sums.totals
-    for child in (child for call in calls for child in children.get(call, []) if ranges.all[child].name in PHASES):
+    for child in (child for call in calls for child in children.get(call, [])):
         one = ranges.all[child]
-        both = found.setdefault(one.name, [0.0, 0.0])
+        if not (name := phase_in(one.name)):
+            continue
+        both = found.setdefault(name, [0.0, 0.0])
         both[0] += one.end_ns - one.start_ns
         both[1] += totals.last_ns[child] - totals.first_ns[child] if totals.kernels[child] else 0
     return {name: (host_ns / len(calls), device_ns / len(calls)) for name, (host_ns, device_ns) in found.items()}

@@ -1,0 +1,173 @@
+"""A generation of tokens: prefill up to the first token, decode from there, and when each token came.
+
+The phases are timed as any phases are, on CUDA by events. Times between outputs are of the host's clock alone: nobody
+waits for the device at a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from perflab.errors import UsageError
+from perflab.measure import clock
+from perflab.measure.clock import Sample
+from perflab.measure.records import PER_TOKEN, Generation, Statistic, formula_of
+from perflab.measure.statistics import SHARES, quantile, quantile_interval
+from perflab.measure.workload import Mark, Outputs, Phased
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+PREFILL, DECODE = "prefill", "decode"
+_HOOK = "call the hook once for each step that produced tokens: hook(), or hook(3) where each sequence got three"
+
+
+class TokenHook:
+    """What ``perf.generation`` hands to the generating function, which calls it when tokens have come.
+
+    It may stand for a streamer of transformers: that gets the prompt by its first ``put``.
+    """
+
+    def __init__(self, batch: int, at_first: Mark) -> None:
+        self._batch = batch
+        self._at_first = at_first
+        self._has_prompt = False
+        self._at_ns: list[int] = []
+        self._tokens: list[int] = []
+        self._began_ns = clock.read_ns()
+
+    def __call__(self, tokens: Any = 1) -> None:
+        """Note a step that produced tokens.
+
+        Args:
+            tokens: how many each sequence got, or the tokens of the whole batch themselves.
+
+        Raises:
+            UsageError: it is no positive number of tokens.
+        """
+        at_ns = clock.read_ns()
+        if not self._at_ns:
+            self._at_first()
+        self._at_ns.append(at_ns - self._began_ns)
+        self._tokens.append(_number_of(tokens, self._batch))
+
+    def put(self, value: Any) -> None:
+        """Take what a streamer of transformers gets: the prompt, and then each step's tokens."""
+        if self._has_prompt:
+            self(value)
+        self._has_prompt = True
+
+    def end(self) -> None:
+        """Do nothing: decode ends when the generating function returns."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """What has come so far."""
+        return Outputs(tuple(self._at_ns), tuple(self._tokens), self._batch)
+
+
+class Generating(Phased):
+    """``generate(hook)``, with phases that the hook tells apart. A sample is one call."""
+
+    def __init__(self, generate: Callable[[Any], Any], batch: int = 1, setup: Callable[[], Any] | None = None) -> None:
+        super().__init__([generate], (PREFILL, DECODE), self._generate)
+        self._batch = batch
+        self._setup = setup
+        self._is_ready = False
+        self._outputs: Outputs | None = None
+
+    def make_ready(self, calls: int) -> int:
+        """Set the next call up.
+
+        Raises:
+            UsageError: ``setup`` returned something.
+            Exception: whatever ``setup`` raises.
+        """
+        began_ns = clock.read_ns()
+        if self._setup is not None and calls:
+            made = self._setup()
+            if made is not None:
+                raise UsageError(
+                    f"setup of perf.generation(..., setup=...) returned {type(made).__name__}",
+                    "let it return None, and change what the generating function uses: that gets the hook alone",
+                )
+        self._is_ready = bool(calls)
+        return clock.read_ns() - began_ns if self._setup is not None else 0
+
+    def most_calls(self, budget_ns: float) -> float:
+        """One: each has its own set-up, and its own first token."""
+        return 1.0
+
+    def outputs(self) -> Outputs | None:
+        """When the last call gave out tokens; None before the first."""
+        return self._outputs
+
+    def _generate(self, calls: list[Any], after_phase: Mark) -> Any:
+        if not self._is_ready:
+            self.make_ready(1)
+        self._is_ready = False
+        hook = TokenHook(self._batch, after_phase)
+        result = calls[0](hook)
+        self._outputs = hook.outputs
+        if not self._outputs.at_ns:
+            raise UsageError("perf.generation: the generating function returned without a call of its hook", _HOOK)
+        after_phase()
+        return result
+
+
+def generation_of(
+    samples: Sequence[Sample], by_phase: dict[str, dict[str, int]], counted: Outputs | None
+) -> Generation | None:
+    """The statistics of timed calls; None of what generates nothing.
+
+    Args:
+        samples: of one call each.
+        by_phase: counts of a call's phases.
+        counted: the outputs of a call that was counted.
+    """
+    calls = [(one, one.outputs, sum(one.outputs.tokens)) for one in samples if one.outputs is not None]
+    if not calls or counted is None:
+        return None
+    per_second = [1e9 * tokens / one.total_ns for one, _, tokens in calls if one.total_ns]
+    gaps_ns = sorted(late - early for _, outputs, _ in calls for early, late in pairwise(outputs.at_ns))
+    found = {
+        "ttft": _median(one.phases_ns[PREFILL] for one, _, _ in calls),
+        "tpot": _median(one.phases_ns[DECODE] / (tokens - 1) for one, _, tokens in calls if tokens > 1),
+        **{f"itl_{name}": estimate(gaps_ns, share) for name, share in SHARES.items()},
+        "tokens/s": _median(counted.batch * one for one in per_second),
+        "sequence_tokens/s": _median(per_second),
+    }
+    later = sum(counted.tokens) - 1
+    for name, count in by_phase.get(DECODE, {}).items():
+        found[name + PER_TOKEN] = (count / later, None, None) if later else None
+    statistics = {
+        name: Statistic(value=one[0], low=one[1], high=one[2], formula=formula_of(name) or "")
+        for name, one in found.items()
+        if one is not None
+    }
+    return Generation(batch=counted.batch, tokens=[tokens for _, _, tokens in calls], statistics=statistics)
+
+
+def estimate(ordered: Sequence[float], share: float) -> tuple[float, float, float] | None:
+    """A quantile with its 95 % interval; None of too few values to have one."""
+    interval = quantile_interval(ordered, share) if ordered else None
+    return (quantile(ordered, share), *interval) if interval is not None else None
+
+
+def _median(values: Iterable[float]) -> tuple[float, float | None, float | None] | None:
+    """A median; of few values without an interval."""
+    ordered = sorted(values)
+    return (estimate(ordered, 0.5) or (median(ordered), None, None)) if ordered else None
+
+
+def _number_of(tokens: Any, batch: int) -> int:
+    """How many tokens each sequence got."""
+    many = tokens
+    if not isinstance(tokens, int):
+        size = tokens.numel() if hasattr(tokens, "numel") else len(tokens) if hasattr(tokens, "__len__") else 0
+        many = -(-size // batch)
+    if isinstance(tokens, bool) or many < 1:
+        raise UsageError(f"the hook of perf.generation got {tokens!r}", _HOOK)
+    return int(many)

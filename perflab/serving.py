@@ -1,0 +1,201 @@
+"""Statistics of serving: what requests waited for, what a server gave, and from which load on it falls behind. Public.
+
+Pure functions of plain records, in seconds of one clock. ``docs/inference.md`` holds the definitions beside those of
+vLLM and GuideLLM. Importing it loads no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from perflab.errors import UsageError
+from perflab.measure.statistics import SHARES, quantile, quantile_interval
+
+KEEPS_UP = 0.95
+"""Share of the offered rate that a server completes if it keeps up; the last requests of a run end after it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. ``outputs_s``: when each streamed output came; the first holds the first token."""
+
+    arrival_s: float
+    outputs_s: tuple[float, ...] = ()
+    tokens: int | None = None
+    """Tokens in all outputs; None: one in each. Speculative decoding gives several in one."""
+    is_cancelled: bool = False
+    """Whether it was given up before its end, or failed."""
+
+    def __post_init__(self) -> None:
+        moments = (self.arrival_s, *self.outputs_s)
+        if not all(map(math.isfinite, moments)) or any(late < early for early, late in pairwise(moments)):
+            raise UsageError(
+                f"Request(arrival_s={self.arrival_s}, outputs_s={self.outputs_s}): moments that are not in order",
+                "give seconds of one clock: the arrival, and then each output",
+            )
+        if self.tokens is not None and self.tokens < len(self.outputs_s):
+            raise UsageError(
+                f"Request(tokens={self.tokens}) with {len(self.outputs_s)} outputs",
+                "count the tokens of all outputs: at least one in each",
+            )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it came to its end, with a token or more."""
+        return bool(self.outputs_s) and not self.is_cancelled
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that came."""
+        return len(self.outputs_s) if self.tokens is None else self.tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token, from the arrival: waiting in a queue counts."""
+        return self.outputs_s[0] - self.arrival_s if self.outputs_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first: ``(end - first) / (tokens - 1)``; None of a single token."""
+        return (self.outputs_s[-1] - self.outputs_s[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+    @property
+    def latency_s(self) -> float | None:
+        """From the arrival to the last token."""
+        return self.outputs_s[-1] - self.arrival_s if self.outputs_s else None
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """A quantile with its 95 % interval by order statistics; both bounds None of too few values."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server did for some requests. Percentiles are by name: ``p50``, ``p90``, ``p99``."""
+
+    duration_s: float
+    completed: int
+    cancelled: int
+    unanswered: int
+    """Neither cancelled nor complete."""
+    ttft_s: Mapping[str, Percentile]
+    tpot_s: Mapping[str, Percentile]
+    """Of each request that had two tokens or more; each counts once."""
+    itl_s: Mapping[str, Percentile]
+    """Between successive outputs of a request, pooled over all requests."""
+    latency_s: Mapping[str, Percentile]
+    requests_per_s: float
+    """Complete ones."""
+    tokens_per_s: float
+    """Tokens of all requests, cancelled ones too: the server has made them."""
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Between which offered rates, in requests per second, a server begins to fall behind."""
+
+    keeps_up_per_s: float | None
+    """The highest rate below; None: it falls behind at the lowest that was tried."""
+    falls_behind_per_s: float | None
+    """The lowest rate from which on it falls behind; None: it keeps up with the highest that was tried."""
+
+
+def served(requests: Iterable[Request], *, duration_s: float | None = None) -> Served:
+    """Sum requests up. Percentiles are of complete requests.
+
+    Args:
+        requests: in any order.
+        duration_s: how long was measured. None: from the first arrival to the last output.
+
+    Raises:
+        UsageError: there is no request, or the duration is not positive.
+    """
+    found = list(requests)
+    whole_s = _duration_s(found, duration_s)
+    complete = [one for one in found if one.is_complete]
+    cancelled = sum(one.is_cancelled for one in found)
+    gaps_s = [late - early for one in complete for early, late in pairwise(one.outputs_s)]
+    return Served(
+        duration_s=whole_s,
+        completed=len(complete),
+        cancelled=cancelled,
+        unanswered=len(found) - len(complete) - cancelled,
+        ttft_s=percentiles(one.ttft_s for one in complete),
+        tpot_s=percentiles(one.tpot_s for one in complete),
+        itl_s=percentiles(gaps_s),
+        latency_s=percentiles(one.latency_s for one in complete),
+        requests_per_s=len(complete) / whole_s,
+        tokens_per_s=sum(one.num_tokens for one in found) / whole_s,
+    )
+
+
+def goodput(
+    requests: Iterable[Request],
+    *,
+    ttft_s: float = math.inf,
+    tpot_s: float = math.inf,
+    duration_s: float | None = None,
+) -> float:
+    """Complete requests per second that met both limits; one of a single token has no time per token to exceed.
+
+    Raises:
+        UsageError: as ``served``, or a limit is not positive.
+    """
+    for name, limit in (("ttft_s", ttft_s), ("tpot_s", tpot_s)):
+        if not limit > 0:
+            raise UsageError(f"goodput({name}={limit})", "give a limit in seconds, above 0")
+    found = list(requests)
+    whole_s = _duration_s(found, duration_s)
+    good = [one for one in found if one.is_complete and (one.ttft_s or 0.0) <= ttft_s and (one.tpot_s or 0.0) <= tpot_s]
+    return len(good) / whole_s
+
+
+def saturation(completed_per_s: Mapping[float, float]) -> Saturation:
+    """From which offered rate on a server completes less than ``KEEPS_UP`` of that, and of all higher ones.
+
+    Args:
+        completed_per_s: of each offered rate that was tried, how many requests were completed per second.
+
+    Raises:
+        UsageError: no rate was tried, or one is not positive.
+    """
+    rates = sorted(completed_per_s)
+    if not rates or not rates[0] > 0:
+        raise UsageError(f"saturation({dict(completed_per_s)})", "give completed rates by offered rate, each above 0")
+    behind = len(rates)
+    while behind and completed_per_s[rates[behind - 1]] < KEEPS_UP * rates[behind - 1]:
+        behind -= 1
+    return Saturation(rates[behind - 1] if behind else None, rates[behind] if behind < len(rates) else None)
+
+
+def percentiles(values: Iterable[float | None]) -> dict[str, Percentile]:
+    """The quantiles of values, without those that are None; none of no value.
+
+    Of too few values there is no 99th percentile, as it is not known to lie among them: 368 are needed, and 36 for the
+    90th; a median has a value of any number, and an interval from 6 on.
+    """
+    ordered = sorted(one for one in values if one is not None)
+    found: dict[str, Percentile] = {}
+    for name, share in SHARES.items() if ordered else ():
+        interval = quantile_interval(ordered, share)
+        if interval is not None or name == "p50":
+            found[name] = Percentile(quantile(ordered, share), *(interval or (None, None)))
+    return found
+
+
+def _duration_s(found: Sequence[Request], given_s: float | None) -> float:
+    if not found:
+        raise UsageError("no request", "give the requests that were measured")
+    last_s = max(max(one.outputs_s, default=one.arrival_s) for one in found)
+    whole_s = last_s - min(one.arrival_s for one in found) if given_s is None else given_s
+    if not 0 < whole_s < math.inf:
+        raise UsageError(f"the requests last {whole_s} s", "give duration_s=, how long was measured: above 0")
+    return whole_s
