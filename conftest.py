@@ -45,7 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--model",
         default="small",
         metavar="NAME[,NAME...]",
-        help="tiny, small, medium, large, xl, 2.7B, all (those but tiny), or package.module:factory (default: small)",
+        help="tiny, small, medium, large, xl, 2.7B, all (those but tiny), 70B (to predict), or package.module:factory "
+        "(default: small)",
     )
     group.addoption(
         "--study-model",

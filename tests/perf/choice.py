@@ -75,4 +75,4 @@ def _check_models(option: str, names: list[str]) -> None:
 def _published_sizes() -> list[str]:
     from perflab.lab.models import MODEL_SIZES
 
-    return [name for name in MODEL_SIZES if name != "tiny"]
+    return [name for name in MODEL_SIZES if name not in ("tiny", "70B")]

@@ -99,6 +99,7 @@ class KVCache:
         self.counts = [0] * batch_size
         self.fixed = False
         self._adding: tuple[int, ...] = ()
+        self._is_ragged = False
         self._real = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self._real_counts = (0,) * batch_size
         self._step: Step | None = None
@@ -126,8 +127,8 @@ class KVCache:
                     f"the cache is full: sequence {sequence} has {held} tokens and gets {count} more, with room for "
                     f"{self.capacity}; make it with capacity={held + count} or more, or generate fewer tokens"
                 )
-        self._adding = adding
-        if adding != self._real_counts:
+        self._adding, self._is_ragged = adding, self.fixed or min(adding) < new_tokens
+        if self._is_ragged and adding != self._real_counts:
             self._real.copy_(torch.tensor(adding))  # in place: a CUDA graph has the address
             self._real_counts = adding
 
@@ -135,9 +136,9 @@ class KVCache:
         """The device's part of `begin`: positions and slots, from `lengths`."""
         at = torch.arange(new_tokens, device=self.device)
         positions = self.lengths[:, None] + at
-        lengths = self.lengths + self._real
+        lengths = self.lengths + (self._real if self._is_ragged else new_tokens)
         slots = self._slots_of(positions.clamp(max=self.capacity - 1), lengths)
-        if self.fixed or min(self._adding) < new_tokens:
+        if self._is_ragged:
             slots = torch.where(at < self._real[:, None], slots, self._spare)
         last = self.config.context_length - 1
         self._step = Step(positions.clamp(max=last), slots.flatten(), lengths)

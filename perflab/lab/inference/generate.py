@@ -13,7 +13,7 @@ layer, to `attend`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -39,7 +39,6 @@ class LanguageModel(Protocol):
         """Tokens (B, T) -> logits (B, T, V), behind what the cache has; with `at` (B,), of one token each (B, 1, V)."""
 
 
-@torch.no_grad()
 def generate(
     model: LanguageModel,
     prompts: Prompts,
@@ -50,11 +49,33 @@ def generate(
     stop: Collection[int] = (),
     chunk: int | None = None,
     how: str = "eager",
-    on_token: Callable[[Tensor], object] = lambda token: None,
 ) -> list[list[int]]:
     """New tokens of each prompt, up to a stop token, which is the last then, or `max_new_tokens`.
 
-    Without stop tokens the host waits once, at the end; with them once a token.
+    Arguments and errors are those of `stream`. Without stop tokens the host waits once, at the end.
+    """
+    made = list(
+        stream(
+            model, prompts, max_new_tokens=max_new_tokens, cache=cache, sampling=sampling, stop=stop, chunk=chunk,
+            how=how,
+        )
+    )  # fmt: skip
+    return [until_stop(row, stop) for row in torch.stack(made, dim=1).tolist()]
+
+
+@torch.no_grad()
+def stream(
+    model: LanguageModel,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int,
+    cache: KVCache | None = None,
+    sampling: Sampling = GREEDY,
+    stop: Collection[int] = (),
+    chunk: int | None = None,
+    how: str = "eager",
+) -> Iterator[Tensor]:
+    """Each step's tokens (B,), on the device; of sequences that have ended they mean nothing. To cancel, stop asking.
 
     Args:
         model: what is asked; its `config` sizes the cache.
@@ -62,10 +83,9 @@ def generate(
         max_new_tokens: N.
         cache: empty, for B sequences; None: a contiguous one in the dtype of the model's parameters.
         sampling: how tokens are chosen.
-        stop: token ids that end a sequence.
+        stop: token ids that end a sequence. With any, the host waits for each token.
         chunk: prefill so many tokens at a time, so that a long prompt needs no more memory than that.
         how: "eager", "compiled" or "graph": how a decode step runs (`decoding.py`).
-        on_token: called with each step's tokens (B,); of ended sequences they mean nothing. True from it cancels.
 
     Raises:
         ValueError: no prompt, an empty one, a token outside the vocabulary, more tokens than the context or the cache
@@ -77,19 +97,15 @@ def generate(
     seeds = torch.arange(len(prompts), device=cache.device) + sampling.seed
     logits = prefill(model, tokens.to(cache.device), cache, counts, chunk)
     decode = Decoding(model, cache, how)
-    made: list[Tensor] = []
     alive = [True] * len(prompts)
-    for _ in range(max_new_tokens):
-        if made:
-            logits = decode(made[-1], alive)
-        made.append(sample(logits, sampling, seeds, cache.lengths))
-        cancelled = on_token(made[-1])
+    for left in reversed(range(max_new_tokens)):
+        token = sample(logits, sampling, seeds, cache.lengths)
+        yield token
         if stop:
-            ended = [token in stop for token in made[-1].tolist()]
-            alive = [before and not now for before, now in zip(alive, ended, strict=True)]
-        if cancelled is True or not any(alive):
-            break
-    return [until_stop(row, stop) for row in torch.stack(made, dim=1).tolist()]
+            alive = [was and now not in stop for was, now in zip(alive, token.tolist(), strict=True)]
+        if not left or not any(alive):
+            return
+        logits = decode(token, alive)
 
 
 @torch.no_grad()
