@@ -186,7 +186,10 @@ def test_quantiles_of_calls_have_intervals_and_need_enough_samples(project: Proj
     [
         ("perf.phases()", "perf.phases() got no phase*perf.phases(prefill=start, decode=go)*"),
         ("perf.phases(prefill=3)", "perf.phases(prefill=...) got 'int', which cannot be called*"),
-        ("perf.phases(peak=print)", "perf.phases(peak=...): 'peak' means something else in tables*phase_peak*"),
+        (
+            "perf.phases(peak=print)",
+            "perf.phases(peak=...): 'peak' means something else in tables*call the phase something else*",
+        ),
         ("perf.phases(**{'a b': print})", "perf.phases(a b=...): 'a b' cannot be a column's name*"),
         ("perf.note(decode=3); perf.phases(decode=int)", "perf.note(decode=3): 'decode' is a phase of the case*"),
         ("perf.phases(decode=int); perf.note(decode=3)", "perf.note(decode=3): 'decode' is a phase of the case*"),
