@@ -134,11 +134,13 @@ def test_statistics_by_another_formula_are_neither_shown_nor_compared(project: P
     assert "itl_p50" in second["cases"][0]["quantities"]
 
 
-def test_one_token_has_no_time_per_token_and_other_numbers_are_said(project: Project) -> None:
-    project.test_file.write_text(GENERATION.replace("[5] * 1000", "[1] * 1000"))
-    assert "one token a call: no time per output token" in in_one_line(project.run())
-    project.test_file.write_text(GENERATION.replace("[5] * 1000", "[4, 6] * 1000"))
-    assert "calls gave 4 to 6 tokens" in in_one_line(project.run())
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [("[1]", "one token a call: no time per output token"), ("[4, 6]", "calls gave 4 to 6 tokens")],
+)
+def test_one_token_has_no_time_per_token_and_other_numbers_are_said(project: Project, lengths: str, said: str) -> None:
+    project.test_file.write_text(GENERATION.replace("[5] * 1000", f"{lengths} * 1000"))
+    assert said in in_one_line(project.run())
 
 
 def test_a_streamer_s_first_put_is_the_prompt_and_set_up_is_none_of_prefill(project: Project) -> None:
