@@ -62,11 +62,6 @@ class Request:
         """Time per output token after the first: ``(end - first) / (tokens - 1)``; None of a single token."""
         return (self.outputs_s[-1] - self.outputs_s[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
-    @property
-    def latency_s(self) -> float | None:
-        """From the arrival to the last token."""
-        return self.outputs_s[-1] - self.arrival_s if self.outputs_s else None
-
 
 @dataclass(frozen=True)
 class Percentile:
@@ -91,21 +86,10 @@ class Served:
     """Of each request that had two tokens or more; each counts once."""
     itl_s: Mapping[str, Percentile]
     """Between successive outputs of a request, pooled over all requests."""
-    latency_s: Mapping[str, Percentile]
     requests_per_s: float
     """Complete ones."""
     tokens_per_s: float
     """Tokens of all requests, cancelled ones too: the server has made them."""
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """Between which offered rates, in requests per second, a server begins to fall behind."""
-
-    keeps_up_per_s: float | None
-    """The highest rate below; None: it falls behind at the lowest that was tried."""
-    falls_behind_per_s: float | None
-    """The lowest rate from which on it falls behind; None: it keeps up with the highest that was tried."""
 
 
 def served(requests: Iterable[Request], *, duration_s: float | None = None) -> Served:
@@ -131,18 +115,13 @@ def served(requests: Iterable[Request], *, duration_s: float | None = None) -> S
         ttft_s=percentiles(one.ttft_s for one in complete),
         tpot_s=percentiles(one.tpot_s for one in complete),
         itl_s=percentiles(gaps_s),
-        latency_s=percentiles(one.latency_s for one in complete),
         requests_per_s=len(complete) / whole_s,
         tokens_per_s=sum(one.num_tokens for one in found) / whole_s,
     )
 
 
 def goodput(
-    requests: Iterable[Request],
-    *,
-    ttft_s: float = math.inf,
-    tpot_s: float = math.inf,
-    duration_s: float | None = None,
+    requests: Iterable[Request], *, ttft_s: float = math.inf, tpot_s: float = math.inf, duration_s: float | None = None
 ) -> float:
     """Complete requests per second that met both limits; one of a single token has no time per token to exceed.
 
@@ -158,11 +137,14 @@ def goodput(
     return len(good) / whole_s
 
 
-def saturation(completed_per_s: Mapping[float, float]) -> Saturation:
-    """From which offered rate on a server completes less than ``KEEPS_UP`` of that, and of all higher ones.
+def saturation(completed_per_s: Mapping[float, float]) -> tuple[float | None, float | None]:
+    """Where a server begins to fall behind: completes less than ``KEEPS_UP`` of a rate and of all higher ones.
 
     Args:
         completed_per_s: of each offered rate that was tried, how many requests were completed per second.
+
+    Returns:
+        The highest offered rate before that, and the lowest one from which on it does; None: there is none.
 
     Raises:
         UsageError: no rate was tried, or one is not positive.
@@ -173,15 +155,11 @@ def saturation(completed_per_s: Mapping[float, float]) -> Saturation:
     behind = len(rates)
     while behind and completed_per_s[rates[behind - 1]] < KEEPS_UP * rates[behind - 1]:
         behind -= 1
-    return Saturation(rates[behind - 1] if behind else None, rates[behind] if behind < len(rates) else None)
+    return (rates[behind - 1] if behind else None, rates[behind] if behind < len(rates) else None)
 
 
 def percentiles(values: Iterable[float | None]) -> dict[str, Percentile]:
-    """The quantiles of values, without those that are None; none of no value.
-
-    Of too few values there is no 99th percentile, as it is not known to lie among them: 368 are needed, and 36 for the
-    90th; a median has a value of any number, and an interval from 6 on.
-    """
+    """The quantiles of values that are not None: ``p99`` of 368 or more, ``p90`` of 36, ``p50`` of any number."""
     ordered = sorted(one for one in values if one is not None)
     found: dict[str, Percentile] = {}
     for name, share in SHARES.items() if ordered else ():

@@ -149,10 +149,8 @@ class Step(Phased):
         optimizer: Callable[[], Any] | None = None,
         micro_batches: int = 1,
     ) -> None:
-        named = {"forward": forward, "backward": backward, "optimizer": optimizer}
-        calls = {name: call for name, call in named.items() if call is not None}
-        passes = [name for name in calls if name != "optimizer"]
-        update = [name for name in calls if name == "optimizer"]
+        passes = ["forward"] if backward is None else ["forward", "backward"]
+        update = [] if optimizer is None else ["optimizer"]
 
         def stepped(calls: list[Any], after_phase: Mark) -> Any:
             result = None
@@ -168,7 +166,8 @@ class Step(Phased):
                 after_phase()
             return result
 
-        super().__init__([*calls.values()], [*(passes * micro_batches), *update], stepped)
+        calls = [call for call in (forward, backward, optimizer) if call is not None]
+        super().__init__(calls, [*(passes * micro_batches), *update], stepped)
 
 
 def chain(phases: Mapping[str, Callable[..., Any]]) -> Phased:

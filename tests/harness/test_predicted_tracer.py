@@ -220,7 +220,9 @@ def test_a_backward_that_is_written_by_hand_belongs_to_its_forwards_module_and_t
     trace = traced_as_is(work(lambda: model(x).sum().backward(), model, x))
     written = [op for op in ops(trace) if op.place.phase == "backward" and op.name == "aten::mul"]
     assert len(written) == 2
-    assert {op.place for op in written} == {Place("backward", "0", line_with("# backward, by hand", __file__))}
+    assert {op.place for op in written} == {
+        Place("backward", "0", line_with("# backward, by hand", __file__), in_backward=True)
+    }
     saved = [use.saved for use in trace.uses.values() if use.saved is not None]
     assert [(one.shape, one.place.module) for one in saved] == [((4, 8), "0")]
 

@@ -80,7 +80,7 @@ def test_new_gradients_take_the_place_of_the_old_ones_from_call_to_call() -> Non
 
 def test_a_gradient_that_later_calls_add_to_is_the_block_that_the_first_one_made() -> None:
     held, made = block(0, 40 * MIB), block(1, 40 * MIB)
-    add = Op("aten::add_", Place("backward", PLACE.module, PLACE.line), 0, 0, "float32")
+    add = Op("aten::add_", Place("backward", PLACE.module, PLACE.line, in_backward=True), 0, 0, "float32")
     call = trace(block(2, 60 * MIB), made, add, Free(1), Free(2), held=(held,), gradients=[0], temporaries=[1, 2])
     seen = replay(call)
     # At first: segments of 60 and 40; the second call holds the 40, and takes 40 more for what it adds.
@@ -97,7 +97,7 @@ def test_optimizer_state_comes_to_be_when_the_first_optimizer_begins_and_finds_w
 
 
 def test_cublas_asks_for_a_workspace_with_the_first_product_of_each_thread() -> None:
-    forward, backward = (Op("aten::mm", Place(phase), 8, 0, "float32") for phase in ("forward", "backward"))
+    forward, backward = (Op("aten::mm", Place(in_backward=within), 8, 0, "float32") for within in (False, True))
     call = trace(block(1, 30 * MIB), Free(1), forward, block(2, 2 * MIB), forward, backward, Free(2))
     seen = replay(call, workspace_bytes=64 * MIB)
     assert addresses(seen)[WORKSPACES[0]] == FIRST_ADDRESS + 30 * MIB

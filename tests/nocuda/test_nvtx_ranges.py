@@ -52,13 +52,13 @@ def test_each_call_its_phases_and_the_parts_of_attention_have_ranges_when_they_a
     assert found[first : first + 9] == [
         "case[a]: warm-up",
         "  call",
-        "    forward",
+        "    phase forward",
         "      attention: naive",
         "        attention: scores",
         "        attention: softmax",
         "        attention: values",
-        "    backward",
-        "    optimizer",
+        "    phase backward",
+        "    phase optimizer",
     ]
     assert [one for one in found if not one.startswith(" ")] == [
         f"case[a]: {name}" for name in ("warm-up", "samples", "memory", "operators")

@@ -226,11 +226,8 @@ class Perf:
         for name, phase in phases.items():
             self._refuse_phase("perf.phases", name, phase)
             if name in NOT_FOR_PHASES or not name.isidentifier():
-                raise UsageError(
-                    f"perf.phases({name}=...): {name!r} "
-                    + ("means something else in tables" if name.isidentifier() else "cannot be a column's name"),
-                    f"call the phase something else, such as phase_{name if name.isidentifier() else 1}",
-                )
+                why = "means something else in tables" if name.isidentifier() else "cannot be a column's name"
+                raise UsageError(f"perf.phases({name}=...): {name!r} {why}", "call the phase something else")
         self._refuse_phases_in_graph("perf.phases", "call", "a phase by itself, perf(phase)")
         return self._once_a_test(chain(phases))
 
