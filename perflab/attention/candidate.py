@@ -101,8 +101,9 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         grouped_16_bit="grouped_16_bit" not in defects,
         on_cpu=device.type == "cpu",
         interpreted=interpreted,
-        # Of two variants that share their backward and most of their forward, one has every pair there.
-        few=claimed.compiles or (interpreted and name != "triton"),
+        # Of two variants that share their backward and most of their forward, one has every pair there; and those for
+        # generating, which share theirs with what reads caches, have them on a GPU.
+        few=claimed.compiles or (interpreted and name != "triton") or (device.type == "cpu" and not claimed.trains),
     )
     return Candidate(
         name=name,

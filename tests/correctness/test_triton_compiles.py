@@ -24,7 +24,7 @@ ON_TENSOR_CORES = [
     ("attention_dk_dv-bf16-d128-causal-32x64-w8", 90, "wgmma"),
     ("attention_dk_dv-bf16-d64-windowed-32x128-w8", 90, "wgmma"),
     ("attention_dq-bf16-d256-causal-64x32-w8", 90, "wgmma"),
-    ("attention_decode-bf16-d128-windowed-16x64-w8", 90, "mma"),
+    ("attention_decode-bf16-d128-windowed-16x64-w4", 90, "mma"),
     ("quantised_product-int4-128-bf16-1", 90, "mma"),
 ]
 WITHOUT = [

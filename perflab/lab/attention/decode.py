@@ -121,8 +121,9 @@ def _one_split(
     if scoring.upper is not None:
         seen = seen & (ahead <= scoring.upper)
     k, v = stored.read(start, stop, seen.any(dim=1), rows.dtype)
-    scores = scoring.capped((rows @ k.mT) * scoring.scale).unflatten(2, (-1, positions.shape[1]))
-    scores = scores.masked_fill(~seen[:, None, None], -torch.inf).flatten(2, 3)
+    scores = scoring.capped((rows @ k.mT) * scoring.scale)
+    by_head = scores.view(*k.shape[:2], -1, *ahead.shape[1:])  # (B, K, H / K, T, keys)
+    scores = by_head.masked_fill(~seen[:, None, None], -torch.inf).flatten(2, 3)
     row_max = scores.amax(dim=-1, keepdim=True)
     # A row that sees nothing here has the maximum -inf, and -inf less -inf is no number.
     weights = torch.exp(scores - row_max.masked_fill(row_max == -torch.inf, 0.0))

@@ -38,7 +38,10 @@ def decode_tiles(q: Tensor, key_heads: int, shared_limit_bytes: int) -> Tiles:
     """The tiles for q (B, H, T, D): no more rows than there are, as a power of two, 16 at least for tl.dot."""
     tiles = choose_tiles("decode", q.shape[-1], q.dtype, shared_limit_bytes)
     rows = q.shape[1] // key_heads * q.shape[2]
-    return replace(tiles, block_q=min(tiles.block_q, MAX_TILE_ROWS, max(16, triton.next_power_of_2(rows))))
+    block_q = min(tiles.block_q, MAX_TILE_ROWS, max(16, triton.next_power_of_2(rows)))
+    # On a quarter of the rows eight warps are too many: the compiler then aims at 128 registers, and spills.
+    num_warps = tiles.num_warps if block_q * 4 > tiles.block_q else 4
+    return replace(tiles, block_q=block_q, num_warps=num_warps)
 
 
 def splits_of(q: Tensor, stored: Stored, tiles: Tiles) -> tuple[int, int]:
