@@ -91,22 +91,18 @@ def take_keepers(workload: Workload, device: torch.device) -> list[Keeper]:
 
 def _held_after(workload: Workload, device: torch.device) -> Iterator[_Held]:
     """What holds the new tensors of one call."""
-    import torch
-
-    def tensors() -> list[torch.Tensor]:
-        return [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-
     synchronize(device)
     gc.collect()
     # Objects are held meanwhile, so that no new one has the address of an old one; tensors are not, for their memory.
-    old_tensors = {id(one): weakref.ref(one) for one in tensors()}
-    before = [one for one in gc.get_objects() if not issubclass(type(one), (torch.Tensor, types.FrameType))]
+    tensors, before = _tensors_and_others()
+    old_tensors = {id(one): weakref.ref(one) for one in tensors}
+    del tensors
     old = {id(one) for one in before}
     workload.make_ready(1)
     workload.run()
     synchronize(device)
     gc.collect()
-    new = [one for one in tensors() if (known := old_tensors.get(id(one))) is None or known() is not one]
+    new = [one for one in _tensors_and_others()[0] if (known := old_tensors.get(id(one))) is None or known() is not one]
     ours = {id(before), id(new), id(old_tensors)}
     found: dict[tuple[int, object], _Held] = {}
     for tensor in new:
@@ -116,6 +112,16 @@ def _held_after(workload: Workload, device: torch.device) -> Iterator[_Held]:
             one.size_bytes += sum(size for _, size in storages_of(tensor, device))
             one.has_graph |= tensor.grad_fn is not None
     yield from found.values()
+
+
+def _tensors_and_others() -> tuple[list[Any], list[Any]]:
+    """All objects that Python's collector knows, but for frames. Types are asked, each once: objects are many."""
+    import torch
+
+    found = gc.get_objects()
+    kinds = {kind: issubclass(kind, torch.Tensor) for kind in set(map(type, found))}
+    tensors = [one for one in found if kinds[type(one)]]
+    return tensors, [one for one in found if not kinds[type(one)] and type(one) is not types.FrameType]
 
 
 def _holders(tensor: Any, old: set[int], ours: set[int]) -> list[tuple[Any, Any]]:
@@ -245,7 +251,7 @@ def _is_ours(holder: Any) -> bool:
 
 def _has_owner(holder: Any) -> bool:
     """Whether this is a dict of attributes or of variables."""
-    return type(holder) is dict and ("__builtins__" in holder or any(_owners(holder)))
+    return type(holder) is dict and next(_owners(holder), None) is not None
 
 
 def _within(holder: Any, place: Any, depth: int = _DEPTH) -> str:
