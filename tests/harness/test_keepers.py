@@ -1,4 +1,4 @@
-"""What holds the tensors that a call keeps, and the line that puts them there; in leaks, and in explanations of peaks."""
+"""What holds the tensors that a call keeps, and the line that puts them there: in leaks, and in causes of peaks."""
 
 from __future__ import annotations
 
