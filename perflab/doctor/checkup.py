@@ -53,7 +53,8 @@ def _load() -> list[str]:
     lines, threads = [f"{told} (other processes are running: numbers will be noisy)"], thread_count()
     if threads > 1 and threads + one > cores:  # some have to wait for a core
         lines.append(
-            f"threads: PyTorch uses {threads} on {cores} cores while others are busy: each operator waits for all\n"
+            f"threads: PyTorch uses {threads} on {format_count(cores, 'core')} while others are busy: "
+            "each operator waits for all\n"
             f"  -> use fewer, before anything else: OMP_NUM_THREADS={max(1, cores - math.ceil(one))}"
         )
     return lines

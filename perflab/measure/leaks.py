@@ -41,10 +41,13 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
             if levels[-1] <= levels[-2]:
                 return None
     from perflab.measure.measurement import tried
+    from perflab.profiles.keepers import take_keepers
     from perflab.profiles.take_kept import take_kept
 
     kept, _ = tried(lambda: take_kept(workload, device))
-    return Leak(grown_bytes=[after - before for before, after in pairwise(levels)], kept=kept or [])
+    keepers, _ = tried(lambda: take_keepers(workload, device))
+    grown_bytes = [after - before for before, after in pairwise(levels)]
+    return Leak(grown_bytes=grown_bytes, kept=kept or [], keepers=keepers or [])
 
 
 def _alive_bytes(device: torch.device) -> int:

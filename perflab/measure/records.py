@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from perflab.data import Amount, Data, Parameters, Positive, Share
-from perflab.profiles.records import Explanation, PeakExplanation, PeakPart, Profile
+from perflab.profiles.records import Explanation, Keeper, PeakExplanation, PeakPart, Profile
 from perflab.records import Environment, TierRecord
 
 
@@ -97,6 +97,8 @@ class Leak(Data, frozen=True):
     """By how much more was alive after each call than before it."""
     kept: list[PeakPart] = []
     """Blocks that one call makes and a later one has not let go; empty where that could not be recorded."""
+    keepers: list[Keeper] = []
+    """What holds them, what grows first."""
 
 
 PER_TOKEN = "/token"

@@ -125,7 +125,8 @@ def _blocks(part: PeakChange, callers: int) -> str:
     line += f" and in {format_count(part.places - 1, 'more place')}" if part.places > 1 else ""
     many = f"{abs(part.more)} {'more' if part.more > 0 else 'fewer'} block{'s' * (abs(part.more) != 1)}"
     grown = "larger blocks" if part.change_bytes > 0 else "smaller blocks"
-    return f"{many if part.more else grown}{of}{where}{line}, {part.category}"
+    by = f" {part.keeper.place}".rstrip() if part.keeper is not None else ""
+    return f"{many if part.more else grown}{of}{where}{line}, {part.category}{by}"
 
 
 def _what(part: Part, *, brief: bool) -> str:

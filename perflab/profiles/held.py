@@ -6,14 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perflab.measure.live_tensors import held_storages, storages_of
-from perflab.profiles.records import PeakPart
+from perflab.profiles.records import INPUTS, PeakPart
 
 if TYPE_CHECKING:
     import torch
-
-
-INPUTS = "inputs"
-"""The category of what is held and is nothing else."""
 
 
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:

@@ -7,10 +7,10 @@ one operator in one module, the one is named that asks for what the other side h
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from perflab.data import changed
-from perflab.profiles.records import KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.profiles.records import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.units import format_bytes, format_signed
 
 _Key = tuple[str, str, str]
@@ -33,6 +33,7 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
         _without_equal(one for one in changes if one.change_bytes or one.more),
         key=lambda one: (-abs(one.change_bytes), one.change_bytes < 0, not one.line),
     )
+    parts = _with_keeper(parts, base, head)
     lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
     if lead is not None:  # what the peak rose by is its cause, and not what is less
         parts = [lead, *(one for one in parts if one is not lead)]
@@ -46,6 +47,15 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
         parts=parts,
         problem=problem,
     )
+
+
+def _with_keeper(parts: Sequence[PeakChange], base: Peak, head: Peak) -> list[PeakChange]:
+    """The largest change by what is kept, with what holds it now and did not before; what grows is no input."""
+    known = {one.holder for one in base.keepers if one.grows or not head.grows_bytes}
+    keeper = next((one for one in head.keepers if one.holder not in known or not one.holder), None)
+    grows = keeper is not None and keeper.grows and head.grows_bytes > base.grows_bytes
+    kept = [one for one in parts if one.more > 0 and (one.category == KEPT or (grows and one.category == INPUTS))]
+    return [changed(one, category=KEPT, keeper=keeper) if one in kept[:1] else one for one in parts]
 
 
 def _without_equal(changes: Iterable[PeakChange]) -> list[PeakChange]:

@@ -238,6 +238,8 @@ class Explanation(Data, frozen=True):
     """Why nothing could be looked into, or why the parts do not explain the change."""
 
 
+INPUTS = "inputs"
+"""The category of what is held before a call and is nothing else."""
 KEPT = "kept"
 """The category of what a call has made and nobody lets go when it has returned, and its result was dropped."""
 KEPT_BEFORE = "kept by more calls before"
@@ -267,6 +269,28 @@ class PeakPart(Data, frozen=True):
     """That line and those that called it, the innermost first."""
 
 
+class Keeper(Data, frozen=True):
+    """What holds tensors that a call keeps, and the line that puts them there."""
+
+    line: str = ""
+    """After which the holder has changed; ``""``: none of the user's lines was seen to do it."""
+    holder: str = ""
+    """``train.HISTORY``, ``Training.last``; ``kept of watch``, a variable of a function; ``""``: it has no name."""
+    kind: str = ""
+    """Of a container: ``list``."""
+    many: Amount = 0
+    """How many a container has."""
+    grows: bool = False
+    """Whether a container has more after each call."""
+
+    @property
+    def place(self) -> str:
+        """``at train.py:12 in train.HISTORY, a list of 1640``, as far as that is known."""
+        size = f"a {self.kind} of {self.many:,}" if self.kind else ""
+        held = ", ".join(filter(None, (self.holder, size)))
+        return " ".join([*([f"at {self.line}"] if self.line else []), *([f"in {held}"] if held else [])])
+
+
 class Peak(Data, frozen=True):
     """What makes the peak memory of one call: its parts add up to it, to the byte."""
 
@@ -274,6 +298,8 @@ class Peak(Data, frozen=True):
     """The largest first."""
     grows_bytes: int = 0
     """How much more the callable holds after each call than before it."""
+    keepers: list[Keeper] = []
+    """What holds the tensors that a call keeps, what grows first, then what holds most."""
 
     @property
     def peak_bytes(self) -> int:
@@ -295,6 +321,8 @@ class PeakChange(Data, frozen=True):
     line: str = ""
     stack: list[str] = []
     """That line and those that called it, the innermost first."""
+    keeper: Keeper | None = None
+    """Of what is kept: what holds it."""
 
 
 class PeakExplanation(Data, frozen=True):

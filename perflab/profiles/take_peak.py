@@ -18,12 +18,13 @@ from perflab.measure.graph_pools import free_bytes_in, replayed_pools
 from perflab.measure.limits import as_out_of_memory
 from perflab.measure.live_tensors import held_bytes, held_storages
 from perflab.measure.profiler import profiler
-from perflab.profiles.held import INPUTS, held_by_address
+from perflab.profiles.held import held_by_address
+from perflab.profiles.keepers import take_keepers
 from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.places import Places, module_names
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
-from perflab.profiles.records import KEPT, LET_GO, Peak, PeakPart
+from perflab.profiles.records import INPUTS, KEPT, LET_GO, Peak, PeakPart
 from perflab.reachable import reachable
 from perflab.torch_internals.machine import (
     BlockEvent,
@@ -100,8 +101,11 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
         total_bytes += 2 * plain.grows_bytes  # by the two calls of each pass
         marked = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines)).parts(places)
         if sum(part.size_bytes for part in marked) == total_bytes:
-            return Peak(parts=marked, grows_bytes=plain.grows_bytes)
-    return Peak(parts=parts, grows_bytes=plain.grows_bytes)
+            parts = marked
+            break
+    is_kept = plain.grows_bytes > 0 or any(part.category == KEPT for part in parts)
+    keepers = take_keepers(workload, device) if is_kept else []
+    return Peak(parts=parts, grows_bytes=plain.grows_bytes, keepers=keepers)
 
 
 @dataclass(frozen=True)

@@ -60,18 +60,21 @@ def amount(value: float, unit: str) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def beside_lines(contents: Contents, width: int) -> Iterator[str]:
-    """Runs, then each case with what it takes in each run; no line longer than ``width``, unless a name is."""
+def beside_lines(contents: Contents, width: int, *, judged: bool = False) -> Iterator[str]:
+    """Runs, then each case with what it takes in each run; no line longer than ``width``, unless a name is.
+
+    ``judged``: what became worse is said elsewhere, so the legend does not say that nothing is judged.
+    """
     for number, run in enumerate(contents.runs, 1):
         head, *more = wrap_facts([f"{number}: {one_line(run.label)}", *map(one_line, _facts(run))], width - 3)
         yield head
         yield from (f"   {line}" for line in more)
         for note in run.notes:
             yield from (f"   {line}" for line in textwrap.wrap(one_line(note), width - 3))
-    yield from _table_lines(contents, width)
+    yield from _table_lines(contents, width, judged=judged)
 
 
-def beside_markdown(contents: Contents, page: str | None = None) -> str:
+def beside_markdown(contents: Contents, page: str | None = None, *, judged: bool = False) -> str:
     """The same as GitHub Markdown, with a link to ``page``; ends with a newline."""
     blocks = ["### perflab: runs side by side", *link(page)]
     facts = [
@@ -85,18 +88,19 @@ def beside_markdown(contents: Contents, page: str | None = None) -> str:
         cells = [text for pair in _cells(contents, compared) for text in pair]
         notes = "; ".join(_notes(contents, compared))
         lines.append(f"| {' | '.join([code(name_in(contents, compared)), *map(escape, cells), escape(notes)])} |")
-    return fitting([*blocks, " ".join(map(escape, _legend(contents))), "\n".join(lines)], page)
+    return fitting([*blocks, " ".join(map(escape, _legend(contents, judged=judged))), "\n".join(lines)], page)
 
 
 _LEGEND = (
     "Ratios are relative to the first run that has numbers of the case. Runs of different machines or versions have "
-    "none. Nothing here is judged."
+    "none."
 )
+_NOT_JUDGED = "Nothing here is judged."
 
 
-def _legend(contents: Contents) -> list[str]:
+def _legend(contents: Contents, *, judged: bool) -> list[str]:
     disturbed = any(case.beside for run in contents.runs for case in run.cases)
-    return [_LEGEND, *([f"{MARKED}."] if disturbed else [])]
+    return [_LEGEND, *([] if judged else [_NOT_JUDGED]), *([f"{MARKED}."] if disturbed else [])]
 
 
 def name_in(contents: Contents, compared: Compared) -> str:
@@ -146,7 +150,7 @@ def _notes(contents: Contents, compared: Compared) -> list[str]:
     return told
 
 
-def _table_lines(contents: Contents, width: int) -> Iterator[str]:
+def _table_lines(contents: Contents, width: int, *, judged: bool) -> Iterator[str]:
     """Runs below each other in each case: any number of them fits, however narrow the terminal is."""
     rows = [
         (one_line(name_in(contents, one)), _cells(contents, one), _notes(contents, one)) for one in contents.compared
@@ -170,6 +174,6 @@ def _table_lines(contents: Contents, width: int) -> Iterator[str]:
         for note in notes:
             yield from (f"  {line}" for line in textwrap.wrap(one_line(note), width - 2))
     if rows:
-        yield from textwrap.wrap(" ".join(_legend(contents)), width)
+        yield from textwrap.wrap(" ".join(_legend(contents, judged=judged)), width)
     else:
         yield "no perf case ran"

@@ -105,7 +105,7 @@ def compare_command(parser: argparse.ArgumentParser) -> Run:
         if len(given.files) < 2:
             raise UsageError("one file is given", "name two or more to compare, or use perflab report FILE")
         sources = read_sources(given.files, given.case)
-        _shown(given, _beside(sources, given.page))
+        _shown(given, _beside(sources, given.page, judged=given.fail is not None))
         return 0 if given.fail is None else _judged(sources, limits)
 
     return run
@@ -235,10 +235,10 @@ def _of_one(source: Source, given: argparse.Namespace, view: View) -> Texts:
     }
 
 
-def _beside(sources: Sequence[Source], page: str | None) -> Texts:
+def _beside(sources: Sequence[Source], page: str | None, *, judged: bool = False) -> Texts:
     return {
-        "text": lambda: "".join(f"{line}\n" for line in beside_lines(gather(sources), page_width())),
-        "markdown": lambda: beside_markdown(gather(sources), page),
+        "text": lambda: "".join(f"{line}\n" for line in beside_lines(gather(sources), page_width(), judged=judged)),
+        "markdown": lambda: beside_markdown(gather(sources), page, judged=judged),
         **_data(sources),
     }
 

@@ -379,6 +379,13 @@ def gate(capsys: pytest.CaptureFixture[str], folder: Path, *runs: Document, opti
     return status, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_only_a_comparison_that_judges_nothing_says_so(tmp_path: Path, command: Command, form: str) -> None:
+    runs = files(tmp_path, document(needing()), document(needing()))
+    assert "Nothing here is judged." in " ".join(command("compare", *runs, f"--format={form}").split())
+    assert "judged" not in command("compare", *runs, f"--format={form}", "--fail")
+
+
 def needing(*, peak_bytes: int = 2 * GIB, operators: int = 5, ms: float = 100.0, **changes: Any) -> Result:
     counts = {"operators": operators}
     return result(outcome=record(replicate(ms * MS, peak_bytes=peak_bytes, counts=counts, **changes)))

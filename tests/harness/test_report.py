@@ -394,6 +394,15 @@ def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence() -> No
     assert "in fresh processes; other processes used 0.9 cores meanwhile if intended" in hungry
 
 
+def test_what_is_exact_fails_without_a_reason_why_its_time_cannot_be_told() -> None:
+    busy = quiet(130 * MS, neighbours_cores=0.9, peak_bytes=2**21)
+    result = judged(record(busy[0], fresh=busy), peak_bytes=2**20)
+    assert result.judgement.worse == ["memory"]
+    text = " ".join(explain(result, ACCEPT).split())
+    assert "why:" not in text
+    assert text.count("other processes used 0.9 cores meanwhile") == 1
+
+
 def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
     baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=now.environment)
     policy = Policy(memory_threshold=threshold)

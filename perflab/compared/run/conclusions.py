@@ -60,7 +60,6 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
     environment = one.turns(HEAD)[-1].ready.environment
     memory, missed = judge_peaks(peaks_of(before), now, environment.device, settings.policy)
-    reasons = [*reasons, *memory.reasons]
     counts, uncounted = judge_counts(
         now,
         values_of(before),
@@ -71,6 +70,9 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     missed += [*uncounted, *(Uncompared(name, why) for name, why in off.items())]
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     worst = worst_of(verdicts.values())
+    if worst is Verdict.REGRESSED is not slower and not (one.lost or one.fails):
+        reasons = []  # for which its time can't be told: what is exact needs none
+    reasons = [*reasons, *memory.reasons]
     judgement = Judgement(
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
         latency=finding.change,

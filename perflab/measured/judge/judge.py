@@ -122,6 +122,9 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     worst = worst_of(verdicts.values())
     if fits_again and worst is Verdict.OK:
         worst = Verdict.IMPROVED
+    # What is exact needs no reason, and those for which its time can't be told are none of such a failure.
+    is_exact = worst is Verdict.REGRESSED is not latency.finding.verdict
+    of_time = [_FITS_AGAIN] if fits_again else [] if is_exact else latency.finding.reasons
     disturbed = disturbances(now, latency.before, record.environment) if not in_turns else []
     witnessed = not in_turns and is_witnessed(now, record.environment)
     judgement = Judgement(
@@ -134,7 +137,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         counts=needs.counts,
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         drift=latency.drift | needs.drift,
-        reasons=[*([_FITS_AGAIN] if fits_again else latency.finding.reasons), *needs.memory.reasons],
+        reasons=[*of_time, *needs.memory.reasons],
         disturbed=disturbed if disturbed or witnessed else None,
         no_times=no_times if times is None else None,
         few_runs=few_runs,

@@ -11,7 +11,7 @@ _MOST = 3
 
 
 def leak_text(leak: Leak) -> str:
-    """``memory held grows in each of 5 calls, by 4.00 KiB a call: 4.00 KiB of aten::mul (train.py:12)``."""
+    """``memory held grows in each of 5 calls, by 4.00 KiB a call: 4.00 KiB of aten::mul (train.py:12); kept ...``."""
     grown_bytes = sum(leak.grown_bytes) // len(leak.grown_bytes)
     kept_bytes = max(grown_bytes, sum(part.size_bytes for part in leak.kept))  # graphs, which Python does not see, too
     calls = format_count(len(leak.grown_bytes), "call")
@@ -19,4 +19,5 @@ def leak_text(leak: Leak) -> str:
     said = [f"{format_bytes(part.size_bytes)} of {place(part) or 'unknown origin'}" for part in leak.kept[:_MOST]]
     more = len(leak.kept) - _MOST
     said += [f"{format_count(more, 'smaller part')}"] if more > 0 else []
-    return f"{text}: {', '.join(said)}" if said else text
+    keeper = next(filter(None, (one.place for one in leak.keepers)), "")
+    return f"{text}{': ' * bool(said)}{', '.join(said)}{f'; kept {keeper}' if keeper else ''}"

@@ -160,7 +160,7 @@ def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
         said = [f"measured again {times} in fresh processes", *beside]
         evidence = record.measurement.evidence if record.measurement else None
         if judgement.disturbed is None and evidence is not None and evidence.load_average is not None:
-            said.append(f"machine load {evidence.load_average:.1f} on {record.environment.cores} cores")
+            said.append(f"machine load {evidence.load_average:.1f} on {format_count(record.environment.cores, 'core')}")
         aside = len(record.set_aside)
         said += [f"{aside} disturbed {'ones were' if aside > 1 else 'one was'} set aside"] if aside else []
     else:

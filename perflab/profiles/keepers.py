@@ -1,0 +1,287 @@
+"""Finds what holds the tensors that a call keeps, and the line that puts them there.
+
+One call tells what is new after it, and through which new objects that hangs on one that was there before: a list, a
+dict, an object, a closure's variable. Python's own tracing of a later call then tells after which lines that one has
+changed, so an append in a hook is found as well as one in the training loop.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perflab.measure.devices import collector_off, synchronize
+from perflab.measure.live_tensors import storages_of
+from perflab.profiles.records import Keeper
+from perflab.user_lines import line_of, shown_file
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.workload import Workload
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_DEPTH = 6
+"""Objects between a tensor and what holds it, and between that and a name, at most."""
+_MOST = 8
+"""Holders that are watched: each is looked at after every line."""
+_GROWS = (list, set, deque)
+_OURS, _LIKE_A_USERS = "perflab.", "perflab.lab."
+
+
+@dataclass
+class _Held:
+    """An object that was there before the call, with something new in it."""
+
+    holder: Any
+    slot: Any
+    """Key or name of an attribute; None: of a list and its like."""
+    size_bytes: int = 0
+    has_graph: bool = False
+
+    def state(self) -> object:
+        """What differs once something else was put there."""
+        held = self.holder
+        if type(held) is types.CellType:
+            return id(held.cell_contents)
+        if isinstance(held, dict):  # a further key, or another value of this one
+            return len(held), id(dict.get(held, self.slot))
+        if self.slot is not None:
+            return id(vars(held).get(self.slot))
+        return (len(held), *(id(held[at]) for at in (0, -1) if held and not isinstance(held, set)))
+
+    @property
+    def many(self) -> int:
+        """How many the holder has; 0: it is an object or a variable."""
+        return len(self.holder) if isinstance(self.holder, (*_GROWS, dict)) and not _has_owner(self.holder) else 0
+
+
+def take_keepers(workload: Workload, device: torch.device) -> list[Keeper]:
+    """What holds the tensors that each call of a warm workload keeps, and the line that does it; the most bytes first.
+
+    Raises:
+        Exception: whatever the workload raises.
+    """
+    with collector_off():
+        held = sorted(_held_after(workload, device), key=lambda one: (-one.has_graph, -one.size_bytes))[:_MOST]
+        if not held:
+            return []
+        workload.make_ready(1)
+        before = [one.many for one in held]
+        lines = _lines_that_change(workload, held)
+        found = [
+            Keeper(
+                line=line,
+                holder=_name_of_place(one),
+                kind=type(one.holder).__name__ if one.many else "",
+                many=one.many,
+                grows=one.many > many,
+            )
+            for one, line, many in zip(held, lines, before, strict=True)
+        ]
+        return sorted(found, key=lambda one: not one.grows)
+
+
+def _held_after(workload: Workload, device: torch.device) -> Iterator[_Held]:
+    """What holds the new tensors of one call."""
+    synchronize(device)
+    gc.collect()
+    # Objects are held meanwhile, so that no new one has the address of an old one; tensors are not, for their memory.
+    tensors, before = _tensors_and_others()
+    old_tensors = {id(one): weakref.ref(one) for one in tensors}
+    del tensors
+    old = {id(one) for one in before}
+    workload.make_ready(1)
+    workload.run()
+    synchronize(device)
+    gc.collect()
+    new = [one for one in _tensors_and_others()[0] if (known := old_tensors.get(id(one))) is None or known() is not one]
+    ours = {id(before), id(new), id(old_tensors)}
+    found: dict[tuple[int, object], _Held] = {}
+    for tensor in new:
+        for holder, slot in _holders(tensor, old, ours):
+            place = slot if _has_owner(holder) or not isinstance(holder, dict) else None
+            one = found.setdefault((id(holder), place), _Held(holder, slot))
+            one.size_bytes += sum(size for _, size in storages_of(tensor, device))
+            one.has_graph |= tensor.grad_fn is not None
+    yield from found.values()
+
+
+def _tensors_and_others() -> tuple[list[Any], list[Any]]:
+    """All objects that Python's collector knows, but for frames. Types are asked, each once: objects are many."""
+    import torch
+
+    found = gc.get_objects()
+    kinds = {kind: issubclass(kind, torch.Tensor) for kind in set(map(type, found))}
+    tensors = [one for one in found if kinds[type(one)]]
+    return tensors, [one for one in found if not kinds[type(one)] and type(one) is not types.FrameType]
+
+
+def _holders(tensor: Any, old: set[int], ours: set[int]) -> list[tuple[Any, Any]]:
+    """The first objects above a new one that were there before, each with the place in it."""
+    found: list[tuple[Any, Any]] = []
+    level, seen = [tensor], set(ours)
+    for _ in range(_DEPTH):
+        above: list[Any] = []
+        seen |= {id(level), id(above), id(found)}
+        for one in level:
+            for holder in _referrers(one, seen):
+                if id(holder) not in old and not _is_attributes_of_old(holder, old):
+                    above.append(holder)
+                elif not _is_ours(holder) and (place := _place(holder, one)) is not _NOWHERE:
+                    found.append((holder, place))
+            seen.add(id(one))
+        if found or not above:
+            break
+        level = above
+    return found
+
+
+def _referrers(one: Any, seen: set[int]) -> list[Any]:
+    """What refers to an object, but for frames and what is ours."""
+    found = gc.get_referrers(one)
+    return [
+        each for each in found if id(each) not in seen and not isinstance(each, types.FrameType | types.GeneratorType)
+    ]
+
+
+def _is_attributes_of_old(holder: Any, old: set[int]) -> bool:
+    """Whether this is the dict of an old object's attributes, which Python may have made meanwhile."""
+    return type(holder) is dict and any(id(one) in old for one in _owners(holder))
+
+
+_NOWHERE = object()
+
+
+def _place(holder: Any, one: Any) -> Any:
+    """Where an object is in what holds it: a key, an attribute; None in a list; ``_NOWHERE``: it is no holder."""
+    if isinstance(holder, _GROWS):
+        return None
+    if isinstance(holder, dict):
+        return next((key for key, value in dict.items(holder) if value is one), _NOWHERE)
+    if type(holder) is types.CellType:
+        return "cell_contents"
+    attributes = getattr(holder, "__dict__", None)
+    if type(attributes) is not dict:
+        return _NOWHERE
+    return next((name for name, value in attributes.items() if value is one), _NOWHERE)
+
+
+def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
+    """Of each, the line of the user's after which it most often has changed in a call; ``""``: none was seen."""
+    changes: list[Counter[str]] = [Counter() for _ in held]
+    states = [one.state() for one in held]
+    watched: dict[types.CodeType, bool] = {}
+    current = ""
+    registered: dict[int, str] = {}
+    references = [sys.getrefcount(one.holder) for one in held]
+
+    def look() -> None:
+        for at, one in enumerate(held):
+            before, references[at] = references[at], sys.getrefcount(one.holder)
+            if references[at] > before and isinstance(one.holder, _GROWS) and _has_method_held(one.holder):
+                registered[at] = current  # ``register_hook(kept.append)``: that runs no line of Python
+            try:
+                state = one.state()
+            except (ValueError, RuntimeError):  # an empty cell; a dict that is being changed
+                continue
+            if state != states[at]:
+                states[at] = state
+                changes[at][registered.get(at, current)] += 1
+
+    def local(frame: types.FrameType, event: str, _: Any) -> Any:
+        nonlocal current
+        look()
+        if event == "line":
+            current = line_of(frame, only=True)
+        elif event == "return":
+            current = line_of(frame.f_back)
+        return local
+
+    def on_call(frame: types.FrameType, _event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code not in watched:
+            watched[code] = shown_file(code.co_filename) is not None
+        return local if watched[code] else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        workload.run()
+    finally:
+        sys.settrace(before)
+    look()
+    return [max(one, key=lambda line: one[line], default="") for one in changes]
+
+
+def _has_method_held(holder: Any) -> bool:
+    """Whether something holds a method of a container, and will call it."""
+    return any(type(one) is types.BuiltinMethodType and one.__self__ is holder for one in gc.get_referrers(holder))
+
+
+def _name_of_place(one: _Held) -> str:
+    """``train.HISTORY``, ``Training.last``, or ``kept of watch``, a variable of a function."""
+    return _name(one.holder) if one.many else _within(one.holder, one.slot)
+
+
+def _name(value: Any, depth: int = _DEPTH) -> str:
+    """By which name the user's code knows an object; empty if it has none."""
+    names = []
+    for holder in _referrers(value, set()) if depth else ():
+        if isinstance(holder, (*_GROWS, tuple, types.FunctionType)) or _is_ours(holder):
+            continue
+        place = _place(holder, value)
+        if isinstance(place, str | int) and (name := _within(holder, place, depth - 1)):
+            names.append(name)
+    return min(names, key=lambda name: (name.count("["), name.count(" "), len(name)), default="")
+
+
+def _is_ours(holder: Any) -> bool:
+    owners = _owners(holder) if type(holder) is dict else (holder,)
+    modules = [one.__name__ if isinstance(one, types.ModuleType) else type(one).__module__ or "" for one in owners]
+    return any(one.startswith(_OURS) and not one.startswith(_LIKE_A_USERS) for one in modules)
+
+
+def _has_owner(holder: Any) -> bool:
+    """Whether this is a dict of attributes or of variables."""
+    return type(holder) is dict and next(_owners(holder), None) is not None
+
+
+def _within(holder: Any, place: Any, depth: int = _DEPTH) -> str:
+    """The name of a place in an object."""
+    if type(holder) is types.CellType:
+        return next(_variables(holder), "")
+    if not isinstance(holder, dict):
+        return f"{type(holder).__qualname__}.{place}"
+    for owner in _owners(holder):
+        if isinstance(owner, types.ModuleType):
+            return f"{owner.__name__}.{place}"
+        return f"{(owner if isinstance(owner, type) else type(owner)).__qualname__}.{place}"
+    if "__name__" in holder and "__builtins__" in holder:  # of a module that is not loaded under its name
+        return f"{holder['__name__']}.{place}"
+    name = _name(holder, depth)
+    return f"{name}[{place!r}]" if name else ""
+
+
+def _owners(attributes: dict[Any, Any]) -> Iterator[Any]:
+    """The module, class or object whose attributes a dict is."""
+    for one in gc.get_referrers(attributes):
+        if isinstance(one, type) or (type(one).__dictoffset__ and getattr(one, "__dict__", None) is attributes):
+            yield one
+
+
+def _variables(cell: types.CellType) -> Iterator[str]:
+    """``kept of watch``: the variable that a cell is, by the functions that have it."""
+    for closure in gc.get_referrers(cell):
+        if type(closure) is tuple:
+            for function in gc.get_referrers(closure):
+                if isinstance(function, types.FunctionType) and function.__closure__ is closure:
+                    name = function.__code__.co_freevars[next(at for at, one in enumerate(closure) if one is cell)]
+                    yield f"{name} of {function.__qualname__.rpartition('<locals>.')[2]}"
