@@ -194,7 +194,10 @@ def test_quantiles_of_calls_have_intervals_and_need_enough_samples(project: Proj
         ),
         ("perf.phases(**{'a b': print})", "perf.phases(a b=...): 'a b' cannot be a column's name*"),
         ("perf.note(decode=3); perf.phases(decode=int)", "perf.note(decode=3): 'decode' is a phase of the case*"),
-        ("perf.phases(decode=int); perf.note(decode=3)", "perf.note(decode=3): 'decode' is a phase of the case*"),
+        (
+            "perf.phases(decode=lambda: pass_time(9)); perf.note(decode=3)",
+            "perf.note(decode=3): 'decode' is a phase of the case*",
+        ),
         ("perf.note(ttft=3)", "*have a column 'ttft' already*"),
         ("perf.generation(lambda hook: 3)", "perf.generation: * returned without a call of its hook*hook()*"),
         ("perf.generation(lambda hook: hook(0))", "the hook of perf.generation got 0*"),
@@ -205,7 +208,10 @@ def test_quantiles_of_calls_have_intervals_and_need_enough_samples(project: Proj
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_remedy(project: Project, body: str, said: str) -> None:
-    project.test_file.write_text(f"def test_work(perf):\n    {body}\n")
+    project.test_file.write_text(
+        "from conftest import Virtual\n\ndef pass_time(ms):\n    Virtual.now_ns += 1_000_000 * ms\n\n"
+        f"def test_work(perf):\n    {body}\n"
+    )
     result = project.run("--perf-check=off", failed=1)
     problem, *remedy = said.split("*")
     text = result.stdout.str()
