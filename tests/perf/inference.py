@@ -75,6 +75,11 @@ class Serving:
         return size_config(self.model_name, vocab_size=VOCAB_SIZE, context_length=self.context, **changes)
 
     @property
+    def group_size(self) -> int:
+        """Weights with one scale, of 4 bits."""
+        return 128 if self.config.d_model % 128 == 0 else 64
+
+    @property
     def is_ours(self) -> bool:
         """Whether the model is one of the lab's, which alone the lab can ask to generate."""
         return self.model_name in MODEL_SIZES
@@ -106,14 +111,14 @@ class Serving:
         """What one decode step moves and computes."""
         return decode_cost(
             self.config, batch_size=self.batch_size, context=self.context, dtype=self.dtype,
-            cache_dtype=self.cache_dtype, bits=self.bits,
+            cache_dtype=self.cache_dtype, bits=self.bits, group_size=self.group_size,
         )  # fmt: skip
 
     def declare(self, perf: Perf, *, flops: float, more_bytes: int = 0, calls: float = 1) -> None:
         """Skip the case if it does not fit, before anything is built."""
         if not self.is_ours:
             pytest.skip(f"{self.model_name} is no model of the lab's: measure its generate with perf.generation()")
-        weights = weight_bytes(self.config, self.dtype, bits=self.bits)
+        weights = weight_bytes(self.config, self.dtype, bits=self.bits, group_size=self.group_size)
         if self.bits is not None:
             weights += weight_bytes(self.config, self.dtype)  # while it is quantised
         cached = self.batch_size * self.context * cache_bytes_per_token(self.config, self.cache_dtype)
@@ -135,7 +140,7 @@ class Serving:
         model = model.to(self.dtype).eval().requires_grad_(False)
         if self.bits is not None:
             product = "triton" if self.device.type == "cuda" else "torch"
-            return quantise(model, bits=self.bits, product=product)
+            return quantise(model, bits=self.bits, group_size=self.group_size, product=product)
         return model
 
     def new_cache(self) -> KVCache:

@@ -59,12 +59,12 @@ def drive(
     coming: Iterator[tuple[float, Request]] = iter(zip(arrivals_s, requests, strict=True))
     following = next(coming, None)
     while following is not None or not scheduler.is_idle:
-        while following is not None and following[0] <= now() - start:
-            answered[scheduler.submit(following[1])] = Answered(following[0])
-            following = next(coming, None)
         if scheduler.is_idle and following is not None:
             wait(max(0.0, following[0] - (now() - start)))
-            continue
+        # One that was waited for is there, whatever rounding makes of the clock.
+        while following is not None and (scheduler.is_idle or following[0] <= now() - start):
+            answered[scheduler.submit(following[1])] = Answered(following[0])
+            following = next(coming, None)
         made = scheduler.step()
         at = now() - start
         for token in made:
