@@ -204,3 +204,31 @@ def test_what_cannot_be_run_is_refused_at_once(given: dict[str, Any], text: str)
     with pytest.raises(pytest.UsageError) as caught:
         check_choices(options(**given))
     assert text in str(caught.value)
+
+
+def test_advice_on_inference_follows_from_turns_and_peaks_alone() -> None:
+    def inference_switch(name: str, ms: float, peak_bytes: int) -> Result:
+        return case("test_switch", {"model_name": "tiny", "switch": name}, ms, peak_bytes=peak_bytes)
+
+    base, *rows = in_turns(
+        inference_switch(BASELINE, 10, 1000),
+        inference_switch("bf16", 5, 500),
+        inference_switch("int8-cache", 12, 900),
+        inference_switch("paged", 12, 1000),
+        inference_switch("grouped-heads", 10, 1000),
+    )
+    alone = inference_switch("window", 5, 900)  # took no turns
+    assert findings_of("inference switches", [base, *rows, alone]) == [
+        "bf16: ×2.00 (1.98…2.02) as fast, peak -50%: use when time is short",
+        "int8-cache: ×0.83 (0.83…0.84) as fast, peak -10%: use when memory is short; it costs time",
+        "paged: ×0.83 (0.83…0.84) as fast, peak +0%: skip here: it only costs",
+        "grouped-heads: ×1.00 (0.99…1.01) as fast, peak +0%: skip here: no difference seen",
+    ]
+    assert findings_of("inference switches", rows) == []
+
+
+def test_decode_says_what_share_of_a_copy_s_rate_it_reads_at() -> None:
+    facts = {"read_bytes": 2**20, "copy_bytes_per_s": 2**20 / 0.005}
+    one = case("test_decode", {"model_name": "tiny", "batch": 1}, 10.0, facts)
+    many = case("test_decode", {"model_name": "tiny", "batch": 8}, 10.0, facts)
+    assert findings_of("decode", [one, many]) == ["tiny-1: reads weights and cache at 50% of a copy's rate"]

@@ -13,6 +13,7 @@ from perflab import Record, Replicate, Result
 from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
+from .inference_findings import decode_findings, switch_findings
 from .precision_findings import precision_findings
 from .profile_findings import profile_findings
 from .recommendation import LEAST_TIME, ladder_findings, number, optimisation_findings, result_parameters
@@ -218,6 +219,8 @@ FINDINGS: Mapping[str, Callable[[Sequence[Result]], list[str]]] = {
     "compile: model": compile_findings,
     "memory": memory_findings,
     "where the time goes": profile_findings,
+    "decode": decode_findings,
+    "inference switches": switch_findings,
 }
 """By title of the study."""
 
