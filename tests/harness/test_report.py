@@ -456,12 +456,21 @@ def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(v
     assert "why: for this reason" in text
 
 
-def test_phases_that_all_stand_still_are_not_said_to_be_where_it_happened() -> None:
-    assert "where:" not in failure(hungrier(2**21), before_bytes=2**20)
-
-
-def test_a_step_of_one_phase_has_no_place_within_it() -> None:
+@pytest.mark.parametrize(
+    ("worse", "ratio", "phases", "said"),
+    [
+        (["latency"], 1.9, ["forward", "backward"], "where: forward 1.00 ms -> 1.90 ms, backward 1.00 ms -> 1.90 ms"),
+        (["latency"], 1.01, ["forward", "backward"], None),  # all stand still
+        (["latency"], 1.9, ["backward"], None),  # there is no place within it
+        (["counts"], 1.9, ["forward", "backward"], None),  # times that nobody judged may be noise
+    ],
+)
+def test_phases_are_where_it_happened_if_the_time_failed_and_some_moved(
+    worse: list[str], ratio: float, phases: list[str], said: str | None
+) -> None:
     shown = slower_step()
-    phases = {"backward": shown.judgement.phases["backward"]}
-    judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, phases=phases)
-    assert "where:" not in explain(Result(case=CASE, outcome=shown.record, judgement=judgement), ACCEPT)
+    moved = {name: Change(before=MS, now=ratio * MS, ratio=ratio) for name in phases}
+    judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, worse=worse, phases=moved)
+    text = explain(Result(case=CASE, outcome=shown.record, judgement=judgement), ACCEPT)
+    assert ("where:" in text) is (said is not None)
+    assert (said or "") in text

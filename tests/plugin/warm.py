@@ -28,8 +28,10 @@ PROJECT = Path(perflab.__file__).parents[1]
 
 
 @contextlib.contextmanager
-def warm_python(compiler: bool = False) -> Iterator[str]:
+def warm_python(*libraries: str, compiler: bool = False) -> Iterator[str]:
     """The path of an executable that runs modules and xdist's workers warm while the block lasts.
+
+    ``libraries``: modules that are imported after PyTorch.
 
     ``compiler``: with PyTorch's compiler, and Triton with it, imported too; the first fake tensor would do it. And what
     counts FLOPs, for the modules of perflab that predict.
@@ -45,7 +47,7 @@ def warm_python(compiler: bool = False) -> Iterator[str]:
     }
     start = COMPILER_START if compiler else START
     heeded = {name: value for name, value in environment.items() if name.startswith(start) and name not in LATER}
-    modules = ["torch", "torch._dynamo", "torch.utils.flop_counter"] if compiler else ["torch"]
+    modules = ["torch", *(["torch._dynamo", "torch.utils.flop_counter"] if compiler else []), *libraries]
     with tempfile.TemporaryDirectory(prefix="perflab-") as name:  # a socket's path must be short
         folder = Path(name)
         address, launcher = folder / "socket", folder / "python"

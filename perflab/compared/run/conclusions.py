@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from perflab.compared.comparison import BASE, HEAD, Compared, Comparison
@@ -16,7 +16,7 @@ from perflab.data import changed
 from perflab.errors import UsageError
 from perflab.measure.measurement import replicate_of
 from perflab.measure.outputs import distance
-from perflab.measure.records import Evidence, Measurement, Paired, Replicate
+from perflab.measure.records import CallTimes, Evidence, Measurement, Paired, Replicate
 from perflab.measured.judge.counts import FAILS_ALREADY, judge_counts, values_of, verdict_on
 from perflab.measured.judge.exact import judge_peaks, peaks_of, unless_calls_differ
 from perflab.measured.judge.finding import worst_of
@@ -218,12 +218,13 @@ def with_evidence(judgement: Judgement, one: Compared, environment: Environment)
 
 
 def _phases(one: Compared) -> dict[str, Change]:
-    """Typical times of the phases that both sides have."""
+    """Times of the phases that both sides have, of the fastest calls where the case is judged by these."""
+    typical: Callable[[list[int]], float] = min if one.logs.judged is CallTimes.FASTEST else median
     changes = {}
     for name in one.turns(HEAD)[0].phases_ns:
         before, now = (
             [
-                median(turns.phases_ns[name]) / turns.repetitions
+                typical(turns.phases_ns[name]) / turns.repetitions
                 for turns in one.turns(side)
                 if turns.phases_ns.get(name)
             ]

@@ -46,7 +46,7 @@ def explain(result: Result, accept: str | None) -> str:
     if judgement.latency is not None or judgement.memory is not None or counts:
         lines += _numbers(judgement, counts, (result.policy or Policy()).memory_threshold)
     lines += _evidence(record, judgement)
-    where = _where(judgement.phases)
+    where = _where(judgement.phases) if "latency" in judgement.worse else ""
     if where:
         lines.append(f"where: {where}")
     if "latency" in judgement.worse and judgement.latency is not None and judgement.launching is not None:
