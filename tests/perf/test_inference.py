@@ -68,7 +68,7 @@ def test_decode(perf: Perf, device: torch.device, model_name: str, context: int,
     """One token of each sequence, behind `context` less one."""
     one = Serving(model_name, batch, context, device, precision)
     _declare_decode(perf, one)
-    step = DecodeStep(one)
+    step = DecodeStep(one, filled=not perf.predicts)
     logits = perf(step, setup=step.rewind)
     assert logits.shape == (batch, 10_000)
 
@@ -184,7 +184,7 @@ def _declare_decode(perf: Perf, one: Serving) -> None:
     )
 
     def decoding(**sizes: Any) -> Callable[[], Tensor]:
-        step = DecodeStep(one.resized(**sizes))
+        step = DecodeStep(one.resized(**sizes), filled=False)
         return _again(step, step.rewind)
 
     perf.fits(decoding, sizes=_sizes(one), remedies=one.remedies)
