@@ -135,7 +135,8 @@ class Serving:
         model = model.to(self.dtype).eval().requires_grad_(False)
         if self.bits is not None:
             product = "triton" if self.device.type == "cuda" else "torch"
-            return quantise(model, bits=self.bits, product=product)
+            size = next(size for size in (128, 64) if self.config.d_model % size == 0)
+            return quantise(model, bits=self.bits, group_size=size, product=product)
         return model
 
     def new_cache(self) -> KVCache:

@@ -119,7 +119,10 @@ def switches(device_type: str) -> list[str]:
 
 
 @pytest.mark.perf(
-    study="inference switches", columns="mean, tokens/s, read_bytes, peak", versus="switch=baseline", budget=2
+    study="inference switches",
+    columns="mean, tokens/s, read_bytes, kernel_launches, allocations, peak",
+    versus="switch=baseline",
+    budget=2,
 )
 def test_switch(perf: Perf, device: torch.device, model_name: str, switch: str) -> None:
     """A decode step of one sequence, with one thing changed."""
