@@ -104,8 +104,8 @@ cuda: $(CUDA_INSTALLED)
 		$(wildcard tests/correctness/test_predicted_against_real.py)
 	$(NOCUDA) -m perf --perf-device=cuda --perf-check=off --perf-profile --model=tiny --context-length=128 --perf-budget=1 \
 		-k "tiny-128-bf16 and not compiled and not flex" tests/perf/test_transformer.py
-	$(NOCUDA) -m perf --perf-device=cuda --perf-check=off --model=tiny --perf-budget=1 \
-		-k "switch and (tiny-baseline or tiny-graph)" tests/perf/test_inference.py
+	$(NOCUDA) -m perf --perf-device=cuda --perf-check=off --model=tiny --context-length=256 --perf-budget=1 \
+		-k "switch and tiny-graph or decode and tiny-256-b1-fp32" tests/perf/test_inference.py
 	$(CUDA_BIN)/pytest -m perf --perf-dry-run=h100 --perf-check=strict --model=tiny,2.7B --context-length=128,512 \
 		-k "tiny-128 or (step and 2.7B-512)" tests/perf/test_transformer.py
 

@@ -1,4 +1,4 @@
-"""What generating asks of CUDA's host side: launches, waits and memory, as many for each token however long the cache is.
+"""What generating asks of CUDA's host side: launches, waits and memory, the same for each token at every length.
 
 Counts are perflab's own (`measure/counts.py`). They need a CUDA device and none of the numbers that it computes, so
 `make cuda` runs this without a GPU; every token reads as 0 then. 2 sequences, 2 layers, C = 1,024.
@@ -64,7 +64,7 @@ def at_length(step: DecodeStep, held: int) -> dict[str, int]:
     counts = [held] * step.cache.batch_size
     with no_memory_stays():
         step.cache.truncate(counts)
-        found = counts_of(step)
+        found = counts_of(lambda: step.decode(step.token))
         step.cache.truncate(counts)
     return found
 
@@ -83,7 +83,6 @@ def test_a_step_launches_as_much_at_every_length_waits_for_nothing_and_keeps_no_
     switches, launches = STEPS[name]
     step = DecodeStep(replace(ONE, **switches), filled=False)
     step()  # libraries set themselves up, kernels are compiled, a graph is recorded
-    step.rewind()
     is_ring = "window" in switches.get("changes", {})
     found = [at_length(step, held) for held in ((CONTEXT - 1,) * 2 if is_ring else (CONTEXT - 1, 127))]
     assert found[0] == found[1]

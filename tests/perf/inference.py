@@ -155,9 +155,9 @@ class Serving:
 
 
 class DecodeStep:
-    """One decode step behind `context - 1` tokens, and how the cache is put back before each call.
+    """One decode step behind `context - 1` tokens. A call puts the cache back first, which is one launch of its own.
 
-    `filled`: with keys and values of a prompt; a prediction wants no values, and its prompt would take most of the time.
+    `filled`: with keys and values of a prompt; a prediction wants no values, and its prompt would take the longest.
     """
 
     def __init__(self, serving: Serving, *, filled: bool = True) -> None:
@@ -173,12 +173,9 @@ class DecodeStep:
         self.decode = Decoding(self.model, self.cache, serving.how)
         self.token = torch.zeros(serving.batch_size, dtype=torch.int64, device=serving.device)
 
-    def rewind(self) -> None:
-        """Forget the token that the last call added."""
-        self.cache.truncate([self._held] * self.cache.batch_size)
-
     def __call__(self) -> Tensor:
-        """Logits (B, V) behind one token more."""
+        """Logits (B, V) behind one token more, after the one of the call before is forgotten."""
+        self.cache.truncate([self._held] * self.cache.batch_size)
         return self.decode(self.token)
 
 

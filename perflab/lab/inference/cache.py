@@ -202,7 +202,10 @@ class KVCache:
         if any(not 0 <= count <= held for count, held in zip(counts, self.counts, strict=True)):
             raise ValueError(f"truncate({list(counts)}) with {self.counts} tokens: wanted no more than there are")
         self.counts = list(counts)
-        self.lengths.copy_(sent(self.counts, self.device))
+        if len(set(counts)) == 1:
+            self.lengths.fill_(self.counts[0])
+        else:
+            self.lengths.copy_(sent(self.counts, self.device))
 
     def _allocated(self, dtype: torch.dtype, device: torch.device) -> Slots:
         slots = self.batch_size * self.capacity + 1

@@ -156,7 +156,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def at(self, positions: Tensor) -> Angles:
-        """Cosines and sines (B, T, 1, D / 2) for all heads of tokens at the positions (B, T): the same in all layers."""
+        """Cosines and sines (B, T, 1, D / 2) of tokens at the positions (B, T), the same in all layers."""
         return self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)
 
     def forward(self, x: Tensor, angles: Angles | None = None) -> Tensor:
