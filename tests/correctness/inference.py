@@ -161,7 +161,8 @@ def check_schedule(
         AssertionError: names the request.
     """
     pool = PagePool(model.config, num_pages=num_pages, page_size=PAGE, dtype=torch.float64)
-    pool.memory.values.fill_(1e30)
+    for values in pool.memory.values:
+        values.fill_(1e30)
     scheduler = Scheduler(model, pool, max_batch=max_batch, chunk=chunk)
     requests = [
         Request(prompt, 20 + 5 * n, Sampling(temperature=temperature, seed=n)) for n, prompt in enumerate(PROMPTS)

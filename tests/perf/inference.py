@@ -159,23 +159,27 @@ class Serving:
 
 
 class DecodeStep:
-    """One decode step behind `context - 1` tokens, and how the cache is put back before each call."""
+    """One decode step behind `context - 1` tokens. A call puts the cache back first, which is one launch of its own.
 
-    def __init__(self, serving: Serving) -> None:
+    `filled`: with keys and values of a prompt; a prediction wants no values, and its prompt would take the longest.
+    """
+
+    def __init__(self, serving: Serving, *, filled: bool = True) -> None:
         self.model, self.cache = serving.model(), serving.new_cache()
         self._held = serving.context - 1
-        tokens = torch.zeros(serving.batch_size, self._held, dtype=torch.int64, device=serving.device)
-        with torch.no_grad():
-            prefill(self.model, tokens, self.cache, [self._held] * serving.batch_size, 1024)
+        if filled:
+            tokens = torch.zeros(serving.batch_size, self._held, dtype=torch.int64, device=serving.device)
+            with torch.no_grad():
+                prefill(self.model, tokens, self.cache, [self._held] * serving.batch_size, 1024)
+        else:
+            self.cache.begin(self._held)
+            self.cache.end()
         self.decode = Decoding(self.model, self.cache, serving.how)
         self.token = torch.zeros(serving.batch_size, dtype=torch.int64, device=serving.device)
 
-    def rewind(self) -> None:
-        """Forget the token that the last call added."""
-        self.cache.truncate([self._held] * self.cache.batch_size)
-
     def __call__(self) -> Tensor:
-        """Logits (B, V) behind one token more."""
+        """Logits (B, V) behind one token more, after the one of the call before is forgotten."""
+        self.cache.truncate([self._held] * self.cache.batch_size)
         return self.decode(self.token)
 
 

@@ -62,14 +62,16 @@ def test_prefill(perf: Perf, device: torch.device, model_name: str, context: int
 
 
 @pytest.mark.perf(
-    study="decode", columns="mean, tokens/s, bytes/s, copy_bytes_per_s, cache_token_bytes, peak", budget=3
+    study="decode",
+    columns="mean, tokens/s, bytes/s, copy_bytes_per_s, cache_token_bytes, kernel_launches, peak",
+    budget=3,
 )
 def test_decode(perf: Perf, device: torch.device, model_name: str, context: int, batch: int, precision: str) -> None:
     """One token of each sequence, behind `context` less one."""
     one = Serving(model_name, batch, context, device, precision)
     _declare_decode(perf, one)
-    step = DecodeStep(one)
-    logits = perf(step, setup=step.rewind)
+    step = DecodeStep(one, filled=not perf.predicts)
+    logits = perf(step)
     assert logits.shape == (batch, 10_000)
 
 
@@ -119,7 +121,10 @@ def switches(device_type: str) -> list[str]:
 
 
 @pytest.mark.perf(
-    study="inference switches", columns="mean, tokens/s, read_bytes, peak", versus="switch=baseline", budget=2
+    study="inference switches",
+    columns="mean, tokens/s, read_bytes, kernel_launches, allocations, peak",
+    versus="switch=baseline",
+    budget=2,
 )
 def test_switch(perf: Perf, device: torch.device, model_name: str, switch: str) -> None:
     """A decode step of one sequence, with one thing changed."""
@@ -128,7 +133,7 @@ def test_switch(perf: Perf, device: torch.device, model_name: str, switch: str) 
     one = replace(Serving(model_name, 1, 256, device), **SWITCHES[switch])
     _declare_decode(perf, one)
     step = DecodeStep(one)
-    perf(step, setup=step.rewind)
+    perf(step)
 
 
 @pytest.mark.perf(
@@ -184,8 +189,7 @@ def _declare_decode(perf: Perf, one: Serving) -> None:
     )
 
     def decoding(**sizes: Any) -> Callable[[], Tensor]:
-        step = DecodeStep(one.resized(**sizes))
-        return _again(step, step.rewind)
+        return DecodeStep(one.resized(**sizes), filled=False)
 
     perf.fits(decoding, sizes=_sizes(one), remedies=one.remedies)
 

@@ -5,7 +5,7 @@ dimension.
 
     length    (B,)                 tokens of each sequence in the cache
     position  length + t           of new token t: RoPE turns by it, and the mask compares by it
-    slot      b C + position       where its key and value lie: keys (L, B C + 1, K, D), values alike
+    slot      b C + position       where its key and value lie: keys (B C + 1, K, D) of each layer, values alike
 
     out_t = softmax(q_t k^T / sqrt(D)) v    over the positions up to length + t of the same sequence
 
@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perflab.lab.attention import attention, decode_attention
-from perflab.lab.inference.slots import Slots, through_8_bits
+from perflab.lab.inference.slots import Slots, sent, through_8_bits
 from perflab.lab.models.config import ModelConfig
 
 KERNELS = ("sdpa", "torch", "triton")
@@ -45,11 +45,13 @@ class Step:
     positions  (B, T) of each new token; of padding that lies beyond the context, the context's last
     slots      (B T,) of each new token; of padding, the spare slot
     lengths    (B,) tokens of each sequence, the new ones included
+    mask       (B, 1, T, N) what each new token sees of the slots that are read; None: all of it, or none are read
     """
 
     positions: Tensor
     slots: Tensor
     lengths: Tensor
+    mask: Tensor | None
 
 
 class KVCache:
@@ -94,7 +96,7 @@ class KVCache:
             raise ValueError(f"kernel={kernel!r}: wanted one of {', '.join(KERNELS)}")
         self.config, self.batch_size, self.capacity, self.kernel = config, batch_size, capacity, kernel
         self.memory = self._allocated(dtype, torch.device(device))
-        self.device = self.memory.keys.device
+        self.device = self.memory.device
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.counts = [0] * batch_size
         self.fixed = False
@@ -129,7 +131,7 @@ class KVCache:
                 )
         self._adding, self._is_ragged = adding, self.fixed or min(adding) < new_tokens
         if self._is_ragged and adding != self._real_counts:
-            self._real.copy_(torch.tensor(adding))  # in place: a CUDA graph has the address
+            self._real.copy_(sent(adding, self.device))  # in place: a CUDA graph has the address
             self._real_counts = adding
 
     def place(self, new_tokens: int) -> None:
@@ -140,8 +142,11 @@ class KVCache:
         slots = self._slots_of(positions.clamp(max=self.capacity - 1), lengths)
         if self._is_ragged:
             slots = torch.where(at < self._real[:, None], slots, self._spare)
-        last = self.config.context_length - 1
-        self._step = Step(positions.clamp(max=last), slots.flatten(), lengths)
+        positions = positions.clamp(max=self.config.context_length - 1)
+        mask = None
+        if not (self._is_prompt or self._is_for_kernel(new_tokens) or self._is_all_seen(new_tokens)):
+            mask = seen(positions, self._positions_read(lengths), self.config.window)[:, None]
+        self._step = Step(positions, slots.flatten(), lengths, mask)
 
     @property
     def positions(self) -> Tensor:
@@ -154,27 +159,25 @@ class KVCache:
         Raises:
             TypeError: k is of another dtype than the cache.
         """
-        step, window = self._open_step(), self.config.window
+        step = self._open_step()
         if self.memory.dtype not in (k.dtype, torch.int8):
             raise TypeError(
                 f"keys in {k.dtype} for a cache in {self.memory.dtype}: make the cache with dtype={k.dtype} or "
                 "torch.int8, or cast the model"
             )
         self.memory.write(layer, step.slots, k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1))
-        if not self.fixed and not any(self.counts):  # prompts: there is nothing else to see
+        if self._is_prompt:
             if (
                 self.memory.dtype == torch.int8
             ):  # as later tokens see them, so that chunks of a prompt make no difference
                 k, v = through_8_bits(k), through_8_bits(v)
+            window = self.config.window
             settings: dict[str, Any] = {} if window is None else {"window_size": (window - 1, 0)}
             return attention(q, k, v, impl=self.config.attention, is_causal=True, **settings)
-        # A kernel takes the last query for the newest token, which padding behind it would contradict.
-        if self.kernel != "sdpa" and (q.shape[-2] == 1 or min(self._adding) == q.shape[-2]):
+        if self._is_for_kernel(q.shape[-2]):
             return self._by_kernel(layer, q, step)
-        keys, values, positions = self._read(layer, q.dtype)
-        alike = not self.fixed and window is None and q.shape[-2] == 1 and len(set(self._next_counts())) == 1
-        mask = None if alike else seen(step.positions, positions, window)[:, None]
-        return F.scaled_dot_product_attention(q, keys, values, mask, enable_gqa=q.shape[1] != keys.shape[1])
+        keys, values = self._read(layer, q.dtype)
+        return F.scaled_dot_product_attention(q, keys, values, step.mask, enable_gqa=q.shape[1] != keys.shape[1])
 
     def end(self) -> None:
         """Count the new tokens as cached."""
@@ -199,7 +202,10 @@ class KVCache:
         if any(not 0 <= count <= held for count, held in zip(counts, self.counts, strict=True)):
             raise ValueError(f"truncate({list(counts)}) with {self.counts} tokens: wanted no more than there are")
         self.counts = list(counts)
-        self.lengths.copy_(torch.tensor(self.counts))
+        if len(set(counts)) == 1:
+            self.lengths.fill_(self.counts[0])
+        else:
+            self.lengths.copy_(sent(self.counts, self.device))
 
     def _allocated(self, dtype: torch.dtype, device: torch.device) -> Slots:
         slots = self.batch_size * self.capacity + 1
@@ -208,17 +214,39 @@ class KVCache:
     @property
     def _spare(self) -> int:
         """The slot of padding, the last one."""
-        return self.memory.keys.shape[1] - 1
+        return self.memory.num_slots - 1
 
     def _slots_of(self, positions: Tensor, lengths: Tensor) -> Tensor:
         """Positions (B, T) to slots (B, T), where sequences will have these lengths (B,)."""
         return positions + torch.arange(self.batch_size, device=self.device)[:, None] * self.capacity
 
-    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values (B, K, N, D) of N slots a sequence, and the positions in them, (1, N) or (B, N)."""
-        longest = self.capacity if self.fixed else max(self._next_counts())
-        keys, values = self.memory.read(layer, slice(0, self._spare), (self.batch_size, self.capacity), dtype, longest)
-        return keys, values, torch.arange(longest, device=self.device)[None]
+    @property
+    def _is_prompt(self) -> bool:
+        """Whether the new tokens have nothing to see but each other."""
+        return not self.fixed and not any(self.counts)
+
+    def _is_for_kernel(self, new_tokens: int) -> bool:
+        """Whether a kernel reads: it takes the last query for the newest token, which padding behind it contradicts."""
+        return self.kernel != "sdpa" and (new_tokens == 1 or min(self._adding) == new_tokens)
+
+    def _is_all_seen(self, new_tokens: int) -> bool:
+        """Whether each new token sees every slot that is read."""
+        alike = len(set(self._next_counts())) == 1
+        return not self.fixed and self.config.window is None and new_tokens == 1 and alike
+
+    @property
+    def _num_read(self) -> int:
+        """N, how many slots of a sequence are read."""
+        return self.capacity if self.fixed else max(self._next_counts())
+
+    def _positions_read(self, lengths: Tensor) -> Tensor:
+        """The positions in the slots that are read, (1, N) or (B, N), where sequences will have these lengths (B,)."""
+        return torch.arange(self._num_read, device=self.device)[None]
+
+    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, K, N, D) of N slots a sequence."""
+        shape = self.batch_size, self.capacity
+        return self.memory.read(layer, slice(0, self._spare), shape, dtype, self._num_read)
 
     def _by_kernel(self, layer: int, q: Tensor, step: Step, pages: Tensor | None = None) -> Tensor:
         parts = self.memory.raw(layer, slice(0, self._spare), self._shape)

@@ -22,6 +22,7 @@ from torch import Tensor
 from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.decoding import Decoding
 from perflab.lab.inference.sampling import Sampling, sample
+from perflab.lab.inference.slots import sent
 from perflab.lab.models.config import ModelConfig
 
 Prompts = Sequence[Sequence[int]]
@@ -91,11 +92,11 @@ def stream(
         ValueError: no prompt, an empty one, a token outside the vocabulary, more tokens than the context or the cache
             has room for, a cache of another batch or with tokens in it.
     """
-    tokens, counts = padded(prompts, model.config, max_new_tokens)
+    rows, counts = padded(prompts, model.config, max_new_tokens)
     cache = _cache_for(model, len(prompts), max(counts) + max_new_tokens) if cache is None else cache
     _check_empty(cache, len(prompts))
     seeds = torch.arange(len(prompts), device=cache.device) + sampling.seed
-    logits = prefill(model, tokens.to(cache.device), cache, counts, chunk)
+    logits = prefill(model, sent(rows, cache.device), cache, counts, chunk)
     decode = Decoding(model, cache, how)
     alive = [True] * len(prompts)
     for left in reversed(range(max_new_tokens)):
@@ -121,13 +122,12 @@ def prefill(
     for start in range(0, length, size):
         part = tokens[:, start : start + size]
         within = [min(max(count - start, 0), part.shape[1]) for count in counts]
-        last = torch.tensor([max(count - 1, 0) for count in within], device=tokens.device)
+        real = sent(within, tokens.device)
         cache.begin(part.shape[1], within)
-        logits = model(part, cache=cache, at=last)[:, 0]
+        logits = model(part, cache=cache, at=(real - 1).clamp(min=0))[:, 0]
         cache.end()
         # Of a sequence whose prompt ended in an earlier chunk the logits are that chunk's.
-        going = torch.tensor([count > 0 for count in within], device=tokens.device)[:, None]
-        out = logits if out is None else torch.where(going, logits, out)
+        out = logits if out is None else torch.where(real[:, None] > 0, logits, out)
     assert out is not None
     return out
 
@@ -138,8 +138,8 @@ def until_stop(tokens: Sequence[int], stop: Collection[int]) -> list[int]:
     return list(tokens[:end])
 
 
-def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[Tensor, list[int]]:
-    """Prompts as (B, T) int64, padded with 0 on the right, and their lengths.
+def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[list[list[int]], list[int]]:
+    """Prompts as B rows of T tokens, padded with 0 on the right, and their lengths.
 
     Raises:
         ValueError: what `generate` refuses of prompts.
@@ -165,7 +165,7 @@ def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[
             )
     counts = [len(prompt) for prompt in prompts]
     rows = [[*prompt, *[0] * (max(counts) - len(prompt))] for prompt in prompts]
-    return torch.tensor(rows), counts
+    return rows, counts
 
 
 def _cache_for(model: LanguageModel, batch_size: int, capacity: int) -> KVCache:

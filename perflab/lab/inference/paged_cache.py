@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.inference.cache import KVCache, Step
-from perflab.lab.inference.slots import Slots
+from perflab.lab.inference.slots import Slots, sent
 from perflab.lab.models.config import ModelConfig
 
 Content = tuple[int, tuple[int, ...]]
@@ -182,7 +182,7 @@ class PagedCache(KVCache):
         if self.sequences is not None:
             others.setdefault("batch_size", len(self.sequences))
         if pool is not None:
-            others["dtype"], others["device"] = pool.memory.dtype, pool.memory.keys.device
+            others["dtype"], others["device"] = pool.memory.dtype, pool.memory.device
         super().__init__(config, **others)
         if self.sequences is None:
             self.sequences = [Pages() for _ in range(self.batch_size)]
@@ -191,7 +191,7 @@ class PagedCache(KVCache):
         )
         self.counts = [sequence.length for sequence in self.sequences]
         if any(self.counts):
-            self.lengths.copy_(torch.tensor(self.counts))
+            self.lengths.copy_(sent(self.counts, self.device))
         self._update_table()
 
     def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
@@ -237,18 +237,16 @@ class PagedCache(KVCache):
     def _update_table(self) -> None:
         width = self.table.shape[1]
         rows = [sequence.pages + [0] * (width - len(sequence.pages)) for sequence in self._sequences]
-        self.table.copy_(torch.tensor(rows, dtype=torch.int32))  # in place: a CUDA graph has the address
+        self.table.copy_(sent(rows, self.device))  # in place: a CUDA graph has the address
 
     def _slots_of(self, positions: Tensor, lengths: Tensor) -> Tensor:
         pages = self.table.gather(1, positions // self.page_size)
         return pages.long() * self.page_size + positions % self.page_size
 
-    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        longest = self.capacity if self.fixed else max(self._next_counts())
-        positions = torch.arange(longest, device=self.device).expand(self.batch_size, -1)
+    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(self._num_read, device=self.device).expand(self.batch_size, -1)
         slots = self._slots_of(positions, self.lengths)
-        keys, values = self.memory.read(layer, slots.flatten(), (self.batch_size, longest), dtype)
-        return keys, values, positions[:1]
+        return self.memory.read(layer, slots.flatten(), (self.batch_size, self._num_read), dtype)
 
     def _by_kernel(self, layer: int, q: Tensor, step: Step, pages: Tensor | None = None) -> Tensor:
         return super()._by_kernel(layer, q, step, self.table)

@@ -24,6 +24,7 @@ from torch import Tensor
 from perflab.lab.inference.generate import GREEDY, LanguageModel, padded, prefill
 from perflab.lab.inference.paged_cache import PagedCache, PagePool, Pages
 from perflab.lab.inference.sampling import Sampling, sample
+from perflab.lab.inference.slots import sent
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Scheduler:
         if active is None:
             return {}
         start, end = active.pages.length, min(active.pages.length + self.chunk, len(active.tokens))
-        part = torch.tensor([active.tokens[start:end]], device=self.pool.memory.keys.device)
+        part = sent([active.tokens[start:end]], self.pool.memory.device)
         cache = self._cache([active])
         logits = prefill(self.model, part, cache, [end - start])
         self.computed += end - start
@@ -190,7 +191,7 @@ class Scheduler:
             return {}
         cache = self._cache(batch)
         cache.begin(1)
-        newest = torch.tensor([[active.tokens[-1]] for active in batch], device=cache.device)
+        newest = sent([[active.tokens[-1]] for active in batch], cache.device)
         logits = self.model(newest, cache=cache)[:, -1]
         cache.end()
         tokens = self._sampled(batch, logits, cache.lengths).tolist()
@@ -216,7 +217,7 @@ class Scheduler:
         return PagedCache(self.model.config, pool=self.pool, sequences=pages, kernel=self.kernel)
 
     def _sampled(self, batch: Sequence[_Active], logits: Tensor, positions: Tensor) -> Tensor:
-        seeds = torch.tensor([active.request.sampling.seed for active in batch], device=logits.device)
+        seeds = sent([active.request.sampling.seed for active in batch], logits.device)
         rows = [
             sample(logits[n, None], active.request.sampling, seeds[n, None], positions[n, None])
             for n, active in enumerate(batch)

@@ -2,8 +2,8 @@
 
 L layers, S slots, K heads of keys and values, D head dimension:
 
-    keys, values        (L, S, K, D)
-    scales of int8      (L, S, K)    x ~ scale * q,  scale = max |x| / 127,  q = round(x / scale)
+    keys, values        L times (S, K, D), a tensor a layer
+    scales of int8      L times (S, K)    x ~ scale * q,  scale = max |x| / 127,  q = round(x / scale)
 
 so no number of an int8 cache is off by more than half a scale (symmetric, one scale for each token and head; as Sheng
 et al. 2023, FlexGen, section 5, which groups 64 numbers and uses 4 bits).
@@ -11,6 +11,7 @@ et al. 2023, FlexGen, section 5, which groups 64 numbers and uses 4 bits).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,22 +49,33 @@ class Slots:
         if dtype not in DTYPES:
             raise ValueError(f"a cache in {dtype}: wanted one of {', '.join(map(str, DTYPES))}")
         self.keys, self.values = (
-            torch.zeros(layers, slots, heads, head_dim, dtype=dtype, device=device) for _ in range(2)
+            [torch.zeros(slots, heads, head_dim, dtype=dtype, device=device) for _ in range(layers)] for _ in range(2)
         )
         self.key_scales, self.value_scales = (
-            torch.zeros(layers, slots, heads, device=device) if dtype == torch.int8 else None for _ in range(2)
+            [torch.zeros(slots, heads, device=device) for _ in range(layers)] if dtype == torch.int8 else None
+            for _ in range(2)
         )
+
+    @property
+    def num_slots(self) -> int:
+        """S."""
+        return self.keys[0].shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of keys and values in memory."""
-        return self.keys.dtype
+        return self.keys[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.keys[0].device
 
     @property
     def num_bytes(self) -> int:
         """Bytes of keys, values and scales."""
         tensors = (self.keys, self.values, self.key_scales, self.value_scales)
-        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        return sum(t.nbytes for each in tensors if each is not None for t in each)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put keys and values (N, K, D) into the slots (N,) of a layer."""
@@ -78,7 +90,7 @@ class Slots:
     def raw(self, layer: int, which: Tensor | slice, shape: tuple[int, int]) -> Stored:
         """What lies in these slots, as it is stored; of a slice no copy is made."""
         keys, values, key_scales, value_scales = (
-            None if x is None else x[layer, which].view(*shape, *x.shape[2:])
+            None if x is None else x[layer][which].view(*shape, *x[layer].shape[1:])
             for x in (self.keys, self.values, self.key_scales, self.value_scales)
         )
         assert keys is not None
@@ -95,6 +107,12 @@ class Slots:
             keys = (keys * stored.key_scales[:, :first, :, None]).to(dtype)
             values = (values * stored.value_scales[:, :first, :, None]).to(dtype)
         return keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def sent(numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Integers that the host knows, as int64 on a device. The host does not wait: from pageable memory it would."""
+    is_cuda = device.type == "cuda"
+    return torch.tensor(numbers, dtype=torch.int64, pin_memory=is_cuda).to(device, non_blocking=True)
 
 
 def in_8_bits(x: Tensor) -> tuple[Tensor, Tensor]:

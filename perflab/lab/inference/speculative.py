@@ -24,6 +24,7 @@ from torch import Tensor
 from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.generate import GREEDY, LanguageModel, Prompts, padded, prefill, until_stop
 from perflab.lab.inference.sampling import Sampling, draw, probabilities, sample, uniform
+from perflab.lab.inference.slots import sent
 
 _DRAFTS, _ACCEPTS = 1, 2
 """Streams of random numbers beside that of plain sampling: every decision has its own."""
@@ -76,12 +77,13 @@ def generate_speculatively(
         )
     if drafts < 1:
         raise ValueError(f"drafts={drafts}: wanted 1 or more; without drafts use generate()")
-    tokens, counts = padded(prompts, model.config, max_new_tokens)
+    rows, counts = padded(prompts, model.config, max_new_tokens)
     padded(prompts, draft.config, max_new_tokens)  # fits the draft's context, too
     device = cache.device
     seeds = torch.arange(len(prompts), device=device) + sampling.seed
-    logits = prefill(model, tokens.to(device), cache, counts)
-    prefill(draft, tokens.to(device), draft_cache, counts)
+    tokens = sent(rows, device)
+    logits = prefill(model, tokens, cache, counts)
+    prefill(draft, tokens, draft_cache, counts)
     first = sample(logits, sampling, seeds, cache.lengths).tolist()
     # All tokens of each sequence; the last one is in neither cache.
     known = [[*prompt, token] for prompt, token in zip(prompts, first, strict=True)]
@@ -99,7 +101,7 @@ def generate_speculatively(
             *(limit - len(row) - 1 for row, limit, is_alive in zip(known, limits, alive, strict=True) if is_alive),
         )
         proposed, draft_p = _propose(draft, draft_cache, known, alive, k, sampling, seeds)
-        last = torch.tensor([row[-1] for row in known], device=device)[:, None]
+        last = sent([row[-1] for row in known], device)[:, None]
         start = cache.lengths + 1  # position of the first draft
         held = list(cache.counts)
         cache.begin(k + 1, [(k + 1) * is_alive for is_alive in alive])
@@ -168,10 +170,10 @@ def _propose(
     unseen = [row[held:] if is_alive else [] for row, held, is_alive in zip(known, cache.counts, alive, strict=True)]
     counts = [len(row) for row in unseen]
     width = max(counts)
-    new = torch.tensor([[*row, *[0] * (width - len(row))] for row in unseen], device=cache.device)
+    new = sent([[*row, *[0] * (width - len(row))] for row in unseen], cache.device)
     for _ in range(k):
         cache.begin(new.shape[1], counts)
-        last = torch.tensor([max(count - 1, 0) for count in counts], device=cache.device)
+        last = sent([max(count - 1, 0) for count in counts], cache.device)
         p = probabilities(draft(new, cache=cache, at=last)[:, 0], sampling)
         cache.end()
         tokens.append(draw(p, uniform(seeds, cache.lengths, _DRAFTS)))

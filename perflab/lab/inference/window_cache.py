@@ -79,7 +79,9 @@ class WindowCache(KVCache):
         # Of a long prompt the last R tokens stay: two positions in one slot would be written in any order.
         return torch.where(positions >= lengths[:, None] - self.ring, slots, self._spare)
 
-    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        keys, values = self.memory.read(layer, slice(0, self._spare), (self.batch_size, self.ring), dtype)
-        last = self._open_step().lengths[:, None] - 1
-        return keys, values, last - (last - torch.arange(self.ring, device=self.device)) % self.ring
+    def _positions_read(self, lengths: Tensor) -> Tensor:
+        last = lengths[:, None] - 1
+        return last - (last - torch.arange(self.ring, device=self.device)) % self.ring
+
+    def _read(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.memory.read(layer, slice(0, self._spare), (self.batch_size, self.ring), dtype)

@@ -17,7 +17,7 @@ backward `recompute.py`'s, and what a pass costs is in `cost.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,18 @@ class Cache(Protocol):
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the new tokens, (B, H, T, D), over those before and themselves."""
+
+
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines, as RoPE turns by them."""
+
+
+class Cached(NamedTuple):
+    """How a layer sees a cache. `angles`: of the new tokens, without RoPE None; the same in all layers."""
+
+    cache: Cache
+    layer: int
+    angles: Angles | None
 
 
 class Linear(nn.Linear):
@@ -143,12 +155,16 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Turn (B, T, H, D) by position along T, or by the positions (B, T) given; same shape and dtype."""
-        if positions is None:
+    def at(self, positions: Tensor) -> Angles:
+        """Cosines and sines (B, T, 1, D / 2) of tokens at the positions (B, T), the same in all layers."""
+        return self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)
+
+    def forward(self, x: Tensor, angles: Angles | None = None) -> Tensor:
+        """Turn (B, T, H, D) by position along T, or by the angles of `at`; same shape and dtype."""
+        if angles is None:
             cos, sin = self.cos[: x.shape[1], None], self.sin[: x.shape[1], None]  # (T, 1, D / 2), for all heads
         else:
-            cos, sin = self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)  # (B, T, 1, D / 2)
+            cos, sin = angles
         even, odd = x.view(*x.shape[:-1], -1, 2).unbind(-1)
         turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
         return turned.flatten(-2).to(x.dtype)
@@ -189,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         self.v = Linear(config.d_model, config.kv_dim)
         self.out = Linear(config.d_model, config.d_model, gain=residual_gain(config))
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cached: Cached | None = None) -> Tensor:
         """(B, T, d) -> (B, T, d); with a cache, behind the tokens that its layer has."""
         # `view`, since under a default device (torch.set_default_device) Dynamo cannot trace `unflatten`.
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, H, D), and (B, T, K, D)
@@ -197,11 +213,11 @@ class MultiHeadAttention(nn.Module):
         # Turned before the heads come forward: the result of attention takes the memory order of q, so
         # merging the heads again is a view and not one more copy that backward keeps.
         if rope is not None:
-            where = None if cache is None else cache.positions
-            q, k = rope(q, where), rope(k, where)
+            angles = None if cached is None else cached.angles
+            q, k = rope(q, angles), rope(k, angles)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H, T, D)
-        if cache is not None:
-            mixed = cache.attend(layer, q, k, v)
+        if cached is not None:
+            mixed = cached.cache.attend(cached.layer, q, k, v)
         else:
             settings = self.settings | {"dropout_p": self.dropout if self.training else 0.0}
             mixed = attention(q, k, v, impl=self.impl, **settings)
@@ -256,9 +272,9 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = SwiGLU(config) if config.feed_forward == "swiglu" else GELU(config)
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None = None, layer: int = 0) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cached: Cached | None = None) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
-        x = x + dropped(self.attention(self.attention_norm(x), rope, cache, layer), self.dropout, self.training)
+        x = x + dropped(self.attention(self.attention_norm(x), rope, cached), self.dropout, self.training)
         x = x + dropped(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
         return x
 
@@ -322,8 +338,9 @@ class TransformerLM(nn.Module):
         if self.positions is not None:
             x = x + (self.positions.weight[: tokens.shape[1]] if cache is None else self.positions(cache.positions))
         x = dropped(x, self.config.embedding_dropout, self.training)
+        angles = None if cache is None or self.rope is None else self.rope.at(cache.positions)
         for layer, block in enumerate(self.blocks):
-            cached = () if cache is None else (cache, layer)
+            cached = () if cache is None else (Cached(cache, layer, angles),)
             x = run_block(block, x, self.rope, *cached, checkpointing=self.checkpointing)
         if at is not None:
             x = x[torch.arange(len(x), device=x.device), at][:, None]
