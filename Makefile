@@ -56,6 +56,7 @@ test: $(INSTALLED)
 gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py
+	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "not compiled and not load" tests/perf/test_inference.py
 
 # docs/files.md and docs/api.md, from the docstrings of all modules and public names.
 map: $(INSTALLED)

@@ -97,7 +97,16 @@ class Watch:
         self._watchdog = Watchdog(GRACE_S, self._leave)
         self._limit_s = self._promised_s = 0.0
         config.stash[WATCH] = self
-        self.pause, self.resume = self._watchdog.pause, self._watchdog.resume
+
+    def pause(self) -> None:
+        """Give the case that is running no limit until ``resume``."""
+        if self._running is not None:
+            self._watchdog.pause()
+
+    def resume(self) -> None:
+        """Watch again."""
+        if self._running is not None:
+            self._watchdog.resume()
 
     def beat(self) -> None:
         """The case that is running gives a sign of life."""
@@ -106,7 +115,9 @@ class Watch:
             self._promise()
 
     def extend(self, limit_s: float) -> None:
-        """The case that is running has at least so long from now on."""
+        """The case that is running has at least so long from now on; a side is watched by whoever gives it turns."""
+        if self._running is None:
+            return
         self._limit_s = max(self._limit_s, limit_s)
         self._watchdog.extend(self._limit_s)
         self._promise()
