@@ -75,6 +75,27 @@ def test_decode(perf: Perf, device: torch.device, model_name: str, context: int,
     assert logits.shape == (batch, 10_000)
 
 
+@pytest.mark.perf(study="the next token", columns="mean, tokens/s, peak", versus="way=recomputed", budget=6)
+@pytest.mark.parametrize("way", ["recomputed", "cached"])
+def test_next_token(perf: Perf, device: torch.device, model_name: str, context: int, way: str) -> None:
+    """What the cache is for: the next token from it, and from a forward of the whole sequence."""
+    one = Serving(model_name, 1, context, device)
+    one.declare(perf, flops=one.prefill_flops() if way == "recomputed" else one.step_cost().flops)
+    if perf.predicts:
+        pytest.skip("prefill and decode are predicted by themselves: test_prefill, test_decode")
+    perf.work(tokens=1)
+    step = DecodeStep(one)
+    tokens = torch.zeros(1, context, dtype=torch.int64, device=device)
+    last = torch.tensor([context - 1], device=device)
+
+    def recomputed() -> Tensor:
+        with torch.no_grad():
+            return step.model(tokens, at=last)[:, 0]
+
+    logits = perf(recomputed if way == "recomputed" else step)
+    torch.testing.assert_close(logits, recomputed(), atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.perf(
     study="generate", columns="ttft, tpot, itl_p50, itl_p90, itl_p99, tokens/s, operators/token, peak", budget=4
 )
