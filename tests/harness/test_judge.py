@@ -495,7 +495,8 @@ def test_latency_that_nobody_can_judge_does_not_hide_a_memory_regression() -> No
     judgement = judge(record(fresh[0], fresh=fresh), entry(quiet(100 * MS, peak_bytes=2**20)), POLICY)
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.worse == ["memory"]
-    assert "that is typical of a busy machine" in judgement.reasons[0]
+    assert judgement.latency is not None
+    assert judgement.reasons == []  # why its time can't be told is no reason of what is exact
 
 
 # --- out of memory -----------------------------------------------------------------------------------------------
