@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from perflab.lab.inference.cache import KVCache
-from perflab.lab.inference.generate import generate, stream
-from perflab.lab.inference.paged_cache import PagedCache, PagePool, PoolFullError
+from perflab.lab.inference.generate import generate, prefill, stream
+from perflab.lab.inference.paged_cache import PagedCache, PagePool, Pages, PoolFullError
 from perflab.lab.inference.sampling import Sampling
 from perflab.lab.inference.scheduler import Request, Scheduler
 from perflab.lab.inference.slots import through_8_bits
 from perflab.lab.inference.speculative import generate_speculatively
 from perflab.lab.inference.window_cache import WindowCache
+from perflab.lab.models import TransformerLM
 from tests.correctness.inference import (
     CONFIGS,
     LENGTH,
@@ -79,12 +81,13 @@ def test_tokens_that_are_taken_back_leave_no_trace(name: str, kind: str) -> None
     check_rollback(model_of(config), cache_of(kind, config, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=["fp32", "int8"])
 @pytest.mark.parametrize("kernel", ["torch", "triton"])
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kind in MATRIX if kind != "ring"])
-def test_decode_kernels_read_every_cache(name: str, kind: str, kernel: str) -> None:
+def test_decode_kernels_read_every_cache(name: str, kind: str, kernel: str, dtype: torch.dtype) -> None:
     config = CONFIGS[name]
     model = model_of(config).float()
-    one, other = (cache_of(kind, config, 3, dtype=torch.float32, kernel=k, capacity=64) for k in ("sdpa", kernel))
+    one, other = (cache_of(kind, config, 3, dtype=dtype, kernel=k, capacity=64) for k in ("sdpa", kernel))
     with torch.no_grad():
         tokens = torch.randint(61, (3, 44), generator=torch.manual_seed(3))
         for cache in (one, other):
@@ -174,6 +177,142 @@ def test_a_page_that_was_given_away_is_not_found_any_more() -> None:
         pool.grow([other], [8])
 
 
+def test_a_page_has_one_content_however_often_it_is_remembered() -> None:
+    pool = PagePool(PLAIN, num_pages=3, page_size=4)
+
+    def filled(tokens: range) -> Pages:
+        sequence = Pages()
+        pool.grow([sequence], [len(tokens)])
+        sequence.length = len(tokens)
+        pool.remember(sequence, tokens)
+        return sequence
+
+    first, second = filled(range(4)), filled(range(8))  # the second has a page 0 of its own, known as the first's
+    pool.release(first)
+    pool.grow([first], [4])  # and now known as nothing: another one writes it
+    pool.remember(second, range(8))
+    pages, found = list(second.pages), pool.find(range(9))
+    assert found.pages == pages
+    for sequence in (first, second, found):
+        pool.release(sequence)
+    pool.grow([first], [12])  # every page is given away, and known as nothing
+    assert pool.find(range(9)).pages == []
+
+
+def test_a_known_page_that_is_cut_is_copied_if_others_hold_it_and_found_no_more() -> None:
+    config, tokens = PLAIN, list(range(33))
+    model = model_of(config)
+    pool = PagePool(config, num_pages=8, page_size=16, dtype=torch.float64)
+    scheduler = Scheduler(model, pool)
+    scheduler.submit(Request(tokens, 1))
+    scheduler.run()
+    one, other = (pool.find(tokens) for _ in range(2))
+    before = pool.memory.keys[0].clone()
+    cache = PagedCache(config, pool=pool, sequences=[one])
+    cache.truncate([20])
+    assert one.pages[0] == other.pages[0]
+    assert one.pages[1] != other.pages[1]
+    with torch.no_grad():
+        wanted = model(torch.tensor([[*tokens[:20], 7]]))[:, -1]
+        cache.begin(1)
+        torch.testing.assert_close(model(torch.tensor([[7]]), cache=cache)[:, -1], wanted, atol=1e-10, rtol=0)
+        cache.end()
+    theirs = slice(other.pages[1] * 16, other.pages[1] * 16 + 16)
+    assert torch.equal(pool.memory.keys[0][theirs], before[theirs])
+    pool.release(other)  # the first one's page is nobody else's now, but it has other tokens than it was known by
+    assert pool.find(tokens).pages[0] == one.pages[0]
+
+
+def test_numbers_that_overflowed_in_one_request_reach_no_other() -> None:
+    """A weight of 0 times NaN is NaN, so what is masked has to be a number too."""
+    model = model_of(PLAIN)
+    pool = PagePool(PLAIN, num_pages=6, page_size=16, dtype=torch.float64)
+    broken = Pages()
+    pool.grow([broken], [96])
+    for memory in (*pool.memory.keys, *pool.memory.values):
+        memory[:96] = float("nan")
+    pool.release(broken)
+    scheduler = Scheduler(model, pool, max_batch=2)
+    numbers = [scheduler.submit(Request(prompt, 30)) for prompt in PROMPTS[:2]]
+    made = scheduler.run()
+    for number, prompt in zip(numbers, PROMPTS, strict=False):
+        assert made[number] == generate(model, [prompt], max_new_tokens=30, cache=cache_of("contiguous", PLAIN, 1))[0]
+
+
+def test_a_ring_remembers_how_far_it_was_written() -> None:
+    config = CONFIGS["window"]
+    cache = WindowCache(config, batch_size=1, slack=2, dtype=torch.float64)
+    tokens = torch.randint(61, (1, 40), generator=torch.manual_seed(4))
+    model = model_of(config)
+    with torch.no_grad():
+        prefill(model, tokens, cache, [40])
+    cache.truncate([38])
+    with pytest.raises(ValueError, match=r"truncate\(\[37\]\) after \[40\] tokens: a ring with slack=2 keeps no more"):
+        cache.truncate([37])
+    cache.truncate([0])
+    check_decoding(model, cache, [30], steps=9)  # and from nothing it begins anew
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 50])
+@pytest.mark.parametrize("num_pages", [6, 7, 9])
+def test_small_pools_and_chunks_preempt_and_share_and_change_no_token(chunk: int, num_pages: int) -> None:
+    model = model_of(PLAIN)
+    prompts = [[1, 2, 3, 4, 5, 6, 7, n] for n in range(4)] + [[9], [8, 8, 8]]
+    pool = PagePool(PLAIN, num_pages=num_pages, page_size=4, dtype=torch.float64)
+    scheduler = Scheduler(model, pool, max_batch=3, chunk=chunk)
+    numbers = [scheduler.submit(Request(prompt, 9 + n)) for n, prompt in enumerate(prompts)]
+    cancelled = scheduler.submit(Request(list(range(12)), 8))
+    made: dict[int, list[int]] = {number: [] for number in numbers}
+    for step in range(500):
+        if scheduler.is_idle:
+            break
+        if step == 40:
+            scheduler.cancel(cancelled)
+        for token in scheduler.step():
+            made.setdefault(token.request, []).append(token.token)
+    assert scheduler.is_idle
+    assert pool.num_free == num_pages
+    for n, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
+        alone = generate(model, [prompt], max_new_tokens=9 + n, cache=cache_of("contiguous", PLAIN, 1))[0]
+        assert made[number] == alone
+
+
+def test_a_prompt_that_is_cancelled_before_it_is_done_leaves_its_pages() -> None:
+    pool = PagePool(PLAIN, num_pages=8, page_size=16, dtype=torch.float64)
+    scheduler = Scheduler(model_of(PLAIN), pool, chunk=4)
+    number = scheduler.submit(Request([1] * 20, 5))
+    assert scheduler.step() == []
+    assert scheduler.cancel(number)
+    assert not scheduler.cancel(number)
+    assert scheduler.is_idle
+    assert pool.num_free == 8
+
+
+def test_a_cache_serves_again_after_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model, cache = model_of(PLAIN), cache_of("contiguous", PLAIN, 1)
+    first = generate(model, PROMPTS[:1], max_new_tokens=6, cache=cache, how="compiled")
+    cache.truncate([0])
+    assert generate(model, PROMPTS[:1], max_new_tokens=6, cache=cache) == first
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8], ids=["fp64", "int8"])
+def test_speculation_with_a_ring_8_bits_and_stop_tokens(drafts: int, dtype: torch.dtype) -> None:
+    config = CONFIGS["window"]
+    model, draft = model_of(config), model_of(config, seed=1)
+
+    def ring() -> WindowCache:
+        return WindowCache(config, batch_size=4, slack=drafts, dtype=dtype)
+
+    chunked = generate(model, PROMPTS, max_new_tokens=25, cache=ring(), stop=[7])
+    for asked in (draft, model):  # one that is nearly never right, and one that always is
+        got = generate_speculatively(
+            model, asked, PROMPTS, max_new_tokens=25, cache=ring(), draft_cache=ring(), drafts=drafts, stop=[7]
+        )
+        assert got.tokens == chunked
+
+
 def test_an_empty_prefix_of_another_history_is_not_shared() -> None:
     pool = PagePool(PLAIN, num_pages=8, page_size=4)
     first = pool.find([])
@@ -222,6 +361,29 @@ BAD = {
         lambda m: generate(m, [[1]], max_new_tokens=2, cache=cache_of("contiguous", PLAIN, 3)),
         "a cache of 3 sequences for 1 prompts: make it with batch_size=1",
     ),
+    "a model that trains": (
+        lambda m: generate(m.train(), [[1]], max_new_tokens=2),
+        "the model is in training mode, in which dropout draws: call model.eval",
+    ),
+    "a cache of a longer context": (
+        lambda m: generate(m, [[1]], max_new_tokens=2, cache=KVCache(replace(PLAIN, context_length=400), batch_size=1)),
+        "a cache for 400 tokens and a model for 300: make it with capacity=300 or less",
+    ),
+    "a cache of speculation with tokens in it": (
+        lambda m: [
+            generate_speculatively(m, m, [[1]], max_new_tokens=2, cache=cache, draft_cache=cache_of("paged", PLAIN, 1))
+            for cache in [cache_of("contiguous", PLAIN, 1)] * 2
+        ],
+        "the cache has .* tokens already: cache.truncate",
+    ),
+    "a scheduler whose pages others hold": (
+        lambda m: scheduler_beside_another(m).run(),
+        "a request of 9 tokens waits, none runs, and 1 of 2 pages are free: release the sequences",
+    ),
+    "a pool in another dtype": (
+        lambda m: Scheduler(m.float(), pool_of(2)),
+        "a pool in torch.float64 for a model in torch.float32: make it with dtype=torch.float32 or int8",
+    ),
     "a full cache": (
         lambda m: generate(m, [[1, 2]], max_new_tokens=9, cache=cache_of("contiguous", PLAIN, 1, capacity=5)),
         "the cache is full: sequence 0 has 5 tokens and gets 1 more, with room for 5; make it with capacity=6",
@@ -242,12 +404,12 @@ BAD = {
     "an unknown way": (lambda m: generate(m, [[1]], max_new_tokens=2, how="quick"), "how='quick': wanted one of eager"),
     "a chunk of nothing": (lambda m: generate(m, [[1]], max_new_tokens=2, chunk=0), "chunk=0: wanted 1 token or more"),
     "a request that no pool has room for": (
-        lambda m: Scheduler(m, PagePool(PLAIN, num_pages=2, page_size=8)).submit(Request([1] * 10, 10)),
+        lambda m: Scheduler(m, pool_of(2)).submit(Request([1] * 10, 10)),
         "a request of up to 20 tokens for a pool of 2 pages of 8: make it with num_pages=3 or more",
     ),
     "a pool of another model": (
         lambda m: PagedCache(CONFIGS["window"], pool=PagePool(PLAIN, num_pages=2), batch_size=1),
-        "make the pool of the same model and dtype",
+        "the cache is another model's: window=None for 24; make it with this model's config",
     ),
     "taking back too much": (lambda m: KVCache(PLAIN, batch_size=1).truncate([1]), "wanted no more than there are"),
     "counts that do not fit": (lambda m: KVCache(PLAIN, batch_size=1).begin(2, [3]), r"counts=\[3\] of 2 new tokens"),
@@ -255,13 +417,29 @@ BAD = {
     "top_k": (lambda m: Sampling(top_k=0), "top_k=0: wanted 1 or more"),
     "top_p": (lambda m: Sampling(top_p=0), "top_p=0: wanted more than 0"),
 }  # fmt: skip
+
+
+def pool_of(num_pages: int) -> PagePool:
+    """Pages of 8 tokens, in float64."""
+    return PagePool(PLAIN, num_pages=num_pages, page_size=8, dtype=torch.float64)
+
+
+def scheduler_beside_another(model: TransformerLM) -> Scheduler:
+    """A scheduler whose pool has a page that somebody else holds."""
+    pool = pool_of(2)
+    pool.grow([Pages()], [8])
+    scheduler = Scheduler(model, pool)
+    scheduler.submit(Request([1] * 9, 2))
+    return scheduler
+
+
 ModelConfigOf60 = type(PLAIN)(**{**PLAIN.__dict__, "vocab_size": 60})
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_refused_with_a_remedy(what: str) -> None:
     do, words = BAD[what]
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, PoolFullError), match=words):
         do(model_of(PLAIN))
 
 

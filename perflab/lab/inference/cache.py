@@ -116,7 +116,7 @@ class KVCache:
         self.place(new_tokens)
 
     def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
-        """The host's part of `begin`: check the counts, and keep them."""
+        """Check the counts of new tokens, and keep them: the host's part of `begin`."""
         adding = (new_tokens,) * self.batch_size if counts is None else tuple(counts)
         if len(adding) != self.batch_size or any(not 0 <= count <= new_tokens for count in adding):
             raise ValueError(
@@ -135,7 +135,7 @@ class KVCache:
             self._real_counts = adding
 
     def place(self, new_tokens: int) -> None:
-        """The device's part of `begin`: positions and slots, from `lengths`."""
+        """Compute positions and slots of the new tokens from `lengths`: the device's part of `begin`."""
         at = torch.arange(new_tokens, device=self.device)
         positions = self.lengths[:, None] + at
         lengths = self.lengths + (self._real if self._is_ragged else new_tokens)
@@ -167,9 +167,7 @@ class KVCache:
             )
         self.memory.write(layer, step.slots, k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1))
         if self._is_prompt:
-            if (
-                self.memory.dtype == torch.int8
-            ):  # as later tokens see them, so that chunks of a prompt make no difference
+            if self.memory.dtype == torch.int8:  # as later tokens see them, so that chunks make no difference
                 k, v = through_8_bits(k), through_8_bits(v)
             window = self.config.window
             settings: dict[str, Any] = {} if window is None else {"window_size": (window - 1, 0)}
@@ -185,12 +183,12 @@ class KVCache:
         self.keep_counts()
 
     def keep_lengths(self) -> None:
-        """The device's part of `end`."""
-        self.lengths.copy_(self._open_step().lengths)  # in place, as above
+        """Make the new lengths the sequences' own, on the device."""
+        self.lengths.copy_(self._open_step().lengths)  # in place: a CUDA graph has the address
         self._step = None
 
     def keep_counts(self) -> None:
-        """The host's part of `end`."""
+        """Make the new lengths the sequences' own, on the host."""
         self.counts = self._next_counts()
 
     def truncate(self, counts: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.decoding import Decoding
 from perflab.lab.inference.sampling import Sampling, sample
 from perflab.lab.inference.slots import sent
-from perflab.lab.models.config import ModelConfig
+from perflab.lab.models.config import ModelConfig, check_cache
 
 Prompts = Sequence[Sequence[int]]
 GREEDY = Sampling()
@@ -76,7 +76,9 @@ def stream(
     chunk: int | None = None,
     how: str = "eager",
 ) -> Iterator[Tensor]:
-    """Each step's tokens (B,), on the device; of sequences that have ended they mean nothing. To cancel, stop asking.
+    """Each step's tokens (B,), on the device; of sequences that have ended they mean nothing.
+
+    Leaving the loop cancels. Errors come with the first step, not with the call.
 
     Args:
         model: what is asked; its `config` sizes the cache.
@@ -94,7 +96,7 @@ def stream(
     """
     rows, counts = padded(prompts, model.config, max_new_tokens)
     cache = _cache_for(model, len(prompts), max(counts) + max_new_tokens) if cache is None else cache
-    _check_empty(cache, len(prompts))
+    check_empty(cache, len(prompts))
     seeds = torch.arange(len(prompts), device=cache.device) + sampling.seed
     logits = prefill(model, sent(rows, cache.device), cache, counts, chunk)
     decode = Decoding(model, cache, how)
@@ -113,7 +115,21 @@ def stream(
 def prefill(
     model: LanguageModel, tokens: Tensor, cache: KVCache, counts: Sequence[int], chunk: int | None = None
 ) -> Tensor:
-    """Put prompts (B, T) into a cache; logits (B, V) behind the last of the `counts` tokens of each sequence."""
+    """Put prompts (B, T) into a cache; logits (B, V) behind the last of the `counts` tokens of each sequence.
+
+    Raises:
+        ValueError: a chunk of nothing, a cache of another model or of more tokens than its context, or a model in
+            training mode, in which dropout would draw.
+    """
+    check_cache(cache.config, model.config)
+    if cache.capacity > model.config.context_length:
+        raise ValueError(
+            f"a cache for {cache.capacity} tokens and a model for {model.config.context_length}: make it with "
+            f"capacity={model.config.context_length} or less"
+        )
+    if getattr(model, "training", False):
+        raise ValueError("the model is in training mode, in which dropout draws: call model.eval() first")
+    cache.fixed = False  # a compiled step or a graph left it so
     length = tokens.shape[1]
     size = length if chunk is None else chunk
     if size < 1:
@@ -169,14 +185,19 @@ def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[
 
 
 def _cache_for(model: LanguageModel, batch_size: int, capacity: int) -> KVCache:
-    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    floating = next((p for p in parameters if p.is_floating_point()), torch.empty(0))
-    return KVCache(
-        model.config, batch_size=batch_size, capacity=capacity, dtype=floating.dtype, device=floating.device
-    )  # fmt: skip
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    device = next((p.device for p in parameters), torch.device("cpu"))
+    return KVCache(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype_of(model), device=device)
 
 
-def _check_empty(cache: KVCache, batch_size: int) -> None:
+def dtype_of(model: LanguageModel) -> torch.dtype:
+    """The dtype of the model's first floating-point parameter; float32 without any."""
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+
+
+def check_empty(cache: KVCache, batch_size: int) -> None:
+    """Raise ValueError for a cache of another batch, or with tokens in it."""
     if cache.batch_size != batch_size:
         raise ValueError(
             f"a cache of {cache.batch_size} sequences for {batch_size} prompts: make it with batch_size={batch_size}"

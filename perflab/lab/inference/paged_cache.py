@@ -8,8 +8,8 @@ P tokens a page, n pages in the pool (Kwon et al. 2023, PagedAttention, section 
 A sequence wastes less than a page, where a run of slots for each wastes all that it does not reach.
 
 Prompt caching (section 4.4 there): a full page is known by its tokens and all before them. A sequence whose prompt
-begins with known pages takes these and computes the rest. Full pages are never written again, so sharing needs no copy.
-Pages that nobody holds are kept, and the ones unused for longest are given away first.
+begins with known pages takes these and computes the rest. Known pages are never written again, so sharing needs no
+copy. Pages that nobody holds are kept, and the ones unused for longest are given away first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from perflab.lab.inference.cache import KVCache, Step
 from perflab.lab.inference.slots import Slots, sent
-from perflab.lab.models.config import ModelConfig
+from perflab.lab.models.config import ModelConfig, check_cache
 
 Content = tuple[int, tuple[int, ...]]
 """What decides a page's keys and values: the number of the known page before it (0 at the start), and its tokens."""
@@ -74,6 +74,7 @@ class PagePool:
         self._content_of: dict[int, Content] = {}
         self._numbers: dict[int, int] = {}  # of known pages; never used again, as the pages are
         self._last_number = 0
+        self._written: set[int] = set()  # pages that somebody has held
 
     @property
     def num_free(self) -> int:
@@ -102,7 +103,13 @@ class PagePool:
         return -(-length // self.page_size)
 
     def release(self, sequence: Pages, keep: int = 0) -> None:
-        """Give back the pages behind the first `keep` tokens; known ones stay findable until they are taken."""
+        """Give back the pages behind the first `keep` tokens; known ones stay findable until they are taken.
+
+        A page of which a part is kept will be written again: it is forgotten, and copied if others hold it.
+
+        Raises:
+            PoolFullError: there is no page for the copy.
+        """
         while len(sequence.pages) > self.pages_for(keep):
             page = sequence.pages.pop()
             self._holders[page] -= 1
@@ -112,6 +119,8 @@ class PagePool:
                 else:
                     self._empty.append(page)
         sequence.length = min(sequence.length, keep)
+        if keep % self.page_size and len(sequence.pages) == self.pages_for(keep):
+            self._make_writable(sequence)
 
     def find(self, tokens: Sequence[int]) -> Pages:
         """A sequence of the known pages with which these tokens begin; at least one token is left to compute."""
@@ -131,12 +140,12 @@ class PagePool:
         """Make the full pages of a sequence findable by its tokens."""
         before = 0
         for page, own in zip(sequence.pages, self._full_pages(tokens[: sequence.length]), strict=False):
-            known = self._page_of.setdefault((before, own), page)
-            if known not in self._numbers:
-                self._content_of[known] = (before, own)
+            if (before, own) not in self._page_of:
+                self._forget(page)  # it may be known behind a page that was given away
+                self._page_of[before, own], self._content_of[page] = page, (before, own)
                 self._last_number += 1
-                self._numbers[known] = self._last_number
-            before = self._numbers[known]
+                self._numbers[page] = self._last_number
+            before = self._numbers[self._page_of[before, own]]
 
     def _full_pages(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         ends = range(self.page_size, len(tokens) + 1, self.page_size)
@@ -145,11 +154,34 @@ class PagePool:
     def _take(self) -> int:
         if self._empty:
             page = self._empty.pop()
-        else:
+        elif self._idle:
             page, _ = self._idle.popitem(last=False)
-            del self._page_of[self._content_of.pop(page)], self._numbers[page]
+            self._forget(page)
+        else:
+            raise PoolFullError(f"all {self.num_pages} pages are held; make the pool with more num_pages")
         self._holders[page] = 1
+        # A weight of 0 times NaN is NaN: what another sequence left must be no number of that kind where it is masked.
+        if page in self._written:
+            self.memory.clear(self._slots_of(page))
+        self._written.add(page)
         return page
+
+    def _forget(self, page: int) -> None:
+        if page in self._content_of:
+            del self._page_of[self._content_of.pop(page)], self._numbers[page]
+
+    def _make_writable(self, sequence: Pages) -> None:
+        """Give the sequence a last page that nobody else reads or finds."""
+        page = sequence.pages[-1]
+        if self._holders[page] == 1:
+            self._forget(page)
+            return
+        sequence.pages[-1] = self._take()
+        self._holders[page] -= 1
+        self.memory.copy(self._slots_of(page), self._slots_of(sequence.pages[-1]))
+
+    def _slots_of(self, page: int) -> slice:
+        return slice(page * self.page_size, (page + 1) * self.page_size)
 
 
 class PagedCache(KVCache):
@@ -172,11 +204,10 @@ class PagedCache(KVCache):
         page_size: int = 16,
         **others: Any,
     ) -> None:
-        if pool is not None and (others.get("dtype", pool.memory.dtype), pool.config) != (pool.memory.dtype, config):
-            raise ValueError(
-                f"a pool of {pool.memory.dtype} for {pool.config}, and a cache of {others.get('dtype')} for {config}: "
-                "make the pool of the same model and dtype"
-            )
+        if pool is not None:
+            check_cache(pool.config, config)
+            if others.get("dtype", pool.memory.dtype) != pool.memory.dtype:
+                raise ValueError(f"a pool in {pool.memory.dtype} for a cache in {others['dtype']}: give them one dtype")
         self.pool, self.page_size = pool, page_size if pool is None else pool.page_size
         self.sequences = None if sequences is None else list(sequences)
         if self.sequences is not None:
@@ -195,7 +226,7 @@ class PagedCache(KVCache):
         self._update_table()
 
     def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
-        """As of `KVCache`, and take the pages that are missing.
+        """As in `KVCache`, and take the pages that are missing.
 
         Raises:
             PoolFullError: there are too few.
@@ -205,16 +236,19 @@ class PagedCache(KVCache):
             self._update_table()
 
     def keep_counts(self) -> None:
-        """As of `KVCache`."""
+        """As in `KVCache`, for the sequences too."""
         super().keep_counts()
         for sequence, count in zip(self._sequences, self.counts, strict=True):
             sequence.length = count
 
     def truncate(self, counts: Sequence[int]) -> None:
-        """As of `KVCache`, and give back pages that hold nothing more."""
+        """As in `KVCache`, and give back pages that hold nothing more."""
         super().truncate(counts)
+        held = [list(sequence.pages) for sequence in self._sequences]
         for sequence, count in zip(self._sequences, counts, strict=True):
             self._pool.release(sequence, keep=count)
+        if any(before != sequence.pages for before, sequence in zip(held, self._sequences, strict=True)):
+            self._update_table()
 
     @property
     def _pool(self) -> PagePool:
@@ -236,7 +270,9 @@ class PagedCache(KVCache):
 
     def _update_table(self) -> None:
         width = self.table.shape[1]
-        rows = [sequence.pages + [0] * (width - len(sequence.pages)) for sequence in self._sequences]
+        # Behind its pages a row has its own last one: what is masked is read all the same, and must be no one else's.
+        own = [sequence.pages or [0] for sequence in self._sequences]
+        rows = [pages + pages[-1:] * (width - len(pages)) for pages in own]
         self.table.copy_(sent(rows, self.device))  # in place: a CUDA graph has the address
 
     def _slots_of(self, positions: Tensor, lengths: Tensor) -> Tensor:

@@ -109,19 +109,23 @@ def quantise(
         raise ValueError(
             "the model is one nn.Linear, which cannot be replaced in place; take QuantisedLinear.of(model)"
         )
-    found = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    named = dict(model.named_modules(remove_duplicate=False))
+    found = {name: module for name, module in named.items() if isinstance(module, nn.Linear)}
+    shared = {id(p) for m in set(named.values()) if not isinstance(m, nn.Linear) for p in m.parameters(recurse=False)}
     for name in skip:
         if name not in found:
             near = difflib.get_close_matches(name, found, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; its linear layers are {', '.join(found) or 'none'}"
             raise ValueError(f"skip={name!r} is no linear layer of the model{hint}")
-    chosen = {name: module for name, module in found.items() if name not in skip}
+    chosen = {name: module for name, module in found.items() if name not in skip and id(module.weight) not in shared}
     for name, module in chosen.items():
         check_quantisation(module, bits, group_size, product, name)
+    made: dict[nn.Linear, QuantisedLinear] = {}  # a layer that has two names stays one
     for name, module in chosen.items():
         parent, _, last = name.rpartition(".")
-        new = QuantisedLinear.of(module, bits=bits, group_size=group_size, product=product)
-        setattr(model.get_submodule(parent), last, new.train(module.training))
+        if module not in made:
+            made[module] = QuantisedLinear.of(module, bits=bits, group_size=group_size, product=product)
+        setattr(model.get_submodule(parent), last, made[module].train(module.training))
     return model
 
 

@@ -84,7 +84,7 @@ def sample(logits: Tensor, sampling: Sampling, seeds: Tensor, positions: Tensor)
 
 
 def uniform(seeds: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
-    """A number in [0, 1), float64, for each seed, position and stream: always the same, and no two alike by design."""
+    """A number in [0, 1), float64, for each seed, position and stream: always the same."""
     mixed = _mixed(_mixed(_mixed(seeds) + stream) + positions)
     number: Tensor = _shifted(mixed, 11).double() * 2.0**-53
     return number

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from perflab.lab.inference.generate import GREEDY, LanguageModel, padded, prefill
-from perflab.lab.inference.paged_cache import PagedCache, PagePool, Pages
+from perflab.lab.inference.generate import GREEDY, LanguageModel, dtype_of, padded, prefill
+from perflab.lab.inference.paged_cache import PagedCache, PagePool, Pages, PoolFullError
 from perflab.lab.inference.sampling import Sampling, sample
 from perflab.lab.inference.slots import sent
+from perflab.lab.models.config import check_cache
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Scheduler:
 
     Attributes:
         preemptions: how often a request lost its pages.
-        computed: tokens of prompts that were computed, and not taken from known pages.
+        computed: tokens that prefills computed, and did not take from known pages; a preempted request's own ones too.
     """
 
     def __init__(
@@ -95,6 +96,12 @@ class Scheduler:
     ) -> None:
         if max_batch < 1 or chunk < 1:
             raise ValueError(f"max_batch={max_batch}, chunk={chunk}: wanted 1 or more of each")
+        check_cache(pool.config, model.config)
+        dtype = dtype_of(model)
+        if pool.memory.dtype not in (dtype, torch.int8):
+            raise ValueError(
+                f"a pool in {pool.memory.dtype} for a model in {dtype}: make it with dtype={dtype} or int8"
+            )
         self.model, self.pool, self.max_batch, self.chunk, self.share = model, pool, max_batch, chunk, share
         self.kernel = kernel
         self.preemptions = self.computed = 0
@@ -127,7 +134,7 @@ class Scheduler:
         return self._next_number
 
     def cancel(self, number: int) -> bool:
-        """End a request, and free its pages; False if it is done already."""
+        """End a request, and free its pages; False if none of that number waits or runs."""
         for queue in (self._waiting, self._running):
             for active in queue:
                 if active.number == number:
@@ -160,6 +167,11 @@ class Scheduler:
         # One token more than it has, so that its first decode step preempts nobody.
         if self.pool.pages_for(len(active.tokens) + 1) - len(pages.pages) > self.pool.num_free:
             self.pool.release(pages)
+            if not self._running:
+                raise PoolFullError(
+                    f"a request of {len(active.tokens)} tokens waits, none runs, and {self.pool.num_free} of "
+                    f"{self.pool.num_pages} pages are free: release the sequences that others hold of this pool"
+                )
             return
         self.pool.grow([pages], [len(active.tokens) + 1])
         active.pages = pages
@@ -198,7 +210,8 @@ class Scheduler:
         return {active.number: token for active, token in zip(batch, tokens, strict=True)}
 
     def _missing(self, batch: Sequence[_Active]) -> int:
-        return sum(self.pool.pages_for(len(active.tokens)) - len(active.pages.pages) for active in batch)
+        # One that was preempted may have pages for a token more than it has.
+        return sum(max(0, self.pool.pages_for(len(active.tokens)) - len(active.pages.pages)) for active in batch)
 
     def _preempt(self, active: _Active) -> None:
         self._running.remove(active)

@@ -87,6 +87,17 @@ class Slots:
                 scales[layer].index_copy_(0, slots, scale)
             memory[layer].index_copy_(0, slots, rows)
 
+    def clear(self, slots: slice) -> None:
+        """Make keys and values of these slots 0, in all layers."""
+        for memory in (*self.keys, *self.values):
+            memory[slots].zero_()
+
+    def copy(self, source: slice, target: slice) -> None:
+        """Copy slots onto others, in all layers."""
+        for layers in (self.keys, self.values, self.key_scales, self.value_scales):
+            for memory in layers or ():
+                memory[target] = memory[source]
+
     def raw(self, layer: int, which: Tensor | slice, shape: tuple[int, int]) -> Stored:
         """What lies in these slots, as it is stored; of a slice no copy is made."""
         keys, values, key_scales, value_scales = (

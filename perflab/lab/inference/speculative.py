@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.inference.cache import KVCache
-from perflab.lab.inference.generate import GREEDY, LanguageModel, Prompts, padded, prefill, until_stop
+from perflab.lab.inference.generate import GREEDY, LanguageModel, Prompts, check_empty, padded, prefill, until_stop
 from perflab.lab.inference.sampling import Sampling, draw, probabilities, sample, uniform
 from perflab.lab.inference.slots import sent
 
@@ -37,7 +37,7 @@ class Speculated:
     tokens    new tokens of each prompt, as `generate` returns them
     rounds    forward passes of the target after the prompts
     drafted   tokens proposed, of all sequences
-    accepted  of them, those that were kept
+    accepted  of them, those that the target accepted, behind a stop token too
     """
 
     tokens: list[list[int]]
@@ -77,6 +77,8 @@ def generate_speculatively(
         )
     if drafts < 1:
         raise ValueError(f"drafts={drafts}: wanted 1 or more; without drafts use generate()")
+    for one in (cache, draft_cache):
+        check_empty(one, len(prompts))
     rows, counts = padded(prompts, model.config, max_new_tokens)
     padded(prompts, draft.config, max_new_tokens)  # fits the draft's context, too
     device = cache.device
@@ -171,7 +173,7 @@ def _propose(
     counts = [len(row) for row in unseen]
     width = max(counts)
     new = sent([[*row, *[0] * (width - len(row))] for row in unseen], cache.device)
-    for _ in range(k):
+    for _ in range(max(k, 1)):  # without room for a draft, too, lest more and more is unseen
         cache.begin(new.shape[1], counts)
         last = sent([max(count - 1, 0) for count in counts], cache.device)
         p = probabilities(draft(new, cache=cache, at=last)[:, 0], sampling)

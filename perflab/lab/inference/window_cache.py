@@ -43,9 +43,10 @@ class WindowCache(KVCache):
             raise ValueError(f"kernel={others['kernel']!r} with a window cache: its slots are no run; give 'sdpa'")
         self.slack, self.ring = slack, min(config.window, config.context_length) + slack
         super().__init__(config, **others)
+        self._furthest = [0] * self.batch_size  # tokens that were written, taken back or not
 
     def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
-        """As of `KVCache`.
+        """As in `KVCache`.
 
         Raises:
             ValueError: more tokens than the slack has room for, behind a prompt.
@@ -56,19 +57,21 @@ class WindowCache(KVCache):
                 f"{self.slack + 1} at most; make it with slack={new_tokens - 1}, or give smaller chunks"
             )
         super().reserve(new_tokens, counts)
+        self._furthest = [max(pair) for pair in zip(self._furthest, self._next_counts(), strict=True)]
 
     def truncate(self, counts: Sequence[int]) -> None:
-        """As of `KVCache`.
+        """As in `KVCache`.
 
         Raises:
             ValueError: more tokens are taken back than the slack has kept.
         """
-        if any(held - count > self.slack for held, count in zip(self.counts, counts, strict=True)):
+        if any(0 < count < furthest - self.slack for furthest, count in zip(self._furthest, counts, strict=True)):
             raise ValueError(
-                f"truncate({list(counts)}) with {self.counts} tokens: a ring with slack={self.slack} keeps no more; "
-                "make it with a larger slack"
+                f"truncate({list(counts)}) after {self._furthest} tokens: a ring with slack={self.slack} keeps no "
+                "more; make it with a larger slack"
             )
         super().truncate(counts)
+        self._furthest = [furthest if count else 0 for furthest, count in zip(self._furthest, counts, strict=True)]
 
     def _allocated(self, dtype: torch.dtype, device: torch.device) -> Slots:
         slots = self.batch_size * self.ring + 1

@@ -133,6 +133,16 @@ def architecture(config: ModelConfig) -> dict[str, int | float | str | bool | No
     return {"num_kv_heads": config.kv_heads, **{name: getattr(config, name) for name in names}}
 
 
+def check_cache(filled: ModelConfig, config: ModelConfig) -> None:
+    """Raise ValueError, naming what differs, if a cache for one model is given to another function's."""
+    if filled is config:
+        return
+    ours, others = architecture(config), architecture(filled)
+    differ = [f"{name}={others.get(name)!r} for {value!r}" for name, value in ours.items() if others.get(name) != value]
+    if differ:
+        raise ValueError(f"the cache is another model's: {', '.join(differ)}; make it with this model's config")
+
+
 def feed_forward_matrices(config: ModelConfig) -> int:
     """Matrices d x F of one feed-forward, f."""
     return 3 if config.feed_forward == "swiglu" else 2

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from perflab.lab import kernels
 from perflab.lab.attention import attention
 from perflab.lab.attention.scoring import Settings
-from perflab.lab.models.config import ModelConfig, architecture
+from perflab.lab.models.config import ModelConfig, check_cache
 from perflab.lab.models.recompute import check_checkpointing, run_block
 
 
@@ -332,8 +332,8 @@ class TransformerLM(nn.Module):
                 f"{self.config.context_length}; build the model with context_length={tokens.shape[1]} or "
                 "shorten the batch"
             )
-        if cache is not None and cache.config is not self.config:
-            _check_cache(cache.config, self.config)
+        if cache is not None:
+            check_cache(cache.config, self.config)
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + (self.positions.weight[: tokens.shape[1]] if cache is None else self.positions(cache.positions))
@@ -351,13 +351,6 @@ class TransformerLM(nn.Module):
     def extra_repr(self) -> str:
         """The configuration, where `print(model)` shows it."""
         return repr(self.config)
-
-
-def _check_cache(filled: ModelConfig, config: ModelConfig) -> None:
-    ours, others = architecture(config), architecture(filled)
-    differ = [f"{name}={others.get(name)!r} for {value!r}" for name, value in ours.items() if others.get(name) != value]
-    if differ:
-        raise ValueError(f"the cache is another model's: {', '.join(differ)}; make it with this model's config")
 
 
 def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
