@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -196,8 +197,8 @@ def test_what_each_call_keeps_is_one_part_that_is_called_so_and_adds_up_whenever
         assert found.problem is None
         assert sum(part.change_bytes for part in found.parts) == gate.peak_bytes - base.peak_bytes
         texts = peak_texts(found, most=20)
-        (kept,) = (text for text in texts if text.endswith(", kept"))
-        assert "tests/harness/test_peaks.py:" in kept
+        (kept,) = (text for text in texts if ", kept at " in text)
+        assert re.search(r", kept at tests/harness/test_peaks\.py:\d+ in history of call, a list of \d+$", kept)
         assert any(f"calls {calls} before" in text for text in texts)
 
 
