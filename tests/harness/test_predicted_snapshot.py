@@ -24,7 +24,7 @@ SETITEM SETITEMS SHORT_BINUNICODE STOP TUPLE TUPLE1 TUPLE2 TUPLE3
 """Opcodes of a pickle that ``unpickle`` in PyTorch's ``torch/utils/viz/MemoryViz.js`` reads."""
 WEIGHT = Place("", "blocks.*.attention.q", "model.py:12")
 SCORES = Place("forward", "blocks.*.attention", "perflab/lab/attention/naive.py:45")
-BACKWARD = Place("backward", "blocks.*.attention", "perflab/lab/attention/naive.py:45")
+BACKWARD = Place("backward", "blocks.*.attention", "perflab/lab/attention/naive.py:45", in_backward=True)
 HELD = (Alloc(0, 3 * MIB, WEIGHT, "", Layer("blocks", 0)), Alloc(1, 700, Place("", "head", ""), ""))
 EVENTS: tuple[Event, ...] = (
     Alloc(2, 12 * MIB + 100, SCORES, "aten::mm", Layer("blocks", 17)),
