@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from perflab.lab.inference import sampling as sampling_module
+from perflab.lab.inference import speculative as speculative_module
+from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.generate import generate
 from perflab.lab.inference.sampling import Sampling, draw, probabilities, sample, uniform
 from perflab.lab.inference.speculative import generate_speculatively, verify
+from perflab.lab.models import ModelConfig
 from tests.correctness.inference import PLAIN, PROMPTS, cache_of, model_of
 
 pytestmark = pytest.mark.correctness
@@ -183,17 +187,79 @@ def test_speculation_that_is_wrong_on_purpose_fails(wrong: Verify) -> None:
     assert chi_square(frequencies(pairs, V * V), wanted) < 1e-6
 
 
+class Table:
+    """A model whose next token depends on the last one alone: rows of logits, (V, V)."""
+
+    config = ModelConfig(vocab_size=V, context_length=8, d_model=2, d_ff=2, num_layers=1, num_heads=1)
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits.float()
+
+    def __call__(self, tokens: Tensor, cache: KVCache | None = None, at: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T, V), or of the tokens `at` alone."""
+        if at is not None:
+            tokens = tokens.gather(1, at[:, None])
+        return self.logits[tokens]
+
+
+def speculated_pairs(drafts: int) -> tuple[Tensor, Tensor]:
+    """The first two tokens that `generate_speculatively` makes for ROUNDS prompts, and what they are drawn from."""
+    draft = torch.stack([logits_of(100 + n) for n in range(V)])
+    target = torch.stack([logits_of(500 + n) for n in range(V)]) / 2 + draft / 2  # alike, so that drafts are accepted
+    caches = [KVCache(Table.config, batch_size=ROUNDS) for _ in range(2)]
+    made = generate_speculatively(
+        Table(target),
+        Table(draft),
+        [[0]] * ROUNDS,
+        max_new_tokens=4,
+        cache=caches[0],
+        draft_cache=caches[1],
+        drafts=drafts,
+        sampling=Sampling(temperature=1.0),
+    )
+    assert 0.2 < made.accepted / made.drafted < 0.9
+    p = target.softmax(-1)
+    pairs = torch.tensor([row[1:3] for row in made.tokens])  # the first token is of the prompt
+    after = p[0] @ p
+    return pairs[:, 0] * V + pairs[:, 1], (after[:, None] * p).flatten()
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_whole_speculation_draws_from_the_target_s_distribution(drafts: int) -> None:
+    pairs, wanted = speculated_pairs(drafts)
+    assert chi_square(frequencies(pairs, V * V), wanted) > 1e-6
+
+
+def test_whole_speculation_with_other_probabilities_than_drafts_were_drawn_from_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The mistake of transformers#47932."""
+    right = speculative_module._propose
+
+    def propose(*arguments: Any) -> tuple[Tensor, Tensor]:
+        tokens, drawn_from = right(*arguments)
+        return tokens, (drawn_from.log() / 1.3).softmax(-1)
+
+    monkeypatch.setattr(speculative_module, "_propose", propose)
+    pairs, wanted = speculated_pairs(3)
+    assert chi_square(frequencies(pairs, V * V), wanted) < 1e-6
+
+
 def test_greedy_tokens_of_speculation_differ_only_where_logits_nearly_tie() -> None:
     """Rows of a product of k + 1 rows round otherwise than one row alone (vllm#41758), so equality would be luck."""
-    model, draft = model_of(PLAIN).bfloat16(), model_of(PLAIN, seed=1).bfloat16()
+    model, draft = model_of(PLAIN).bfloat16(), model_of(PLAIN).bfloat16()
+    with torch.no_grad():
+        for p in draft.parameters():
+            p += 0.05 * p.std() * torch.randn_like(p)  # like the model, or nothing is accepted
     plain = generate(model, PROMPTS, max_new_tokens=60, cache=cache_of("contiguous", PLAIN, 4, dtype=torch.bfloat16))
-    speculated = generate_speculatively(
+    made = generate_speculatively(
         model, draft, PROMPTS, max_new_tokens=60, cache=cache_of("contiguous", PLAIN, 4, dtype=torch.bfloat16),
         draft_cache=cache_of("contiguous", PLAIN, 4, dtype=torch.bfloat16),
-    ).tokens  # fmt: skip
+    )  # fmt: skip
+    assert made.accepted > 0.3 * made.drafted
     exact = model_of(PLAIN)
     exact.load_state_dict(model.state_dict())
-    for prompt, one, other in zip(PROMPTS, plain, speculated, strict=True):
+    for prompt, one, other in zip(PROMPTS, plain, made.tokens, strict=True):
         same = next((n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
         with torch.no_grad():
             row = torch.tensor([[*prompt, *one[:same]]])

@@ -227,6 +227,16 @@ def test_advice_on_inference_follows_from_turns_and_peaks_alone() -> None:
     assert findings_of("inference switches", rows) == []
 
 
+def test_a_load_says_from_where_on_it_falls_behind() -> None:
+    def load(offered: float, done: float) -> Result:
+        return case("test_load", {"load": offered}, facts={"offered_per_s": offered, "requests_per_s": done})
+
+    few, many, most = load(1.0, 0.99), load(4.0, 3.9), load(8.0, 5.0)
+    assert findings_of("load", [few, many, most]) == ["falls behind at 8 requests/s, keeps up with 4"]
+    assert findings_of("load", [few, many]) == ["keeps up with 4 requests/s, the most that was offered"]
+    assert findings_of("load", [most]) == ["falls behind at 8 requests/s, the least that was offered"]
+
+
 def test_decode_says_what_share_of_a_copy_s_rate_it_reads_at() -> None:
     facts = {"read_bytes": 2**20, "copy_bytes_per_s": 2**20 / 0.005}
     one = case("test_decode", {"model_name": "tiny", "batch": 1}, 10.0, facts)

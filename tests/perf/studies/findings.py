@@ -13,7 +13,7 @@ from perflab import Record, Replicate, Result
 from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
-from .inference_findings import decode_findings, switch_findings
+from .inference_findings import decode_findings, load_findings, switch_findings
 from .precision_findings import precision_findings
 from .profile_findings import profile_findings
 from .recommendation import LEAST_TIME, ladder_findings, number, optimisation_findings, result_parameters
@@ -221,6 +221,7 @@ FINDINGS: Mapping[str, Callable[[Sequence[Result]], list[str]]] = {
     "where the time goes": profile_findings,
     "decode": decode_findings,
     "inference switches": switch_findings,
+    "load": load_findings,
 }
 """By title of the study."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perflab import Result
+from perflab.serving import saturation
 
 from .recommendation import LEAST_TIME, number, result_parameters
 
@@ -65,6 +66,25 @@ def switch_findings(results: Sequence[Result]) -> list[str]:
             told += f", peak {worth.peak - 1:+.0%}"
         lines.append(f"{name}: {told}: {worth.advice()}")
     return lines
+
+
+def load_findings(results: Sequence[Result]) -> list[str]:
+    """Between which offered rates the scheduler begins to fall behind."""
+    completed: dict[float, float] = {}
+    for one in results:
+        facts = one.record.facts if one.record is not None else {}
+        offered, done = number(facts.get("offered_per_s")), number(facts.get("requests_per_s"))
+        if offered and done:
+            completed[offered] = done
+    if not completed:
+        return []
+    keeps_up, falls_behind = saturation(completed)
+    if falls_behind is None:
+        return [f"keeps up with {max(completed):.3g} requests/s, the most that was offered"]
+    return [
+        f"falls behind at {falls_behind:.3g} requests/s"
+        + (f", keeps up with {keeps_up:.3g}" if keeps_up is not None else ", the least that was offered")
+    ]
 
 
 def _peak_ratio(one: Result, base: Result) -> float | None:
