@@ -357,7 +357,7 @@ WRONG = [
         (Scheduler, "_preempt"),
         _preempted_keeps_its_pages,
         _schedule(4),
-        "requests are left waiting for ever",
+        "a request of 17 tokens waits, none runs, and 0 of 4 pages are free",
     ),
     WrongInference(
         "a cancelled request keeps its pages",
