@@ -75,7 +75,7 @@ def test_decode(perf: Perf, device: torch.device, model_name: str, context: int,
     assert logits.shape == (batch, 10_000)
 
 
-@pytest.mark.perf(study="the next token", columns="mean, tokens/s, peak", versus="way=recomputed", budget=6)
+@pytest.mark.perf(study="the next token", columns="mean, tokens/s, peak", versus="way=recomputed", budget=15)
 @pytest.mark.parametrize("way", ["recomputed", "cached"])
 def test_next_token(perf: Perf, device: torch.device, model_name: str, context: int, way: str) -> None:
     """What the cache is for: the next token from it, and from a forward of the whole sequence."""
