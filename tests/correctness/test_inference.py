@@ -239,6 +239,19 @@ def test_numbers_that_overflowed_in_one_request_reach_no_other() -> None:
         assert made[number] == generate(model, [prompt], max_new_tokens=30, cache=cache_of("contiguous", PLAIN, 1))[0]
 
 
+@pytest.mark.parametrize("kind", ["contiguous", "ring"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8], ids=["fp64", "int8"])
+def test_what_overflowed_in_a_cache_is_gone_when_it_is_emptied(kind: str, dtype: torch.dtype) -> None:
+    config = CONFIGS["window"]
+    model, cache = model_of(config), cache_of(kind, config, 2, dtype=dtype)
+    fresh = generate(model, PROMPTS[:2], max_new_tokens=12, cache=cache)
+    for layers in (cache.memory.keys, cache.memory.values, cache.memory.key_scales, cache.memory.value_scales):
+        for memory in layers or ():
+            memory.fill_(float("nan") if memory.is_floating_point() else 127)
+    cache.truncate([0, 0])
+    assert generate(model, PROMPTS[:2], max_new_tokens=12, cache=cache) == fresh
+
+
 def test_a_ring_remembers_how_far_it_was_written() -> None:
     config = CONFIGS["window"]
     cache = WindowCache(config, batch_size=1, slack=2, dtype=torch.float64)

@@ -32,6 +32,7 @@ def spend(ms, kib=512):
     return block.numel()
 
 def test_steady(perf):
+    perf.requires(memory_bytes=2**20)
     perf(spend, 20)
 
 def test_work(perf):

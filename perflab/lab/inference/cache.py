@@ -74,6 +74,9 @@ class KVCache:
         ValueError: no sequence, no capacity or more than the model's context; an unknown dtype or kernel.
     """
 
+    _clears = True
+    """Whether the memory is this cache's alone, so that emptying the cache may clear it."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -200,6 +203,8 @@ class KVCache:
         if any(not 0 <= count <= held for count, held in zip(counts, self.counts, strict=True)):
             raise ValueError(f"truncate({list(counts)}) with {self.counts} tokens: wanted no more than there are")
         self.counts = list(counts)
+        if not any(counts) and self._clears:
+            self.memory.clear(slice(None))  # a weight of 0 times NaN is NaN: what overflowed must not come back
         if len(set(counts)) == 1:
             self.lengths.fill_(self.counts[0])
         else:

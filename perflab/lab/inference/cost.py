@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from perflab.lab.models.config import ModelConfig, norm_vectors, parameter_count
+from perflab.lab.inference.quantised import layer_bytes
+from perflab.lab.models.config import ModelConfig, parameter_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +41,6 @@ class DecodeCost:
         """Bytes read, weights and cache."""
         return self.weight_bytes + self.cache_bytes
 
-    def least_seconds(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """Time of the step at least, by the slower of memory and arithmetic."""
-        return max(self.read_bytes / bytes_per_s, self.flops / flops_per_s)
-
 
 def cache_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that a cache keeps of one token of one sequence."""
@@ -60,11 +57,12 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, bits: int | None = 
         bits: 8 or 4: of the matrices, if they are quantised (`quantised.py`); None: as all others.
         group_size: of 4 bits, weights with one scale.
     """
-    parameters = parameter_count(config)
+    parameters, matrices = parameter_count(config), _matrices(config)
     if bits is None:
         return parameters * dtype.itemsize
-    kept, quantised, scales = _split(config, parameters, bits, group_size)
-    return kept * dtype.itemsize + quantised * bits // 8 + scales * 4  # scales are float32
+    kept = parameters - sum(d_in * d_out for d_in, d_out in matrices)
+    quantised = sum(layer_bytes(d_in, d_out, bits=bits, group_size=group_size) for d_in, d_out in matrices)
+    return kept * dtype.itemsize + quantised
 
 
 def decode_cost(
@@ -84,29 +82,19 @@ def decode_cost(
     if config.positions == "learned":
         read -= (config.context_length - batch_size) * config.d_model * dtype.itemsize
     seen = context if config.window is None else min(context, config.window)
-    norms = config.num_layers * 2 * norm_vectors(config) * config.d_model + norm_vectors(config) * config.d_model
-    tables = embedding + (config.context_length * config.d_model if config.positions == "learned" else 0)
-    products = 2 * batch_size * (parameter_count(config) - tables - norms)
+    weights = sum(d_in * d_out for d_in, d_out in _matrices(config))
+    if config.tied_head:
+        weights += config.vocab_size * config.d_model
     attention = 4 * batch_size * config.num_layers * seen * config.d_model
     return DecodeCost(
         weight_bytes=read + rows,
         cache_bytes=batch_size * seen * cache_bytes_per_token(config, cache_dtype or dtype),
-        flops=products + attention,
+        flops=2 * batch_size * weights + attention,
     )
 
 
-def largest_batch(memory_bytes: int, taken_bytes: int, context: int, bytes_per_token: int, page_size: int = 1) -> int:
-    """How many sequences of `context` tokens a cache has room for beside what is taken; whole pages each."""
-    pages = -(-context // page_size)
-    return max(0, (memory_bytes - taken_bytes) // (pages * page_size * bytes_per_token))
-
-
-def _split(config: ModelConfig, parameters: int, bits: int, group_size: int) -> tuple[int, int, int]:
-    """How many parameters stay as they are, how many are quantised, and how many scales these have."""
+def _matrices(config: ModelConfig) -> list[tuple[int, int]]:
+    """Inputs and outputs of each linear layer; a tied head is the embedding, and none."""
     d, f, kv = config.d_model, config.d_ff, config.kv_dim
-    # rows x columns of each matrix of a block, and of the head; a tied head is the embedding, and stays.
-    block = [(d, d), (kv, d), (kv, d), (d, d), (f, d), (d, f), *([(f, d)] if config.feed_forward == "swiglu" else [])]
-    matrices = block * config.num_layers + ([] if config.tied_head else [(config.vocab_size, d)])
-    quantised = sum(rows * columns for rows, columns in matrices)
-    scales = sum(rows * (1 if bits == 8 else columns // group_size) for rows, columns in matrices)
-    return parameters - quantised, quantised, scales
+    block = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (f, d), *([(d, f)] if config.feed_forward == "swiglu" else [])]
+    return block * config.num_layers + ([] if config.tied_head else [(d, config.vocab_size)])

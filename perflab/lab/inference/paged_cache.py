@@ -195,6 +195,8 @@ class PagedCache(KVCache):
         others: as of `KVCache`; dtype and device are the pool's, if one is given.
     """
 
+    _clears = False  # the pool clears pages where they are taken again
+
     def __init__(
         self,
         config: ModelConfig,

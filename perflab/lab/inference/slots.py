@@ -88,9 +88,10 @@ class Slots:
             memory[layer].index_copy_(0, slots, rows)
 
     def clear(self, slots: slice) -> None:
-        """Make keys and values of these slots 0, in all layers."""
-        for memory in (*self.keys, *self.values):
-            memory[slots].zero_()
+        """Make keys, values and scales of these slots 0, in all layers."""
+        for layers in (self.keys, self.values, self.key_scales, self.value_scales):
+            for memory in layers or ():
+                memory[slots].zero_()
 
     def copy(self, source: slice, target: slice) -> None:
         """Copy slots onto others, in all layers."""
