@@ -59,17 +59,17 @@ class Serving:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The dtype of the weights."""
         return DTYPES[self.precision]
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of keys and values."""
+        """The dtype of keys and values in the cache."""
         return torch.int8 if self.cache_bits == 8 else self.dtype
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's; its attention takes windows only where it is asked for one."""
+        """The configuration of the model; with a window, its attention is one that has windows."""
         windowed = {"attention": "tiled"} if self.changes.get("window") is not None else {}
         changes = {**windowed, **self.changes}
         return size_config(self.model_name, vocab_size=VOCAB_SIZE, context_length=self.context, **changes)

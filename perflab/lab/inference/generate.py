@@ -51,7 +51,7 @@ def generate(
     chunk: int | None = None,
     how: str = "eager",
 ) -> list[list[int]]:
-    """New tokens of each prompt, up to a stop token, which is the last then, or `max_new_tokens`.
+    """Return the new tokens of each prompt: up to and with a stop token, or `max_new_tokens` of them.
 
     Arguments and errors are those of `stream`. Without stop tokens the host waits once, at the end.
     """
@@ -76,9 +76,9 @@ def stream(
     chunk: int | None = None,
     how: str = "eager",
 ) -> Iterator[Tensor]:
-    """Each step's tokens (B,), on the device; of sequences that have ended they mean nothing.
+    """Yield the tokens (B,) of each step, on the device. Tokens of sequences that have ended mean nothing.
 
-    Leaving the loop cancels. Errors come with the first step, not with the call.
+    Leave the loop to cancel. Errors are raised by the first step, not by the call.
 
     Args:
         model: what is asked; its `config` sizes the cache.
@@ -115,7 +115,9 @@ def stream(
 def prefill(
     model: LanguageModel, tokens: Tensor, cache: KVCache, counts: Sequence[int], chunk: int | None = None
 ) -> Tensor:
-    """Put prompts (B, T) into a cache; logits (B, V) behind the last of the `counts` tokens of each sequence.
+    """Put prompts (B, T) into a cache, and return the logits (B, V) behind the last token of each sequence.
+
+    `counts` states how many of the T tokens each sequence has; the others are padding.
 
     Raises:
         ValueError: a chunk of nothing, a cache of another model or of more tokens than its context, or a model in
@@ -149,16 +151,16 @@ def prefill(
 
 
 def until_stop(tokens: Sequence[int], stop: Collection[int]) -> list[int]:
-    """Tokens up to the first stop token, and with it."""
+    """Return the tokens up to and with the first stop token."""
     end = next((n for n, token in enumerate(tokens, 1) if token in stop), len(tokens))
     return list(tokens[:end])
 
 
 def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[list[list[int]], list[int]]:
-    """Prompts as B rows of T tokens, padded with 0 on the right, and their lengths.
+    """Return prompts as B rows of T tokens, padded with 0 on the right, and the length of each.
 
     Raises:
-        ValueError: what `generate` refuses of prompts.
+        ValueError: there is no prompt, an empty one, a token outside the vocabulary, or too many tokens for the context.
     """
     if not prompts:
         raise ValueError("generate() got no prompts: give a list of one or more lists of token ids")

@@ -228,7 +228,7 @@ class PagedCache(KVCache):
         self._update_table()
 
     def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
-        """As in `KVCache`, and take the pages that are missing.
+        """Check the counts of new tokens, and take the pages that are missing.
 
         Raises:
             PoolFullError: there are too few.
@@ -238,13 +238,13 @@ class PagedCache(KVCache):
             self._update_table()
 
     def keep_counts(self) -> None:
-        """As in `KVCache`, for the sequences too."""
+        """Make the new lengths the sequences' own, on the host and in their pages."""
         super().keep_counts()
         for sequence, count in zip(self._sequences, self.counts, strict=True):
             sequence.length = count
 
     def truncate(self, counts: Sequence[int]) -> None:
-        """As in `KVCache`, and give back pages that hold nothing more."""
+        """Forget what sequences have beyond so many tokens, and give back pages that hold nothing more."""
         super().truncate(counts)
         held = [list(sequence.pages) for sequence in self._sequences]
         for sequence, count in zip(self._sequences, counts, strict=True):

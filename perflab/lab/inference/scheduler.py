@@ -115,7 +115,7 @@ class Scheduler:
         return not self._waiting and not self._running
 
     def submit(self, request: Request) -> int:
-        """Queue a request; its number, by which `step` names it.
+        """Queue a request, and return the number by which `step` names it.
 
         Raises:
             ValueError: its prompt is empty, has tokens outside the vocabulary, or with its new tokens exceeds the
@@ -145,13 +145,13 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self) -> list[Made]:
-        """Do the work of one step; the tokens that it made, in the order in which their requests were admitted."""
+        """Do the work of one step, and return its tokens in the order in which their requests were admitted."""
         self._admit()
         made = {**self._prefill(), **self._decode()}
         return [self._take(active, made[active.number]) for active in list(self._running) if active.number in made]
 
     def run(self) -> dict[int, list[int]]:
-        """Step until every request is done; the new tokens of each that was queued before."""
+        """Step until every request is done, and return the new tokens of each request by number."""
         tokens: dict[int, list[int]] = {active.number: [] for active in (*self._running, *self._waiting)}
         while not self.is_idle:
             for made in self.step():

@@ -58,7 +58,7 @@ class Slots:
 
     @property
     def num_slots(self) -> int:
-        """S."""
+        """The number of slots in a layer, S."""
         return self.keys[0].shape[0]
 
     @property
@@ -68,7 +68,7 @@ class Slots:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """The device on which keys and values lie."""
         return self.keys[0].device
 
     @property

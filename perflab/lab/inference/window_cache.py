@@ -46,7 +46,7 @@ class WindowCache(KVCache):
         self._furthest = [0] * self.batch_size  # tokens that were written, taken back or not
 
     def reserve(self, new_tokens: int, counts: Sequence[int] | None = None) -> None:
-        """As in `KVCache`.
+        """Check the counts of new tokens, and note how far the ring will be written.
 
         Raises:
             ValueError: more tokens than the slack has room for, behind a prompt.
@@ -60,10 +60,10 @@ class WindowCache(KVCache):
         self._furthest = [max(pair) for pair in zip(self._furthest, self._next_counts(), strict=True)]
 
     def truncate(self, counts: Sequence[int]) -> None:
-        """As in `KVCache`.
+        """Forget what sequences have beyond so many tokens; any number may go, or as many as the ring still has.
 
         Raises:
-            ValueError: more tokens are taken back than the slack has kept.
+            ValueError: more tokens are taken back than the slack has kept, and not all.
         """
         if any(0 < count < furthest - self.slack for furthest, count in zip(self._furthest, counts, strict=True)):
             raise ValueError(
