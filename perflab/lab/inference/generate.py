@@ -160,7 +160,7 @@ def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[
     """Return prompts as B rows of T tokens, padded with 0 on the right, and the length of each.
 
     Raises:
-        ValueError: there is no prompt, an empty one, a token outside the vocabulary, or too many tokens for the context.
+        ValueError: there is no prompt, an empty one, a token outside the vocabulary, or too many tokens in all.
     """
     if not prompts:
         raise ValueError("generate() got no prompts: give a list of one or more lists of token ids")
