@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from perflab.data import Amount, Data, Parameters, Positive
 from perflab.measure.records import OutOfMemory, Record, Replicate
-from perflab.profiles.records import Profile
 from perflab.records import Environment, ExactEnvironment
 
 
@@ -59,8 +58,9 @@ class Timed(Data, frozen=True):
     """Of what was saved before exact quantities stood apart."""
     accepted: list[Accepted] = []
     """The latest accepted changes, oldest first."""
-    profile: Profile | None = None
-    """Where the time of a call went, if that was asked for when it was saved."""
+    profile: str | dict[str, object] | None = None
+    """Where the time of a call went, as `perflab.profiles.stored` packs it; None where no profile was taken. Rows that
+    older versions stored are a dict, which explains nothing."""
     noisy: list[str] = []
     """What is wrong with the replicates, as sentences: what disturbed them, and that they differ too much."""
     commit: str | None = None

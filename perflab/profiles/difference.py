@@ -7,18 +7,11 @@ A row that is called as often as before is named only if its change stands out o
 from __future__ import annotations
 
 from perflab.data import changed
-from perflab.profiles.compact import (
-    as_counted_before,
-    like_compact,
-    with_one_gap,
-    without_dispatch,
-    without_plain_python,
-)
 from perflab.profiles.facts import Key, Total, facts_of, totals_of
-from perflab.profiles.longer import common_ratio, pooled, slower, varying
+from perflab.profiles.longer import common_ratio, slower, varying
 from perflab.profiles.parts import first_told, host_parts, parts_of
 from perflab.profiles.python_change import python_parts
-from perflab.profiles.records import BACKWARD, DISPATCH, ON_HOST, Explanation, Profile, ProfileRow
+from perflab.profiles.records import DISPATCH, ON_HOST, PYTHON, Explanation, Profile, ProfileRow
 from perflab.profiles.wholes import wholes
 from perflab.units import format_count, format_ns, format_signed
 
@@ -58,13 +51,12 @@ def explain(
     (before, plain_before), (now, plain_now) = _without_plain(base), _without_plain(head)
     facts = facts_of(before, now)
     known = {one.key for one in facts}
-    # Of a compact profile only some operators of a module have their places: they are no telling of all of it.
     called = {  # where it is called from another line too, that one is what is new
         name: next((line for line in reversed(lines) if line not in base.called.get(name, [])), lines[-1])
         for name, lines in head.called.items()
         if lines
     }
-    parts = parts_of(facts, [] if base.is_compact else wholes(before, now, facts), now, called)
+    parts = parts_of(facts, wholes(before, now, facts), now, called)
     seen_ns = head.explained_ns - base.explained_ns
     whole_ns = abs(change_ns if change_ns is not None else seen_ns)
     least_ns, most_ns = _interval(change_ns or 0.0, interval_ns)
@@ -82,7 +74,6 @@ def explain(
         parts += [part for part, is_certain in plain if is_certain and not part.more and part.change_ns * change_ns > 0]
     elif change_ns is None:
         parts += varying(before, now, known)
-        parts += pooled(before, now) if base.is_compact else []
     else:
         common = common_ratio(before, now, known)
         if min(base.calls, head.calls) >= _FEW_CALLS:
@@ -95,9 +86,7 @@ def explain(
                 "clocks, or what is installed, and no operator by itself"
             )
     if base.device != "cpu":
-        parts = [
-            changed(part, category=ON_HOST) if DISPATCH in (part.category, part.operator) else part for part in parts
-        ]
+        parts = [changed(part, category=ON_HOST) if part.category == DISPATCH else part for part in parts]
     parts += host_parts(base, head, with_launches=not facts)
     if change_ns is None and not parts:
         problem = _not_kept(base)
@@ -130,31 +119,24 @@ def _without_plain(profile: Profile) -> tuple[dict[Key, Total], list[ProfileRow]
 
 
 def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
-    """Both with what both of them know."""
-    if not (base.has_plain and head.has_plain):
-        base, head = without_plain_python(base), without_plain_python(head)
-    if set(base.gaps_apart) != set(head.gaps_apart):
-        base, head = with_one_gap(base), with_one_gap(head)
-    if base.counted_once is None and head.counted_once is not None:
-        has_phases = any(row.phase not in ("", BACKWARD) for row in base.rows)
-        base, head = (as_counted_before(one, head, has_phases=has_phases) for one in (base, head))
-    if base.is_compact:
-        head = like_compact(head, base)
-    return (base, head) if base.device == "cpu" else _with_what_tells(base, head)
+    """Both profiles without rows that cannot be compared.
 
-
-def _with_what_tells(base: Profile, head: Profile) -> tuple[Profile, Profile]:
-    """On a GPU without operators that launch nothing, where one of the profiles does not know them or others changed.
-
-    They follow from what is done on the device.
+    Lines of plain Python go where only one profile watched them. On a GPU operators that launch nothing follow from
+    what is done on the device, and go where operators that launch changed.
     """
-    both = without_dispatch(base), without_dispatch(head)
-    launched = (totals_of(one.rows) for one in both)
-    return (base, head) if _has_dispatch(base) and _has_dispatch(head) and not facts_of(*launched) else both
+    if not (base.has_plain and head.has_plain):
+        base, head = _with_plain_unnamed(base), _with_plain_unnamed(head)
+    if base.device == "cpu":
+        return base, head
+    launch = [changed(one, rows=[row for row in one.rows if row.category != DISPATCH]) for one in (base, head)]
+    return (launch[0], launch[1]) if facts_of(*(totals_of(one.rows) for one in launch)) else (base, head)
 
 
-def _has_dispatch(profile: Profile) -> bool:
-    return any(row.category == DISPATCH for row in profile.rows)
+def _with_plain_unnamed(profile: Profile) -> Profile:
+    """The profile with the time of lines of plain Python in ``python``, and without their calls."""
+    rows = [changed(row, operator="", line="", code="") if row.is_plain else row for row in profile.rows]
+    rows = [row for row in rows if row.category != PYTHON or not row.within]
+    return changed(profile, rows=rows, has_plain=False)
 
 
 def _interval(change_ns: float, given_ns: tuple[float, float] | None) -> tuple[float, float]:
@@ -181,7 +163,5 @@ def _of_one_device(profile: Profile) -> Profile:
 
 def _not_kept(base: Profile) -> str:
     """Why a count that became worse has no cause."""
-    is_known = base.device == "cpu" or _has_dispatch(base)
-    none = "no operator" if is_known else "nothing that launches a kernel or waits for the device"
     lacks = "; CUDA's calls are not known of both" if base.device != "cpu" and not base.cuda_calls else ""
-    return f"{none} is called more often: a profile does not keep what this count counts{lacks}"
+    return f"no operator is called more often: a profile does not keep what this count counts{lacks}"

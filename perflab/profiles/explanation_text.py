@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perflab.profiles.records import (
-    DISPATCH,
     KEPT_BEFORE,
     LET_GO,
     ON_HOST,
@@ -28,7 +27,6 @@ _MODULES = 3
 _LINES = 2
 """Further lines of an edit that are named."""
 _ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
-_CALLED = {DISPATCH: "of PyTorch's own operators, such as views"}
 _RESOLUTION = 0.001
 """Share of the change below which what is unexplained is none."""
 MOST = 5
@@ -159,11 +157,11 @@ def _what(part: Part, *, brief: bool) -> str:
         return f"{abs(part.more):g} {part.operator}{way}{others}{where if part.module else ''}{line}"
     many = _many(part.more)
     if part.more and part.inputs == VARY:
-        return f"about {many} {_CALLED.get(part.operator, part.operator)} a call (it varies){where}{line}"
+        return f"about {many} {part.operator} a call (it varies){where}{line}"
     if part.more:
         by = f" within {part.within}" if part.within else ""
         instead = f" instead of {', '.join(part.instead_of)}" if part.instead_of else ""
-        return f"{many} {_CALLED.get(part.operator, part.operator)}{by}{others}{instead}{where}{line}"
+        return f"{many} {part.operator}{by}{others}{instead}{where}{line}"
     if part.shapes:
         return f"{part.operator} on other inputs, {part.shapes}{where}{line}"
     if part.operator in UNNAMED:

@@ -10,7 +10,7 @@ from statistics import median
 from perflab.data import changed
 from perflab.profiles.facts import HALF, Key, Total, shifts_of
 from perflab.profiles.new_calls import Calls, Shifts
-from perflab.profiles.records import ANY_GAP, DISPATCH, GAPS, OTHER_THREAD, PYTHON, UNNAMED, VARY, Part
+from perflab.profiles.records import GAPS, OTHER_THREAD, PYTHON, UNNAMED, Part
 
 SPREADS = 4.0
 """Standard deviations of a row, from call to call, that its change must exceed."""
@@ -21,7 +21,7 @@ WORTH = 0.2
 _COMMON_OF = 5
 """Operators that must have become slower alike, each with a share of the time worth speaking of."""
 _COMMON_SHARE = 0.01
-_GAPS = (*GAPS, OTHER_THREAD, ANY_GAP)
+_GAPS = (*GAPS, OTHER_THREAD)
 
 
 def slower(
@@ -82,15 +82,6 @@ def varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Ke
     keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
     found = (_longer(key, before.get(key, Total()), now.get(key, Total()), 0.0) for key in keys)
     return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
-
-
-def pooled(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Part]:
-    """PyTorch's own work of a compact profile, which is one row: how many calls it has more or less."""
-    key = (DISPATCH, "", "")
-    old, new = before.get(key, Total()), now.get(key, Total())
-    more, varies = round(new.instances - old.instances, 2), old.varies or new.varies
-    part = Part(change_ns=0.0, operator=DISPATCH, more=more, inputs=VARY if varies else "", category=DISPATCH)
-    return [part] if abs(more) > HALF else []
 
 
 def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> float:

@@ -62,7 +62,7 @@ def first_told(part: Part) -> tuple[bool, bool, bool, bool, float, str]:
     """Sorts parts by how likely they are the cause, the most likely first.
 
     Views alone are none: they follow from what is done with them. Nor is what is no more done. Whole modules are most
-    of what changed, and what else did follows from that. A stored profile knows no place of most.
+    of what changed, and what else did follows from that.
     """
     return (
         part.category == DISPATCH,
@@ -233,7 +233,7 @@ def launches_and_waits(calls: Iterable[CudaCall]) -> list[CudaCall]:
 def host_parts(base: Profile, head: Profile, *, with_launches: bool) -> list[Part]:
     """A part for each call of CUDA that the host makes more or less often: facts without a time of their own.
 
-    The most calls first; none where a profile was stored that does not know them.
+    The most calls first; none where a profile has no calls of CUDA.
 
     Args:
         base, head: profiles of one case.

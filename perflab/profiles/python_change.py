@@ -25,7 +25,7 @@ _FACT = 0.05
 
 @dataclass
 class _Line:
-    """A line of one profile, or all lines of a function of which a compact one keeps no more."""
+    """A line of plain Python in one profile."""
 
     line: str = ""
     often: float = 0.0

@@ -144,7 +144,6 @@ class Reading:
             cost=self.cost.as_seen(longer_ns, [self.sums[at].values() for at in quiet]),
             notes=said,
             cuda_calls=self.cuda_calls,
-            counted_once=sorted({one.name for one in self.known if one.entries > 1}) if device == "cpu" else [],
         )
 
     def _by_call(self, recorded: Recorded) -> dict[int, Known]:

@@ -15,10 +15,6 @@ GAPS = ("host wait", "launches", "kernel wait", PYTHON)
 """Categories that are no operator's."""
 OTHER_THREAD = "another thread"
 OTHER = "other"
-ADDED = ("launches", OTHER_THREAD)
-"""On a GPU, what was added later: a profile that was stored before has this time within its gaps, or in ``other``."""
-ANY_GAP = "gaps"
-"""All gaps on a GPU together, where two profiles divide them differently. No profile has such a row."""
 DISPATCH = "dispatch"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 """Phases of a training step. In a case without phases, autograd's nodes and PyTorch's range around an optimizer's step
@@ -27,8 +23,8 @@ tell which of them an operator is of.
 Where a case has phases, their names are the user's, and no code asks for one of them, but for what only these three
 tell: that a backward or an optimizer is one which is written by hand, and has neither nodes nor that range.
 """
-UNNAMED = (*GAPS, OTHER_THREAD, ANY_GAP, DISPATCH)
-"""Categories that stand in an operator's place: of gaps, and of PyTorch's own work in a compact profile."""
+UNNAMED = (*GAPS, OTHER_THREAD, DISPATCH)
+"""Categories that stand in an operator's place: gaps, and PyTorch's own work."""
 
 
 class ProfileRow(Data, frozen=True):
@@ -104,8 +100,8 @@ class CudaCall(Data, frozen=True):
     time_ns: Share
 
 
-class Profile(Data, frozen=True):
-    """Where the time of one call went."""
+class Profile(Data, frozen=True, forbid_unknown_fields=False):
+    """Where the time of one call went. Fields of older versions are passed over when a saved run is read."""
 
     device: str
     """``cpu`` or ``cuda``."""
@@ -120,18 +116,11 @@ class Profile(Data, frozen=True):
     rows: list[ProfileRow] = []
     """The most time first."""
     notes: list[str] = []
-    is_compact: bool = False
-    """Whether it was cut for a baseline: a row without places then stands for all further calls of its operator."""
     called: dict[str, list[str]] = {}
     """By module, the lines from which it is called, each with those that called it, ``net.py:9 < train.py:5``; where a
     checkpoint runs it, those from the checkpoint's on. Of ``""``, the lines that run a backward."""
     devices: Annotated[int, msgspec.Meta(ge=1)] = 1
     """How many devices the rows are of. Each has a timeline as long as the call."""
-    gaps_apart: list[str] = []
-    """On a GPU, which of ``ADDED`` have rows of their own; none in a profile that was stored before there were any."""
-    counted_once: list[str] | None = None
-    """On a CPU, operators that the profiler records more than once a call, under autocast for example; None in a
-    profile that was stored when these counted as often, and when a case without phases had no forward."""
     has_plain: bool = False
     """On a CPU, whether lines of plain Python have rows of their own. They are no part of ``python``'s others then."""
     cuda_calls: list[CudaCall] = []

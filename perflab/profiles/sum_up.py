@@ -8,7 +8,7 @@ from statistics import fmean
 
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.host import Key, Sum
-from perflab.profiles.records import ADDED, CudaCall, Profile, ProfileRow
+from perflab.profiles.records import CudaCall, Profile, ProfileRow
 
 
 def summed_up(
@@ -21,13 +21,12 @@ def summed_up(
     cost: Cost = FREE,
     notes: Sequence[str] = (),
     cuda_calls: Sequence[Mapping[str, Sum]] = (),
-    counted_once: Sequence[str] = (),
 ) -> Profile:
     """The mean of the quiet calls, row by row.
 
     ``calls`` have the divided time of each profiled call, and ``quiet`` says which of them count; ``timer_ns`` is of
     one that is not profiled. ``cost``, what the profiler adds, is taken off. ``cuda_calls`` are those of the host by
-    name, of each call; none: they are not known. ``counted_once`` as in ``Profile``.
+    name, of each call; none: they are not known.
     """
     counted = [calls[at] for at in quiet]
     keys = dict.fromkeys(key for call in counted for key in call)
@@ -41,8 +40,6 @@ def summed_up(
         rows=rows,
         notes=list(notes),
         devices=len({row.device for row in rows}) or 1,
-        gaps_apart=list(ADDED) if device == "cuda" else [],
-        counted_once=list(counted_once),
         cuda_calls=_cuda_calls([cuda_calls[at] for at in quiet]) if cuda_calls else [],
     )
 

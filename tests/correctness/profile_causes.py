@@ -36,11 +36,11 @@ from perflab.measure.counts import CallCounter
 from perflab.measure.measurement import stopwatch_for
 from perflab.measure.memory import measure_memory
 from perflab.measure.workload import Step, Workload
-from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.records import DISPATCH, GAPS, VARY, Explanation, Part, Peak, Profile
+from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.take_peak import take_peak
 from tests.correctness.functions import function_at
@@ -156,6 +156,13 @@ def small(kind: str, text: str) -> Side:
     return Side(profile, take_peak(workload, CPU), memory.peak_bytes, counter.counts)
 
 
+def stored(profile: Profile) -> Profile:
+    """The profile as a baseline gives it back."""
+    back = unpacked(packed(profile))
+    assert back is not None
+    return back
+
+
 def said_first(base: Side, before: Profile, head: Side) -> str:
     """The first line of the cause, as a failing case has it; empty where no case would fail."""
     if any(count > base.counts.get(name, 0) for name, count in head.counts.items()):
@@ -190,7 +197,7 @@ def small_models() -> int:
         assert original.count(edit.was) == 1, edit
         text, base = original.replace(edit.was, edit.now), bases[edit.kind]
         head = small(edit.kind, text)
-        said = [said_first(base, before, head) for before in (base.profile, compact(base.profile))]
+        said = [said_first(base, before, head) for before in (base.profile, stored(base.profile))]
         is_right = [names(edit, text, one) for one in said]
         right = [sum(pair) for pair in zip(right, is_right, strict=True)]
         yes = " | ".join("yes" if one else "NO" for one in is_right)
@@ -224,7 +231,7 @@ def python_edits(folder: Path) -> int:
     for edit in PYTHON_EDITS:
         first, head, again, last = (of_python(text, folder) for text in (MODULE, edit.module, edit.module, MODULE))
         base, head = min(first, last, key=_timer_ns), min(head, again, key=_timer_ns)
-        both = explained(base, head), explained(compact(base), head)
+        both = explained(base, head), explained(stored(base), head)
         right = [
             bool(one.parts) and one.parts[0].module == edit.function and edit.is_at(one.parts[0].line) for one in both
         ]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from perflab.compared.run import evidence
 from perflab.data import changed
-from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.events import name_and_scope
 from perflab.profiles.explanation_text import explanation_texts
@@ -37,19 +36,6 @@ def test_a_module_that_does_its_own_work_again_and_not_that_of_one_within_it_is_
     assert (
         said(mlp(1), mlp(2), 2e6)[0] == "+2.00 ms 2 more aten::linear, with aten::mm in the forward of mlp (model.py:8)"
     )
-
-
-def test_a_stored_profile_keeps_too_few_places_to_say_that_all_of_a_module_is_computed_again() -> None:
-    """It has pooled what is not done again."""
-    others = [row(f"aten::f{at}", (10 + at) * 1e6, 1, "head") for at in range(22)]
-    pooled = [row(f"aten::{name}", 1e5, 8, "X") for name in ("mul", "add")]
-
-    def called(times: int) -> Profile:
-        placed = [row(f"aten::{name}", 8e6 * times, 4 * times, "X") for name in ("sort", "topk")]
-        return profile(*others, *placed, *pooled)
-
-    (first,) = said(compact(called(1)), called(2), 16e6)
-    assert first == "+16.0 ms 4 more aten::sort, with aten::topk in the forward of X (model.py:8)"
 
 
 def test_an_explanation_that_fails_says_so_and_loses_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,9 +301,8 @@ def test_graphs_of_torch_compile_are_one_operator_whatever_their_hash() -> None:
         return profile(PRODUCTS, row(operator, time_ns, 1, "", category="compiled code", line=""))
 
     base, head = compiled("fbdnuqj2p6tzd", 1e6), compiled("fj2paw7zk3o5a", 3e6)
-    for stored in (base, compact(base)):
-        assert said(stored, head, 2e6) == ["+2.00 ms compiled graph slower in forward"]
-        assert explain(stored, head, "main", None).parts == []
+    assert said(base, head, 2e6) == ["+2.00 ms compiled graph slower in forward"]
+    assert explain(base, head, "main", None).parts == []
 
 
 # --- python ------------------------------------------------------------------------------------------------------
@@ -333,13 +318,6 @@ def test_python_that_takes_longer_is_named_with_its_line_where_others_are_noisie
     before = [waits_at(11, 5e6, spread_ns=4e5), waits_at(16, 1e6), at(11, "loss"), at(16, "step")]
     after = [waits_at(11, 4.9e6, spread_ns=4e5), waits_at(12, 3e5), waits_at(17, 1e6), at(11, "loss"), at(17, "step")]
     assert said(profile(*before), profile(*after), 3e5)[0] == "+300 µs more python in backward (train.py:12)"
-    (unplaced, *_) = said(compact(profile(*before)), profile(*after, waits_at(13, 9e6)), 9.2e6)
-    assert unplaced == "+9.20 ms more python in backward"
-
-
-def test_a_stored_profile_has_one_row_of_python_for_all_lines_of_a_module() -> None:
-    kept = compact(profile(PRODUCTS, *(waits_at(number, 1e4) for number in range(40))))
-    assert [(one.line, one.instances, one.time_ns) for one in kept.rows if one.category == "python"] == [("", 40, 4e5)]
 
 
 # --- what takes longer, and varies -------------------------------------------------------------------------------
@@ -391,9 +369,8 @@ def test_waits_for_the_device_are_named_whether_the_time_became_worse_or_their_c
     base = with_calls(on_cuda(PRODUCTS, waits[0]), cudaLaunchKernel=4, cudaMalloc=1)
     head = with_calls(on_cuda(PRODUCTS, waits[1]), cudaLaunchKernel=4, cudaMalloc=9, cudaDeviceSynchronize=12)
     synchronised = "12 more cudaDeviceSynchronize on the host"
-    for stored in (base, compact(base)):
-        assert said(stored, head, None) == [synchronised]
-        assert said(stored, head, 2e6) == ["+2.00 ms more host wait in the forward of head", synchronised]
+    assert said(base, head, None) == [synchronised]
+    assert said(base, head, 2e6) == ["+2.00 ms more host wait in the forward of head", synchronised]
     assert said(base, with_calls(base, cudaLaunchKernel=4, cudaDeviceSynchronize=12), 1e5)[0] == synchronised
     half = with_calls(base, cudaLaunchKernel=4, cudaStreamSynchronize=2.5)
     assert said(base, half, None) == ["about 2.5 more cudaStreamSynchronize a call (it varies) on the host"]
@@ -406,11 +383,10 @@ def test_launches_are_named_where_no_operator_is_called_more_often() -> None:
     assert said(base, more, None) == ["2 more aten::copy_ in the forward of blocks.* (net.py:9)"]
 
 
-def test_pytorch_s_own_work_of_a_stored_profile_is_counted_though_it_has_no_names() -> None:
+def test_pytorch_s_own_work_that_is_called_more_often_is_named_with_its_place() -> None:
     base, head = (profile(PRODUCTS, row("aten::view", 1e4, often, category="dispatch")) for often in (24, 48))
     assert said(base, head, None) == ["24 more aten::view in the forward of m (model.py:8)"]
-    assert said(compact(base), head, None) == ["24 more of PyTorch's own operators, such as views"]
-    assert said(compact(base), base, None)[0].startswith("no operator is called more often")
+    assert said(base, base, None)[0].startswith("no operator is called more often")
 
 
 def test_operators_that_launch_nothing_are_named_on_a_gpu_and_have_no_time() -> None:
@@ -422,11 +398,8 @@ def test_operators_that_launch_nothing_are_named_on_a_gpu_and_have_no_time() -> 
         "+2.00 ms more host wait in the forward of blocks.*",
         "24 more aten::view in the forward of blocks.* on the host",
     ]
-    assert said(compact(base), head, None) == ["24 more of PyTorch's own operators, such as views on the host"]
     copied = changed(head, rows=[*head.rows, copies(2, 1e3, "net.py:9")])  # they follow from it
     assert said(base, copied, None) == ["2 more aten::copy_ in the forward of blocks.* (net.py:9)"]
-    older = on_cuda(PRODUCTS)  # of a profile from before they had rows nothing is said to be more
-    assert said(older, head, None)[0].startswith("nothing that launches a kernel or waits for the device is called")
 
 
 def test_a_count_that_a_profile_does_not_keep_is_said_to_be_none_of_it() -> None:
@@ -434,7 +407,7 @@ def test_a_count_that_a_profile_does_not_keep_is_said_to_be_none_of_it() -> None
     kept = "is called more often: a profile does not keep what this count counts"
     assert said(base, base, None) == [f"no operator {kept}"]
     on_gpu = with_calls(on_cuda(PRODUCTS), cudaLaunchKernel=4)
-    assert said(on_gpu, on_gpu, None) == [f"nothing that launches a kernel or waits for the device {kept}"]
+    assert said(on_gpu, on_gpu, None) == [f"no operator {kept}"]
 
 
 # --- other devices than before -----------------------------------------------------------------------------------

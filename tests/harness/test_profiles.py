@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed, to_json
+from perflab.data import changed, to_json, to_plain
 from perflab.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
-from perflab.profiles.compact import MOST_ROWS, compact, like_compact
 from perflab.profiles.cost import Cost
 from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.difference import explain
@@ -26,7 +27,8 @@ from perflab.profiles.placed import Phase, operators, placed, within
 from perflab.profiles.places import MARK, Where
 from perflab.profiles.reading import Reading, known_of
 from perflab.profiles.recording import Recorded
-from perflab.profiles.records import ADDED, Explanation, Part, Profile, ProfileRow
+from perflab.profiles.records import Explanation, Part, Profile, ProfileRow
+from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
 from perflab.profiles.text import by_category, lines, notes_of
@@ -282,7 +284,6 @@ def test_a_call_that_autocast_enters_twice_counts_once_in_the_type_that_it_compu
         ("aten::to", "2x3 float32", "aten::conv2d"): (1, 10),
         ("aten::mkldnn_convolution", "", "aten::conv2d"): (1, 20),
     }
-    assert told.counted_once == ["aten::conv2d"]
     often = {name: instances for name, _, instances, _ in by_category(told)}
     assert (often["products forward"], often["copies"]) == (1, 1)
 
@@ -494,8 +495,8 @@ def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_f
     found = explain(beside(1e6, 2), beside(4e6, 8), "main", 3e6)
     assert explanation_texts(found, timed=True)[0] == "+3.00 ms more work of another thread"
     assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
-        "nothing that launches a kernel or waits for the device is called more often: a profile does not keep what "
-        "this count counts; CUDA's calls are not known of both"
+        "no operator is called more often: a profile does not keep what this count counts; CUDA's calls are not "
+        "known of both"
     ]
 
 
@@ -586,7 +587,7 @@ def profile(*rows: ProfileRow, timer: float = 0.0) -> Profile:
 
 def on_cuda(*rows: ProfileRow) -> Profile:
     """The same of a GPU, as profiles are now."""
-    return changed(profile(*rows), device="cuda", gaps_apart=list(ADDED))
+    return changed(profile(*rows), device="cuda")
 
 
 def row(operator: str, time_ns: float, instances: float = 1, module: str = "m", **fields: object) -> ProfileRow:
@@ -1064,111 +1065,37 @@ def test_what_could_not_be_looked_into_says_why() -> None:
 # --- kept in a baseline ------------------------------------------------------------------------------------------
 
 
-def _many(modules: int) -> list[ProfileRow]:
-    """Rows of three operators in so many modules, with PyTorch's own work and gaps beside them."""
-    names = [f"blocks.{number}" for number in range(modules)]
-    return [
-        *(row("aten::a", 1000.0 * at, 2, module) for at, module in enumerate(names, start=1)),
-        *(row("aten::b", 1000.0 * at, 2, module) for at, module in enumerate(names, start=1)),
-        *(row("aten::view", 10.0, 4, module, category="dispatch") for module in names),
-        *(row("", 7.0, 0, module, category="python") for module in names),
-        row("aten::once", 1.0, 1, names[0]),
-    ]
-
-
-def test_a_compact_profile_is_short_and_still_knows_how_often_each_operator_is_called() -> None:
-    whole = profile(*_many(100))
-    cut = compact(whole)
-    assert len(cut.rows) <= MOST_ROWS + 5
-    assert cut.explained_ns == pytest.approx(whole.explained_ns, rel=0.01)
-    for name in ("aten::a", "aten::b", "aten::once"):
-        assert sum(one.instances for one in cut.rows if one.operator == name) == sum(
-            one.instances for one in whole.rows if one.operator == name
-        )
-    assert sum(bool(one.line) for one in cut.rows) == MOST_ROWS
-
-
-def test_unchanged_code_has_no_cause_against_a_compact_profile() -> None:
-    whole = profile(*_many(100))
-    found = explain(compact(whole), whole, "stored", 0.0, (-1000.0, 1000.0))
-    assert (found.parts, found.problem) == ([], None)
-    assert like_compact(whole, compact(whole)).rows == compact(whole).rows
-
-
-def test_what_is_new_against_a_compact_profile_is_named_with_its_place_and_what_is_more_with_its_number() -> None:
-    whole = profile(*_many(100))
-    new = profile(*_many(100), row("aten::new", 5.0, 3, "blocks.3"))
-    (part,) = explain(compact(whole), new, "stored", None).parts
-    assert (part.operator, part.module, part.line, part.more) == ("aten::new", "blocks.3", "model.py:8", 3)
-    more = profile(*_many(100), row("aten::a", 5.0, 3, "elsewhere"))
-    (part,) = explain(compact(whole), more, "stored", None).parts
-    assert (part.operator, part.more) == ("aten::a", 3)
-    kept = profile(*_many(3))
-    (part,) = explain(compact(kept), profile(*_many(3), row("aten::a", 5.0, 3, "elsewhere")), "stored", None).parts
-    assert (part.operator, part.module, part.more) == ("aten::a", "elsewhere", 3)
-
-
-def test_dispatch_and_gaps_of_a_compact_profile_are_told_by_their_own_names() -> None:
-    base = profile(*_many(100))
-    rows = (changed(one, time_ns=90 * one.time_ns) if one.category == "dispatch" else one for one in base.rows)
-    found = explain(compact(base), profile(*rows), "stored", 89_000.0, (88_000.0, 90_000.0))
-    assert explanation_texts(found, timed=True)[0] == "+89.0 µs more dispatch"
-
-
-def test_an_old_profile_that_knows_fewer_gaps_gives_unchanged_code_no_cause() -> None:
-    """What ``launches`` takes was within ``kernel wait``, and 3 digits are kept."""
-    work = [row("aten::mm", 2e6, 3, "head", category="products forward"), row("aten::add", 1e6, 9)]
-    new, old = (
-        on_cuda(
-            *work, *(row("", took, 9, f"blocks.{at}", category=name) for at in (0, 1) for name, took in gaps.items())
-        )
-        for gaps in (
-            {"host wait": 3e6, "launches": 2e6, "kernel wait": 0.5e6},
-            {"host wait": 3e6, "kernel wait": 2.5e6},
-        )
+def test_a_stored_profile_has_all_rows_with_times_of_three_digits() -> None:
+    whole = changed(
+        profile(*(row("aten::a", 1234.5 * at, 2, f"blocks.{at}") for at in range(1, 101))),
+        called={"blocks.1": ["net.py:9 < train.py:5"]},
     )
-    old = changed(old, gaps_apart=[])
-    stored = msgspec.json.decode(to_json(compact(old)), type=Profile)
-    for base in (old, stored):
-        assert explain(base, new, "stored", 0.0, (-1e5, 1e5)).parts == []
-    assert explain(stored, changed(new, gaps_apart=[]), "stored", 0.0, (-1e5, 1e5)).parts  # what told them apart
+    kept = packed(whole)
+    assert len(kept) < len(to_json(whole)) / 4
+    back = unpacked(kept)
+    assert back is not None
+    assert back.rows[0].time_ns == 1230
+    assert [changed(one, time_ns=0) for one in back.rows] == [changed(one, time_ns=0) for one in whole.rows]
+    assert back.called == whole.called
+    assert explain(back, whole, "stored", 0.0, (-1000.0, 1000.0)).parts == []
 
 
-def test_a_thread_s_kernels_that_an_old_profile_had_among_others_give_unchanged_code_no_cause() -> None:
-    work = [
-        row("aten::mm", 10e6, 4, "head", category="products forward"),
-        row("", 1e6, 4, "head", category="host wait"),
-        row("", 3e6, 2, "", category="other", kernel="raw", line="", phase=""),
-    ]
-    copies = row("", 2e6, 2, "", category="another thread", kernel="copy", line="", phase="")
-    old = changed(on_cuda(*work, changed(copies, category="other")), gaps_apart=["launches"])
-    new = on_cuda(*work, copies)
-    for base, head in ((old, new), (compact(old), new), (new, old)):
-        found = explain(base, head, "stored", 0.3e6, (0.1e6, 0.5e6))
-        assert [part.operator for part in found.parts] == []
-        assert explain(base, head, "stored", None).parts == []
+@pytest.mark.parametrize(
+    "damaged",
+    ["", "no base64!", base64.b64encode(b"no stream").decode(), base64.b64encode(zlib.compress(b"{}")).decode()],
+)
+def test_a_stored_profile_that_is_damaged_or_of_an_older_version_explains_nothing(damaged: str) -> None:
+    assert unpacked(damaged) is None
+    assert unpacked({"device": "cpu", "is_compact": True}) is None
+    assert unpacked(packed(BASE)[:-8]) is None
 
 
-def test_an_old_profile_that_counts_some_calls_twice_and_names_no_forward_gives_unchanged_code_no_cause() -> None:
-    work = [("aten::conv2d", 3, "forward"), ("aten::mm", 3, "backward"), ("aten::mul", 8, "optimizer")]
-    now = changed(
-        profile(*(row(name, 1e6, often, phase=phase) for name, often, phase in work)), counted_once=["aten::conv2d"]
-    )
-    before = (changed(one, phase=one.phase if one.phase == "backward" else "") for one in now.rows)
-    old = profile(*(changed(one, instances=6) if one.operator == "aten::conv2d" else one for one in before))
-    for base in (old, compact(old)):
-        assert explain(base, now, "stored", None).parts == []
-        assert [one.more for one in explain(base, profile(*now.rows), "stored", None).parts]  # what told them apart
+def test_a_stored_profile_that_would_fill_the_memory_is_not_read() -> None:
+    assert unpacked(base64.b64encode(zlib.compress(b" " * (1 << 25))).decode()) is None
 
 
-def test_against_an_old_profile_all_gaps_are_compared_as_one() -> None:
-    work = row("aten::mm", 2e6, 3, "head", category="products forward")
-    old = changed(on_cuda(work, row("", 1e6, 9, category="kernel wait")), gaps_apart=[])
-    new = on_cuda(work, row("", 5e6, 9, category="host wait"), row("", 1e6, 9, category="launches"))
-    found = explain(compact(old), new, "stored", 5e6, (4.9e6, 5.1e6))
-    assert explanation_texts(found, timed=True)[0] == "+5.00 ms more gaps"
-    now = explain(compact(changed(old, gaps_apart=new.gaps_apart)), new, "stored", 5e6, (4.9e6, 5.1e6))
-    assert [part.operator for part in now.parts] == ["host wait"]
+def test_a_saved_run_with_fields_of_an_older_version_is_read() -> None:
+    assert msgspec.convert({**to_plain(BASE), "is_compact": True, "gaps_apart": []}, Profile) == BASE
 
 
 # --- for other tools ---------------------------------------------------------------------------------------------

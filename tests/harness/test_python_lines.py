@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from perflab.data import changed
-from perflab.profiles.compact import compact
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.lines_run import lines_watched
@@ -85,51 +82,39 @@ def plain(*rows: ProfileRow) -> Profile:
     return changed(profile(first, *rows), has_plain=True, calls=8)
 
 
-def as_it_is(profile: Profile) -> Profile:
-    return profile
-
-
-ways = pytest.mark.parametrize("stored", [as_it_is, compact])
-Way = Callable[[Profile], Profile]
-
-
 def said(base: Profile, head: Profile, change_ms: float) -> str:
     return explanation_texts(explain(base, head, "main", change_ms * MS), timed=True)[0]
 
 
-@ways
-def test_a_function_that_is_called_more_often_is_told_by_the_line_that_calls_it(stored: Way) -> None:
+def test_a_function_that_is_called_more_often_is_told_by_the_line_that_calls_it() -> None:
     """And not by its own lines, nor by those of what it calls, which take all of the time."""
     inner = [line("inner", 20, 4.0, 100), call("outer", 10, "inner", 100), line("outer", 10, 0.5, 100)]
     base = plain(line("run", 1, 0.1, 1), call("run", 1, "outer", 1), *inner)
     twice = [changed(one, instances=2 * one.instances, time_ns=2 * one.time_ns) for one in inner]
     head = plain(line("run", 1, 0.1, 1), call("run", 1, "outer", 1), call("run", 2, "outer", 1), *twice)
-    assert said(stored(base), head, 4.5) == ("+4.50 ms 1 more call of outer in run (net.py:2; 1 instead of 0)")
+    assert said(base, head, 4.5) == ("+4.50 ms 1 more call of outer in run (net.py:2; 1 instead of 0)")
 
 
-@ways
-def test_a_loop_that_runs_longer_is_told_by_its_first_line(stored: Way) -> None:
+def test_a_loop_that_runs_longer_is_told_by_its_first_line() -> None:
     def looped(times: int) -> Profile:
         body = line("run", 3, 0.01 * times, times)
         return plain(line("run", 1, 0.1, 1), line("run", 2, 0.0, times + 1), body, line("run", 4, 0.1, 1))
 
-    assert said(stored(looped(100)), looped(300), 2.0) == (
+    assert said(looped(100), looped(300), 2.0) == (
         "+2.00 ms 200 more runs in run (net.py:2; 301 instead of 101), most of it at net.py:3"
     )
 
 
-@ways
-def test_a_line_that_takes_longer_is_told_with_the_edit_before_it(stored: Way) -> None:
+def test_a_line_that_takes_longer_is_told_with_the_edit_before_it() -> None:
     def looked_up(kind: str, took_ms: float, first: int) -> Profile:
         return plain(line("run", first, 0.1, 1, kind), line("run", first + 2, took_ms, 100, "if x in seen"))
 
-    assert said(stored(looked_up("seen = set()", 0.2, 1)), looked_up("seen = []", 5.2, 31), 5.0) == (
+    assert said(looked_up("seen = set()", 0.2, 1), looked_up("seen = []", 5.2, 31), 5.0) == (
         "+5.00 ms more python in run (net.py:33), which was edited at net.py:31"
     )
 
 
-@ways
-def test_lines_that_only_moved_are_no_change(stored: Way) -> None:
+def test_lines_that_only_moved_are_no_change() -> None:
     def moved(by: int, slow_ms: float) -> Profile:
         rows = [
             line("run", 1 + by, 1.0, 10, "a"),
@@ -138,23 +123,7 @@ def test_lines_that_only_moved_are_no_change(stored: Way) -> None:
         ]
         return plain(*rows, line("other", 50 + by, slow_ms, 3, "c"), call("run", 3 + by, "other", 3, "d"))
 
-    assert said(stored(moved(0, 1.0)), moved(7, 4.0), 3.0) == "+3.00 ms more python in other (net.py:57)"
-
-
-def test_of_a_function_that_a_stored_profile_keeps_as_one_the_longest_line_is_named() -> None:
-    def many(times: int) -> Profile:
-        others = [line(f"f{at}", at, 2.0, 1) for at in range(100, 170)]
-        called = [call("run", 1, f"f{at}", 1) for at in range(100, 170)]
-        return plain(
-            *others,
-            *called,
-            *(line("small", at, 0.001 * times * at, times) for at in (1, 2)),
-            call("run", 1, "small", 1),
-        )
-
-    stored = compact(many(1))
-    assert len([row for row in stored.rows if row.line]) < 70
-    assert said(stored, many(1001), 3.0) == ("+3.00 ms 2000 more runs in small (net.py:2; 2002 instead of 2)")
+    assert said(moved(0, 1.0), moved(7, 4.0), 3.0) == "+3.00 ms more python in other (net.py:57)"
 
 
 def test_what_does_not_run_equally_often_in_each_call_is_no_fact() -> None:

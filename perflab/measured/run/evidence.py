@@ -32,6 +32,7 @@ from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
 from perflab.plugin.session.commit import CodeOf
 from perflab.profiles.records import Explanation, PeakExplanation, Profile
+from perflab.profiles.stored import unpacked
 
 CodeFor = Callable[[str, Saved], CodeOf]
 """The commit that something stored was measured at, if its code is there and differs."""
@@ -104,7 +105,7 @@ class Evidence:
     def _stored(self, one: Judged) -> Profile | None:
         if not asks_for_profiles(one.judgement):
             return None
-        return one.baseline.times.profile if one.baseline.times is not None else None
+        return unpacked(one.baseline.times.profile) if one.baseline.times is not None else None
 
     def _in_turns(self, one: Judged) -> Found:
         device, case, code = one.state.device, one.case, self._code(one)

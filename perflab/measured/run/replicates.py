@@ -18,8 +18,8 @@ from perflab.plugin.case.device_lock import device_turn
 from perflab.plugin.case.fresh_process import JobResult, measure_fresh
 from perflab.plugin.case.progress import ProgressLine
 from perflab.plugin.case.total_budget import TotalBudget
-from perflab.profiles.compact import compact
 from perflab.profiles.records import Profile
+from perflab.profiles.stored import packed
 from perflab.profiles.take import LEAST_CALLS
 from perflab.records import Policy
 from perflab.results import Result
@@ -83,9 +83,9 @@ class Replicates:
             return []
         return calmest(self._taken[case], self._wanted, self._records[case].environment)
 
-    def profile(self, case: str) -> Profile | None:
-        """Where the time of its call went, as much of it as a baseline keeps."""
-        return compact(self._profiles[case]) if case in self._profiles else None
+    def profile(self, case: str) -> str | None:
+        """The case's packed profile, as a baseline keeps it."""
+        return packed(self._profiles[case]) if case in self._profiles else None
 
     def fitness(self) -> dict[str, Fitness]:
         """By case."""

@@ -22,8 +22,7 @@ from perflab.measured.store.exact import split
 from perflab.measured.store.other_environments import beside_others
 from perflab.plugin.session.folder import own_folder
 from perflab.plugin.session.saving import Saving
-from perflab.profiles.compact import compact
-from perflab.profiles.records import Profile
+from perflab.profiles.stored import packed
 from perflab.records import Policy, Verdict
 from perflab.report.drift import REASON_TO_FILL_IN
 from perflab.report.lines import short_name
@@ -177,7 +176,7 @@ def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entr
     policy, replicates = result.policy or Policy(), record.fresh or [record.summary]
     found = fitness(replicates, record.environment, policy)
     profile = record.measurement.profile if record.measurement is not None else None
-    kept = compact(profile) if profile is not None else None
+    kept = packed(profile) if profile is not None else None
     entry = refused or _entry(record, replicates, saving.now, None, found, kept)
     return Reading(entry, policy, is_worse=verdict is Verdict.REGRESSED)
 
@@ -188,7 +187,7 @@ def _entry(
     now: str,
     commit: str | None,
     found: Fitness | None,
-    profile: Profile | None,
+    profile: str | None,
 ) -> Entry:
     ran_out = record.out_of_memory  # of which a baseline keeps no more than how much was asked for
     return Entry(
