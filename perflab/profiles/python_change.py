@@ -193,12 +193,15 @@ def _parts(name: str, lines: Sequence[_Pair], whole_ns: float) -> Iterator[tuple
     if counted and abs(own_ns) >= max(1.0, _FACT * whole_ns):
         yield _part(name, lines, counted, own_ns), True
     timed = [one for one in lines if one not in counted]
-    own_ns, before_ns = sum(one.own_ns for one in timed), sum(one.before.time_ns for one in timed)
-    is_edited = any(one.is_edited for one in lines)
-    spread_ns = 0.0 if is_edited else SPREADS * hypot(*(one.spread_ns for one in timed))
-    worth = _FACT if is_edited else WORTH
-    if abs(own_ns) > max(1.0, spread_ns, OWN_SHARE * before_ns, worth * whole_ns):
-        yield _part(name, lines, timed, own_ns), is_edited
+    edited = [one for one in timed if one.is_edited]
+    # An edit may make other lines slower, so all are tried first; where these are too noisy, the edited lines alone.
+    for some in (timed, edited):
+        own_ns, before_ns = sum(one.own_ns for one in some), sum(one.before.time_ns for one in some)
+        spread_ns = 0.0 if edited else SPREADS * hypot(*(one.spread_ns for one in some))
+        worth = _FACT if edited else WORTH
+        if some and abs(own_ns) > max(1.0, spread_ns, OWN_SHARE * before_ns, worth * whole_ns):
+            yield _part(name, lines, some, own_ns), bool(edited)
+            return
 
 
 def _part(name: str, lines: Sequence[_Pair], changed: Sequence[_Pair], own_ns: float) -> Part:

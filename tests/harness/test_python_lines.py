@@ -114,6 +114,13 @@ def test_a_line_that_takes_longer_is_told_with_the_edit_before_it() -> None:
     )
 
 
+def test_an_edited_line_is_named_though_the_noise_of_its_function_hides_it() -> None:
+    def added(key: str, took_ms: float, rest_ms: float) -> Profile:
+        return plain(line("add", 1, took_ms, 100, key), line("add", 2, rest_ms, 100, "self._add(entry)"))
+
+    assert said(added("key", 4.0, 22.0), added("str(key)", 5.5, 21.8), 1.5) == "+1.50 ms more python in add (net.py:1)"
+
+
 def test_lines_that_only_moved_are_no_change() -> None:
     def moved(by: int, slow_ms: float) -> Profile:
         rows = [
