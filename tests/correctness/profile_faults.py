@@ -105,7 +105,7 @@ def chunked_norm(self: Any, x: Tensor) -> Tensor:
     return torch.cat(pieces)
 
 
-def without_broadcast(self: Any, x: Tensor) -> Tensor:
+def without_broadcast(self: Any, x: Tensor, _angles: None = None) -> Tensor:
     """RoPE whose tables are repeated for all heads first."""
     heads = x.shape[2]
     cos = self.cos[: x.shape[1], None].repeat(1, heads, 1)
