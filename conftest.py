@@ -44,9 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--model",
         default="small",
-        metavar="NAME[,NAME...]",
-        help="tiny, small, medium, large, xl, 2.7B, all (those but tiny), 70B (to predict), or package.module:factory "
-        "(default: small)",
+        metavar="NAME[,FIELD=VALUE...][,NAME...]",
+        help="tiny, small, medium, large, xl, 2.7B, all (those but tiny), 70B (to predict), or package.module:factory; "
+        "behind a size, fields of ModelConfig, such as small,mixer=mamba (default: small)",
     )
     group.addoption(
         "--study-model",

@@ -15,9 +15,9 @@ from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.prediction import Work
 from perflab.predicted.run.predicting import work_of
 from tests.perf.setup import Setup
-from tests.perf.test_transformer import forward_backward_of, forward_of, step_of
+from tests.perf.test_transformer import Built, forward_backward_of, forward_of, step_of
 
-BUILDS: dict[str, Callable[[Setup], Any]] = {
+BUILDS: dict[str, Callable[[Setup], Built]] = {
     "forward": forward_of,
     "forward_backward": forward_backward_of,
     "train_step": step_of,
@@ -49,7 +49,7 @@ def setup_of(
 
 def workload_of(mode: str, setup: Setup) -> Workload:
     """What one call of a case is."""
-    built = BUILDS[mode](setup)
+    built = BUILDS[mode](setup).work
     return Step(**built) if isinstance(built, dict) else Workload(built, (), {})
 
 

@@ -11,17 +11,14 @@ LEAST_TRAINING = 10
 
 
 def model_names(config: pytest.Config) -> list[str]:
-    """The models that --model names, each once, `all` as the sizes it stands for."""
-    names: dict[str, None] = {}
-    for name in _listed(config, "--model"):
-        names.update(dict.fromkeys(_published_sizes() if name == ALL else [name]))
-    return list(names)
+    """The models that --model names, each once, `all` as the sizes it stands for, settings as part of the name."""
+    return list(dict.fromkeys(_models(config, "--model")))
 
 
 def study_model_name(config: pytest.Config, device_type: str) -> str:
     """The model of the studies of switches, compilation and memory."""
-    asked: str = config.getoption("--study-model")
-    return asked or (model_names(config)[0] if device_type == "cuda" else "tiny")
+    asked = _models(config, "--study-model")
+    return asked[0] if asked else model_names(config)[0] if device_type == "cuda" else "tiny"
 
 
 def context_lengths(config: pytest.Config) -> list[int]:
@@ -35,14 +32,15 @@ def check_choices(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: an option's value, with what was wanted.
     """
-    named = _listed(config, "--model")
+    named = _models(config, "--model")
     if not named:
         raise pytest.UsageError("--model: no name; give one or more, such as --model=small,medium, or all")
-    _check_models("--model", [name for name in named if name != ALL])
-    study_model: str = config.getoption("--study-model")
-    if study_model == ALL or "," in study_model:
-        raise pytest.UsageError(f"--study-model={study_model}: wanted one model, such as --study-model=small")
-    _check_models("--study-model", [study_model] if study_model else [])
+    _check_models("--model", named)
+    study_models = _models(config, "--study-model")
+    if len(study_models) > 1 or ALL in _listed(config, "--study-model"):
+        given: str = config.getoption("--study-model")
+        raise pytest.UsageError(f"--study-model={given}: wanted one model, such as --study-model=small")
+    _check_models("--study-model", study_models)
     lengths: str = config.getoption("--context-length")
     listed = _listed(config, "--context-length")
     if not listed or not all(length.isdecimal() and int(length) >= 2 for length in listed):
@@ -59,6 +57,27 @@ def _listed(config: pytest.Config, option: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _models(config: pytest.Config, option: str) -> list[str]:
+    """Names of models; a part `field=value` is a setting of the one before it: small,mixer=mamba,2.7B are two.
+
+    Raises:
+        pytest.UsageError: a setting comes first, or follows a model of the user's own.
+    """
+    groups: list[list[str]] = []
+    for part in _listed(config, option):
+        if "=" not in part:
+            groups.append(_published_sizes() if part == ALL else [part])
+            continue
+        if not groups or ":" in groups[-1][0]:
+            behind = f"behind {groups[-1][0]}, a model of your own" if groups else "before any model"
+            raise pytest.UsageError(
+                f"{option}: {part} {behind}; settings are of the lab's models, whose name they follow: "
+                f"{option}=small,{part}"
+            )
+        groups[-1] = [f"{name}+{part}" for name in groups[-1]]
+    return [name for group in groups for name in group]
+
+
 def _check_models(option: str, names: list[str]) -> None:
     """Sizes are looked up only where one was named: that loads PyTorch."""
     for name in names:
@@ -68,7 +87,7 @@ def _check_models(option: str, names: list[str]) -> None:
 
         try:
             size_config(name)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise pytest.UsageError(f"{option}: {error}") from None
 
 

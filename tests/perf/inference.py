@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from perflab import Perf
 from perflab.lab.inference.cache import KVCache
-from perflab.lab.inference.cost import DecodeCost, cache_bytes_per_token, decode_cost, weight_bytes
+from perflab.lab.inference.cost import DecodeCost, cache_bytes, decode_cost, weight_bytes
 from perflab.lab.inference.decoding import Decoding
 from perflab.lab.inference.generate import prefill
 from perflab.lab.inference.paged_cache import PagedCache
 from perflab.lab.inference.quantised import quantise
+from perflab.lab.inference.state_cache import StateCache
 from perflab.lab.inference.window_cache import WindowCache
-from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, build_model, size_config
+from perflab.lab.models import MIXERS, ModelConfig, TransformerLM, build_model, is_size, size_config
 from perflab.lab.models.cost import forward_flops
 
 VOCAB_SIZE = 10_000
@@ -82,7 +83,7 @@ class Serving:
     @property
     def is_ours(self) -> bool:
         """Whether the model is one of the lab's, which alone the lab can ask to generate."""
-        return self.model_name in MODEL_SIZES
+        return is_size(self.model_name)
 
     def resized(self, *, batch_size: int, context_length: int, **switches: Any) -> Serving:
         """The same at other sizes, with other switches."""
@@ -99,13 +100,28 @@ class Serving:
             "int4 weights": {"bits": 4},
             "grouped heads, 8 a group": {"changes": {"num_kv_heads": max(1, self.config.num_heads // 8)}},
         }
-        if self.config.num_kv_heads is not None or self.config.num_heads % 8:
+        if self.has_state:
+            del known["int8 cache"]
+        if self.has_state or self.config.num_kv_heads is not None or self.config.num_heads % 8:
             del known["grouped heads, 8 a group"]
         return {
             name: what
             for name, what in known.items()
             if any(getattr(self, key) != value for key, value in what.items())
         }
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the model keeps a state in place of keys and values."""
+        return self.is_ours and MIXERS[size_config(self.model_name).mixer].has_state
+
+    def skip_what_a_state_has_not(self) -> None:
+        """Skip a case about keys and values where the model keeps a state: there is nothing to page, split or round."""
+        of_keys = {"cache": "contiguous", "cache_bits": None, "kernel": "sdpa"}
+        asked = [name for name, usual in of_keys.items() if getattr(self, name) != usual]
+        if self.has_state and (asked or self.changes):
+            named = ", ".join([*asked, *self.changes])
+            pytest.skip(f"{named}: of keys and values, and {self.model_name} keeps a state")
 
     def step_cost(self) -> DecodeCost:
         """What one decode step moves and computes."""
@@ -121,7 +137,7 @@ class Serving:
         weights = weight_bytes(self.config, self.dtype, bits=self.bits, group_size=self.group_size)
         if self.bits is not None:
             weights += weight_bytes(self.config, self.dtype)  # while it is quantised
-        cached = self.batch_size * self.context * cache_bytes_per_token(self.config, self.cache_dtype)
+        cached = cache_bytes(self.config, self.cache_dtype, batch_size=self.batch_size, tokens=self.context)
         perf.requires(memory_bytes=weights + cached + more_bytes, flops=calls * flops, precision=self.dtype)
 
     def prefill_flops(self) -> int:
@@ -143,8 +159,10 @@ class Serving:
             return quantise(model, bits=self.bits, group_size=self.group_size, product=product)
         return model
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self) -> KVCache | StateCache:
         """An empty cache for the batch."""
+        if self.has_state:
+            return StateCache(self.config, batch_size=self.batch_size, dtype=self.cache_dtype, device=self.device)
         kind = CACHES[self.cache]
         return kind(
             self.config, batch_size=self.batch_size, dtype=self.cache_dtype, device=self.device,
@@ -178,8 +196,15 @@ class DecodeStep:
         self.token = torch.zeros(serving.batch_size, dtype=torch.int64, device=serving.device)
 
     def __call__(self) -> Tensor:
-        """Logits (B, V) behind one token more, after the one of the call before is forgotten."""
-        self.cache.truncate([self._held] * self.cache.batch_size)
+        """Logits (B, V) behind one token more, after the one of the call before is forgotten.
+
+        A state cannot forget, and moves on: a step's work is the same behind any tokens.
+        """
+        held = [self._held] * self.cache.batch_size
+        if isinstance(self.cache, StateCache):
+            self.cache.recount(held)
+        else:
+            self.cache.truncate(held)
         return self.decode(self.token)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from perflab import Perf
-from perflab.lab.models import MODEL_SIZES, ModelConfig, ModelCost, build_model, model_cost, size_config
+from perflab.lab.models import ModelConfig, ModelCost, build_model, is_size, model_cost, size_config
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
 
@@ -47,7 +47,7 @@ class Setup:
     @property
     def is_ours(self) -> bool:
         """Whether the model is one of the lab's, so that its switches and its cost are known."""
-        return self.model_name in MODEL_SIZES
+        return is_size(self.model_name)
 
     @property
     def config(self) -> ModelConfig:

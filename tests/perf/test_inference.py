@@ -152,6 +152,7 @@ def test_switch(perf: Perf, device: torch.device, model_name: str, switch: str) 
     if perf.predicts:
         pytest.skip("a study compares what was run")
     one = replace(Serving(model_name, 1, 256, device), **SWITCHES[switch])
+    one.skip_what_a_state_has_not()
     _declare_decode(perf, one)
     step = DecodeStep(one)
     perf(step)
@@ -167,7 +168,8 @@ def test_load(perf: Perf, device: torch.device, model_name: str, load: float) ->
     """Requests that arrive as a Poisson process, on the scheduler with a paged cache that is too small for all."""
     if perf.predicts:
         pytest.skip("a load is driven, not predicted")
-    one = Serving(model_name, 8, 128, device)
+    one = Serving(model_name, 8, 128, device, cache="paged")
+    one.skip_what_a_state_has_not()
     one.declare(perf, flops=one.step_cost().flops, calls=16 * 16)
     model = one.model()
     requests = [Request(row[: 8 + 7 * n % 40], 16) for n, row in enumerate(one.prompts(64) * 2)]

@@ -6,12 +6,13 @@ Every size that --model names, by context length and precision, beside what othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from perflab import Perf
+from perflab.lab.experts.mixture import usage_facts
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS
 
@@ -25,8 +26,14 @@ pytestmark = pytest.mark.perf(
 )
 
 
-Build = Callable[[Setup], Any]
-"""What is measured on a set-up: a callable, or the phases of a step."""
+class Built(NamedTuple):
+    """What is measured on a set-up, a callable or the phases of a step, and its model."""
+
+    work: Any
+    model: nn.Module
+
+
+Build = Callable[[Setup], Built]
 
 
 def measure(perf: Perf, setup: Setup, mode: Mode, build: Build) -> Tensor:
@@ -37,16 +44,18 @@ def measure(perf: Perf, setup: Setup, mode: Mode, build: Build) -> Tensor:
         perf.quote(source, seconds=seconds)
     if mode != "forward_backward":  # what of that fits lies between the other two
         perf.fits(
-            lambda **switches: build(setup.resized(**switches)),
+            lambda **switches: build(setup.resized(**switches)).work,
             sizes={"batch_size": setup.batch_size, "context_length": setup.context_length},
             remedies=setup.remedies(mode),
         )
-    built = build(setup)
-    result: Tensor = perf.step(**built) if isinstance(built, dict) else perf(built)
+    work, model = build(setup)
+    result: Tensor = perf.step(**work) if isinstance(work, dict) else perf(work)
+    if not perf.predicts:  # which has no numbers
+        perf.note(**usage_facts(model))
     return result
 
 
-def forward_of(setup: Setup) -> Callable[[], Tensor]:
+def forward_of(setup: Setup) -> Built:
     """Logits with the graph behind them, as the first phase of training makes them."""
     model, tokens = setup.model(), setup.tokens()
     precision = PRECISIONS[setup.training.precision]
@@ -56,18 +65,19 @@ def forward_of(setup: Setup) -> Callable[[], Tensor]:
             logits: Tensor = model(tokens)
         return logits
 
-    return forward
+    return Built(forward, model)
 
 
-def forward_backward_of(setup: Setup) -> dict[str, Any]:
+def forward_backward_of(setup: Setup) -> Built:
     """Loss and gradients; the gradients are added to those of the call before, as in accumulation."""
     step = setup.training_step()
-    return {"forward": step.forward, "backward": step.backward}
+    return Built({"forward": step.forward, "backward": step.backward}, step.model)
 
 
-def step_of(setup: Setup) -> dict[str, Any]:
+def step_of(setup: Setup) -> Built:
     """Forward, backward, AdamW."""
-    return phases_of(setup.training_step())
+    step = setup.training_step()
+    return Built(phases_of(step), step.model)
 
 
 @pytest.mark.perf(budget=10)

@@ -18,14 +18,14 @@ class BackendRefusedError(RuntimeError):
     """What was pinned does not take these inputs, or is not there; the text holds the reasons. Nothing was computed."""
 
 
-def cast_as_autocast_does(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs in the dtype of an enabled autocast, as PyTorch casts those of its own attention; else as they are."""
-    device_type = q.device.type
+def cast_as_autocast_does(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Inputs in the dtype of an enabled autocast, as PyTorch casts those of its own products; else as they are."""
+    device_type = inputs[0].device.type
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
-        return q, k, v
+        return inputs
     dtype = torch.get_autocast_dtype(device_type)
     # float64 is left alone, as autocast leaves it.
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))  # type: ignore[return-value]
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in inputs)
 
 
 def check_inputs(

@@ -33,6 +33,7 @@ from torch import Tensor
 from perflab.lab.attention import attention, decode_attention
 from perflab.lab.inference.slots import Slots, sent, through_8_bits
 from perflab.lab.models.config import ModelConfig
+from perflab.lab.models.mixers import kind_of
 
 KERNELS = ("sdpa", "torch", "triton")
 """What reads a cache: PyTorch's own attention, or `decode_attention` in PyTorch or Triton."""
@@ -71,7 +72,8 @@ class KVCache:
         fixed: every step reads the whole capacity, so a CUDA graph or a compiled step serves every length.
 
     Raises:
-        ValueError: no sequence, no capacity or more than the model's context; an unknown dtype or kernel.
+        ValueError: no sequence, no capacity or more than the model's context; an unknown dtype or kernel; a model
+            whose mixer keeps a state and no keys.
     """
 
     _clears = True
@@ -87,6 +89,7 @@ class KVCache:
         device: torch.device | str = "cpu",
         kernel: str = "sdpa",
     ) -> None:
+        check_keeps_keys(config, type(self).__name__)
         capacity = config.context_length if capacity is None else capacity
         if batch_size < 1:
             raise ValueError(f"a cache for a batch of {batch_size}: wanted 1 sequence or more")
@@ -277,3 +280,12 @@ def seen(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     distance = queries[..., None] - keys[:, None]
     mask = (distance >= 0) & (keys >= 0)[:, None]
     return mask if window is None else mask & (distance < window)
+
+
+def check_keeps_keys(config: ModelConfig, cache: str) -> None:
+    """Raise ValueError for a model whose mixer has no keys that this kind of cache could hold."""
+    if kind_of(config).has_state:
+        raise ValueError(
+            f"{cache} for mixer={config.mixer!r}, which has no keys and values but a state of fixed size: make a "
+            f"StateCache (perflab.lab.inference.state_cache), or the model with mixer='attention'"
+        )

@@ -5,7 +5,8 @@ vocabulary.
 
     cache bytes a token          2 L K D b                (int8: 2 L K (D + 4), a float32 scale for each token and head)
     weight bytes a decode step   all matrices and norms once, and B rows of the embedding
-    cache bytes a decode step    B min(n, w) times the bytes of a token, with a window of w tokens
+    cache bytes a decode step    B min(n, w) times the bytes of a token, with a window of w tokens; with a mixer that
+                                 has a state, B times its bytes, whatever n
     time of a decode step        at least (weight bytes + cache bytes) / bandwidth
     time of a prompt             at least operations / rate of matrix products (`models/cost.py` counts them)
 
@@ -20,7 +21,15 @@ from dataclasses import dataclass
 import torch
 
 from perflab.lab.inference.quantised import layer_bytes
-from perflab.lab.models.config import ModelConfig, parameter_count
+from perflab.lab.models.block import mixer_flops, mixer_matrices, state_bytes
+from perflab.lab.models.config import (
+    ModelConfig,
+    attention_parameter_count,
+    feed_forward_matrices,
+    feed_forward_weights_per_token,
+    parameter_count,
+)
+from perflab.lab.models.mixers import kind_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +37,8 @@ class DecodeCost:
     """What one decode step of a batch moves and computes.
 
     weight_bytes  weights that are read
-    cache_bytes   keys and values that are read; those written are B tokens more
+    cache_bytes   keys and values that are read, those written are B tokens more; or the state, which is read and
+                  written
     flops         operations of the matrix products
     """
 
@@ -42,8 +52,17 @@ class DecodeCost:
         return self.weight_bytes + self.cache_bytes
 
 
+def cache_bytes(config: ModelConfig, dtype: torch.dtype, *, batch_size: int, tokens: int) -> int:
+    """Bytes of keys and values of so many tokens of B sequences, or of their states, for which tokens do not count."""
+    if kind_of(config).has_state:
+        return batch_size * state_bytes(config, dtype)
+    return batch_size * tokens * cache_bytes_per_token(config, dtype)
+
+
 def cache_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that a cache keeps of one token of one sequence."""
+    """Bytes that a cache of keys and values keeps of one token of one sequence; with a state instead, 0."""
+    if kind_of(config).has_state:
+        return 0
     of_a_head = config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
     return 2 * config.num_layers * config.kv_heads * of_a_head
 
@@ -76,25 +95,38 @@ def decode_cost(
     group_size: int = 128,
 ) -> DecodeCost:
     """What one decode step of B sequences with `context` tokens each costs; the new token is one of them."""
-    embedding = 0 if config.tied_head else config.vocab_size * config.d_model
-    read = weight_bytes(config, dtype, bits=bits, group_size=group_size) - embedding * dtype.itemsize
+    unread = 0 if config.tied_head else config.vocab_size * config.d_model
+    if config.feed_forward == "moe":  # of the experts, those that B tokens can choose at most
+        experts = config.experts
+        idle = experts.num_experts - min(experts.num_experts, batch_size * experts.experts_per_token)
+        matrices = feed_forward_matrices(config) * config.d_model * experts.expert_width(config.d_ff)
+        unread += config.num_layers * idle * matrices
+    read = weight_bytes(config, dtype, bits=bits, group_size=group_size) - unread * dtype.itemsize
     rows = batch_size * config.d_model * dtype.itemsize
     if config.positions == "learned":
         read -= (config.context_length - batch_size) * config.d_model * dtype.itemsize
     seen = context if config.window is None else min(context, config.window)
-    weights = sum(d_in * d_out for d_in, d_out in _matrices(config))
-    if config.tied_head:
-        weights += config.vocab_size * config.d_model
-    attention = 4 * batch_size * config.num_layers * seen * config.d_model
+    weights = config.num_layers * feed_forward_weights_per_token(config) + config.vocab_size * config.d_model
+    if kind_of(config).has_state:
+        mixing = config.num_layers * mixer_flops(config, 1)
+    else:
+        weights += config.num_layers * attention_parameter_count(config)
+        mixing = 4 * config.num_layers * seen * config.d_model
     return DecodeCost(
         weight_bytes=read + rows,
-        cache_bytes=batch_size * seen * cache_bytes_per_token(config, cache_dtype or dtype),
-        flops=2 * batch_size * weights + attention,
+        cache_bytes=cache_bytes(config, cache_dtype or dtype, batch_size=batch_size, tokens=seen),
+        flops=batch_size * (2 * weights + mixing),
     )
 
 
 def _matrices(config: ModelConfig) -> list[tuple[int, int]]:
-    """Inputs and outputs of each linear layer; a tied head is the embedding, and none."""
+    """Inputs and outputs of each linear layer; a tied head is the embedding, and none, and experts are none."""
     d, f, kv = config.d_model, config.d_ff, config.kv_dim
-    block = [(d, d), (d, kv), (d, kv), (d, d), (d, f), (f, d), *([(d, f)] if config.feed_forward == "swiglu" else [])]
-    return block * config.num_layers + ([] if config.tied_head else [(d, config.vocab_size)])
+    mixer = mixer_matrices(config) if kind_of(config).has_state else [(d, d), (d, kv), (d, kv), (d, d)]
+    if config.feed_forward == "moe":
+        width = config.experts.expert_width(f)
+        shared = config.experts.shared_experts * width
+        feed_forward = [(d, config.experts.num_experts), *([(d, shared), (d, shared), (shared, d)] if shared else [])]
+    else:
+        feed_forward = [(d, f)] * (feed_forward_matrices(config) - 1) + [(f, d)]
+    return [*mixer, *feed_forward] * config.num_layers + ([] if config.tied_head else [(d, config.vocab_size)])

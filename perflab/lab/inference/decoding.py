@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.inference.cache import KVCache
+from perflab.lab.inference.state_cache import StateCache
 
 if TYPE_CHECKING:
     from perflab.lab.inference.generate import LanguageModel
@@ -36,7 +37,7 @@ class Decoding:
         ValueError: an unknown way, or a graph without CUDA.
     """
 
-    def __init__(self, model: LanguageModel, cache: KVCache, how: str = "eager") -> None:
+    def __init__(self, model: LanguageModel, cache: KVCache | StateCache, how: str = "eager") -> None:
         if how not in HOW:
             raise ValueError(f"how={how!r}: wanted one of {', '.join(HOW)}")
         if how == "graph" and cache.device.type != "cuda":
@@ -81,10 +82,13 @@ class Decoding:
         """Record a step: positions from `lengths`, the model, and the new lengths."""
         stream = torch.cuda.Stream(self.cache.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.cache.device))
+        before = self.cache.snapshot() if isinstance(self.cache, StateCache) else None
         with torch.cuda.stream(stream):  # libraries set themselves up in a first call, which no graph may hold
             self.cache.place(1)
             self._call(self._token)  # writes the slot that the first replay writes again
         torch.cuda.current_stream(self.cache.device).wait_stream(stream)
+        if isinstance(self.cache, StateCache) and before is not None:  # the call moved the state, which a slot is not
+            self.cache.restore(before)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self.cache.place(1)

@@ -8,7 +8,7 @@ B sequences, T longest prompt, V vocabulary, N new tokens:
 
 A model is anything with `config.vocab_size` that can be called as `model(tokens, cache=cache, at=at)`: integer tokens
 (B, T) to logits (B, T, V), or (B, 1, V) of the tokens `at` (B,) alone. It asks the cache for `positions` and, once a
-layer, to `attend`.
+layer, to `attend`, or where its mixer has a state instead of keys, to `advance` it (`state_cache.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.decoding import Decoding
 from perflab.lab.inference.sampling import Sampling, sample
 from perflab.lab.inference.slots import sent
+from perflab.lab.inference.state_cache import StateCache
 from perflab.lab.models.config import ModelConfig, check_cache
+from perflab.lab.models.mixers import kind_of
 
 Prompts = Sequence[Sequence[int]]
 GREEDY = Sampling()
@@ -36,7 +38,7 @@ class LanguageModel(Protocol):
     def config(self) -> ModelConfig:
         """Its dimensions, for the cache."""
 
-    def __call__(self, tokens: Tensor, cache: KVCache | None = None, at: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens: Tensor, cache: KVCache | StateCache | None = None, at: Tensor | None = None) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V), behind what the cache has; with `at` (B,), of one token each (B, 1, V)."""
 
 
@@ -45,7 +47,7 @@ def generate(
     prompts: Prompts,
     *,
     max_new_tokens: int,
-    cache: KVCache | None = None,
+    cache: KVCache | StateCache | None = None,
     sampling: Sampling = GREEDY,
     stop: Collection[int] = (),
     chunk: int | None = None,
@@ -70,7 +72,7 @@ def stream(
     prompts: Prompts,
     *,
     max_new_tokens: int,
-    cache: KVCache | None = None,
+    cache: KVCache | StateCache | None = None,
     sampling: Sampling = GREEDY,
     stop: Collection[int] = (),
     chunk: int | None = None,
@@ -84,7 +86,8 @@ def stream(
         model: what is asked; its `config` sizes the cache.
         prompts: B lists of token ids, of any lengths.
         max_new_tokens: N.
-        cache: empty, for B sequences; None: a contiguous one in the dtype of the model's parameters.
+        cache: empty, for B sequences; None: a contiguous one in the dtype of the model's parameters, of keys or, where
+            the model's mixer has one, of its state.
         sampling: how tokens are chosen.
         stop: token ids that end a sequence. With any, the host waits for each token.
         chunk: prefill so many tokens at a time, so that a long prompt needs no more memory than that.
@@ -113,7 +116,7 @@ def stream(
 
 @torch.no_grad()
 def prefill(
-    model: LanguageModel, tokens: Tensor, cache: KVCache, counts: Sequence[int], chunk: int | None = None
+    model: LanguageModel, tokens: Tensor, cache: KVCache | StateCache, counts: Sequence[int], chunk: int | None = None
 ) -> Tensor:
     """Put prompts (B, T) into a cache, and return the logits (B, V) behind the last token of each sequence.
 
@@ -186,10 +189,11 @@ def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[
     return rows, counts
 
 
-def _cache_for(model: LanguageModel, batch_size: int, capacity: int) -> KVCache:
+def _cache_for(model: LanguageModel, batch_size: int, capacity: int) -> KVCache | StateCache:
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
     device = next((p.device for p in parameters), torch.device("cpu"))
-    return KVCache(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype_of(model), device=device)
+    kind = StateCache if kind_of(model.config).has_state else KVCache
+    return kind(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype_of(model), device=device)
 
 
 def dtype_of(model: LanguageModel) -> torch.dtype:
@@ -198,7 +202,7 @@ def dtype_of(model: LanguageModel) -> torch.dtype:
     return next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
 
 
-def check_empty(cache: KVCache, batch_size: int) -> None:
+def check_empty(cache: KVCache | StateCache, batch_size: int) -> None:
     """Raise ValueError for a cache of another batch, or with tokens in it."""
     if cache.batch_size != batch_size:
         raise ValueError(

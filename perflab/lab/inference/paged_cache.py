@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.lab.inference.cache import KVCache, Step
+from perflab.lab.inference.cache import KVCache, Step, check_keeps_keys
 from perflab.lab.inference.slots import Slots, sent
 from perflab.lab.models.config import ModelConfig, check_cache
 
@@ -60,6 +60,7 @@ class PagePool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        check_keeps_keys(config, "PagePool")
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"{num_pages} pages of {page_size} tokens: wanted 1 or more of each")
         self.config, self.num_pages, self.page_size = config, num_pages, page_size

@@ -2,6 +2,9 @@
 
 A factory is any callable, a class too, that returns an `nn.Module` mapping integer tokens (B, T) to logits
 (B, T, V). It is called with those of `vocab_size=` and `context_length=` that its signature accepts.
+
+A size's name may carry settings, each behind a plus: "small+mixer=mamba", "tiny+feed_forward=moe+d_ff=512".
+So one text names the model to a run's cases, its files and its baselines.
 """
 
 from __future__ import annotations
@@ -9,10 +12,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -34,7 +40,7 @@ def build_model(
     """Build the model called `name`, freshly drawn: `torch.manual_seed` before the call decides its weights.
 
     Args:
-        name: one of `MODEL_SIZES`, or `package.module:factory`.
+        name: one of `MODEL_SIZES`, with settings or without, or `package.module:factory`.
         vocab_size: number of token ids, V.
         context_length: longest sequence, in tokens.
         device: where it is built; `None` is the ambient device, `"meta"` gives shapes and no memory.
@@ -59,25 +65,79 @@ def build_model(
 
 
 def size_config(name: str, **overrides: Any) -> ModelConfig:
-    """The configuration of a named size with some fields changed; builds nothing.
+    """The configuration of a named size with some fields changed, those of its name first; builds nothing.
 
     Raises:
         ValueError: no such size, or a value that `ModelConfig` refuses.
-        TypeError: an override is no field of `ModelConfig`.
+        TypeError: an override, or a setting in the name, is no field of `ModelConfig`.
     """
-    if name not in MODEL_SIZES:
+    size, settings = split_name(name)
+    if size not in MODEL_SIZES:
         by_lower = {size.lower(): size for size in MODEL_SIZES}
-        near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(size.lower(), by_lower, n=1, cutoff=0.5)
         hint = f" (did you mean {by_lower[near[0]]!r}?)" if near else ""
         raise ValueError(
-            f"unknown model {name!r}{hint}: wanted one of {', '.join(MODEL_SIZES)}, "
+            f"unknown model {size!r}{hint}: wanted one of {', '.join(MODEL_SIZES)}, "
             "or package.module:factory for a model of your own"
         )
+    config = MODEL_SIZES[size]
     known = [field.name for field in fields(ModelConfig)]
     for key in overrides:
         if key not in known:
-            raise TypeError(f"model {name!r} has no setting {key!r}; its settings are {', '.join(known)}")
-    return replace(MODEL_SIZES[name], **overrides)
+            raise TypeError(f"model {size!r} has no setting {key!r}; its settings are {', '.join(known)}")
+    changes: dict[str, Any] = {}
+    within: dict[str, dict[str, Any]] = defaultdict(dict)  # of experts, changed together: one may need another
+    for path, text in settings.items():
+        field, _, inner = path.partition(".")
+        held = getattr(config, field, None)
+        if is_dataclass(held) and inner in [one.name for one in fields(held)]:
+            within[field][inner] = _read(path, text, type(held), inner)
+        elif not inner and field in known and not is_dataclass(held):
+            changes[field] = _read(path, text, ModelConfig, field)
+        else:
+            raise TypeError(f"model {name!r}: {path!r} is no setting; {_settings_known()}")
+    changes |= {field: replace(getattr(config, field), **inner) for field, inner in within.items()}
+    return replace(config, **{**changes, **overrides})
+
+
+def split_name(name: str) -> tuple[str, dict[str, str]]:
+    """A model's name without its settings, and these: "small+window=64" -> "small", {"window": "64"}."""
+    size, *settings = re.split(r"\+(?=[A-Za-z_][\w.]*=)", name)
+    return size, {field: value for field, _, value in (setting.partition("=") for setting in settings)}
+
+
+def is_size(name: str) -> bool:
+    """Whether the name is one of `MODEL_SIZES`, with settings or without: a model whose switches and cost are known."""
+    return split_name(name)[0] in MODEL_SIZES
+
+
+def _read(path: str, text: str, owner: type, field: str) -> int | float | bool | str | None:
+    """The value that a text means for a field of a configuration. ValueError if it means none."""
+    kind = get_type_hints(owner)[field]
+    # A union has its members; a Literal its values, all of them texts.
+    members = get_args(kind) or (kind,)
+    if NoneType in members and text.lower() == "none":
+        return None
+    if bool in members and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        if number in members:
+            try:
+                return number(text)
+            except ValueError:
+                continue
+    if str in members or all(isinstance(member, str) for member in members):
+        return text
+    words = {NoneType: "none", bool: "true or false", int: "a whole number", float: "a number"}
+    raise ValueError(f"{path}={text}: wanted {' or '.join(words[member] for member in members)}")
+
+
+def _settings_known() -> str:
+    own = [
+        f"{f.name}.{inner.name}" for f in fields(ModelConfig) if is_dataclass(f.default) for inner in fields(f.default)
+    ]
+    plain = [field.name for field in fields(ModelConfig) if not is_dataclass(field.default)]
+    return f"wanted one of {', '.join([*plain, *own])}"
 
 
 def _call_factory(

@@ -7,14 +7,16 @@ dimension, K num_kv_heads.
 
     e  tables over the vocabulary: 2, the embedding and the head; 1 with a tied head
     p  1 with learned positions, 0 with RoPE
-    f  matrices of the feed-forward: 3 for SwiGLU, 2 for GELU
+    f  matrices of the feed-forward: 3 for SwiGLU, 2 for GELU; of E experts that share F, k a token and s for all:
+       f d F becomes E d + 3 d F (E + s) / (k + s), with the router
     g  vectors of a norm: 1 for RMSNorm, its gain; 2 for LayerNorm, gain and bias
 
 A block has four attention projections, those of keys and values K D wide; its feed-forward; and two norms. The last
 g d is the final norm. No matrix has a bias.
 
 A switch is either about *what* function the model is, and then belongs to its `architecture`, which a checkpoint keeps;
-or about *how* it is computed (`attention`, `fused_norm`, `fused_feed_forward`), and then it does not.
+or about *how* it is computed (`attention`, `mixer_form`, `fused_norm`, `fused_feed_forward`), and then it does not.
+With another mixer than attention its own weights stand in place of 2 d^2 + 2 d K D: `block.py` counts them.
 
 Plain data: nothing here builds a tensor. Named configurations are in `sizes.py`, the model is in
 `transformer.py`.
@@ -24,23 +26,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Literal, get_args
 
 from perflab.lab.attention import IMPLEMENTATIONS
 from perflab.lab.attention.registry import DROPOUT, variants_with
+from perflab.lab.experts.config import ExpertConfig
+from perflab.lab.models.mixers import ATTENTION_FIELDS, FEED_FORWARDS, check_mixer, kind_of
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned"]
-FeedForward = Literal["swiglu", "gelu"]
 
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"norm": get_args(Norm), "positions": get_args(Positions), "feed_forward": get_args(FeedForward)}
+    {"norm": get_args(Norm), "positions": get_args(Positions), "feed_forward": tuple(FEED_FORWARDS)}
 )
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
-WITHOUT_A_TENSOR = ("rope_theta", "norm_eps", "window", *DROPOUTS)
+NO_EXPERTS = ExpertConfig()
+"""What `experts` holds where it means nothing; with feed_forward="moe" it is a mixture like any other."""
+
+WITHOUT_A_TENSOR = ("rope_theta", "norm_eps", "window", *DROPOUTS, "experts.capacity_factor")
 """Switches of the architecture that change the function, and no parameter's name or shape."""
 
 
@@ -59,14 +65,18 @@ class ModelConfig:
             Ainslie et al. 2023); 1 is multi-query attention, `None` as many as `num_heads`.
         norm: ahead of each layer (pre-norm): "rms" (gain) or "layer" (gain and bias).
         norm_eps: added to the mean square, or variance, inside the norm's root.
-        positions: "rope" turns queries and keys; "learned" adds a table (C, d) to the embedding.
+        positions: "rope" turns queries and keys, and is nothing to a mixer without them; "learned" adds a table (C, d)
+            to the embedding.
         rope_theta: base of the rotary frequencies (Su et al. 2021, section 3.3 uses 10,000).
-        feed_forward: "swiglu", three matrices, or "gelu", two.
+        mixer: what mixes the tokens of a block: "attention", or another of `perflab.lab.models.mixers`.
+        feed_forward: "swiglu", three matrices, "gelu", two, or "moe", a mixture of experts.
+        experts: that mixture's; it means nothing to the others.
         tied_head: the head's weight is the embedding's.
         window: how many tokens one sees, itself included; `None`: all before it.
         attention_dropout, residual_dropout, embedding_dropout: probability, in training mode only, that a weight of
             attention, an output of a layer, a number of the embedded tokens is dropped.
         attention: how: the implementation that `perflab.lab.attention.attention` runs.
+        mixer_form: how: another mixer than attention is computed: "definition", "chunked" or "triton".
         fused_norm, fused_feed_forward: how: by the Triton kernels `rms_norm` and `swiglu` of `perflab.lab.kernels`.
 
     Raises:
@@ -85,23 +95,33 @@ class ModelConfig:
     norm_eps: float = 1e-5
     positions: Positions = "rope"
     rope_theta: float = 10_000.0
-    feed_forward: FeedForward = "swiglu"
+    mixer: str = "attention"
+    feed_forward: str = "swiglu"
+    experts: ExpertConfig = NO_EXPERTS
     tied_head: bool = False
     window: int | None = None
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0
     embedding_dropout: float = 0.0
     attention: str = "sdpa"
+    mixer_form: str = "chunked"
     fused_norm: bool = False
     fused_feed_forward: bool = False
 
     def __post_init__(self) -> None:
+        check_mixer(self, _DEFAULTS)
         _check_numbers(self)
         _check_heads(self)
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: wanted one of {', '.join(choices)}")
+        _check_experts(self)
         _check_how(self)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether queries and keys are turned by RoPE."""
+        return self.positions == "rope" and kind_of(self).takes_rope
 
     @property
     def head_dim(self) -> int:
@@ -123,14 +143,23 @@ def architecture(config: ModelConfig) -> dict[str, int | float | str | bool | No
     """What function `TransformerLM(config)` is, up to its weights: a checkpoint of another one is another model's.
 
     The dimensions and the switches that have a meaning in this configuration: `context_length` where positions are a
-    table of that length (RoPE goes on as far as one likes), `rope_theta` where there is RoPE. Never how it is computed.
+    table of that length (RoPE goes on as far as one likes), `rope_theta` where there is RoPE, attention's switches
+    with attention, those of experts, as "experts.num_experts", where there are any. Never how it is computed.
     """
-    positions = "rope_theta" if config.positions == "rope" else "context_length"
-    names = (
-        *("vocab_size", "d_model", "d_ff", "num_layers", "num_heads"),
-        *("norm", "norm_eps", "positions", positions, "feed_forward", "tied_head", "window", *DROPOUTS),
-    )
-    return {"num_kv_heads": config.kv_heads, **{name: getattr(config, name) for name in names}}
+    kind = kind_of(config)
+    names = [
+        *("mixer", "vocab_size", "d_model", "d_ff", "num_layers", "num_heads", "norm", "norm_eps"),
+        "positions",
+        *(("context_length",) if config.positions == "learned" else ("rope_theta",) if config.rotates else ()),
+        *("feed_forward", "tied_head", "window", *DROPOUTS),
+    ]
+    idle = [name for name in ATTENTION_FIELDS if name not in kind.fields]
+    signature = {name: getattr(config, name) for name in names if name not in idle}
+    if "num_kv_heads" not in idle:
+        signature = {"num_kv_heads": config.kv_heads, **signature}
+    if config.feed_forward == "moe":
+        signature |= {f"experts.{name}": value for name, value in config.experts.architecture().items()}
+    return signature
 
 
 def check_cache(filled: ModelConfig, config: ModelConfig) -> None:
@@ -144,8 +173,23 @@ def check_cache(filled: ModelConfig, config: ModelConfig) -> None:
 
 
 def feed_forward_matrices(config: ModelConfig) -> int:
-    """Matrices d x F of one feed-forward, f."""
-    return 3 if config.feed_forward == "swiglu" else 2
+    """Matrices d x F of one feed-forward, or of one expert, f."""
+    return 2 if config.feed_forward == "gelu" else 3
+
+
+def feed_forward_weights(config: ModelConfig) -> int:
+    """Weights of one feed-forward: `f d F`; of experts `E d + 3 d F (E + s) / (k + s)`, the router's first."""
+    if config.feed_forward != "moe":
+        return feed_forward_matrices(config) * config.d_model * config.d_ff
+    experts = config.experts
+    of_experts = (experts.num_experts + experts.shared_experts) * experts.expert_width(config.d_ff)
+    return config.d_model * (experts.num_experts + feed_forward_matrices(config) * of_experts)
+
+
+def feed_forward_weights_per_token(config: ModelConfig) -> int:
+    """Weights of one feed-forward that one token is multiplied with: `f d F`; of experts `E d + 3 d F`, whatever E."""
+    router = config.experts.num_experts if config.feed_forward == "moe" else 0
+    return config.d_model * (router + feed_forward_matrices(config) * config.d_ff)
 
 
 def norm_vectors(config: ModelConfig) -> int:
@@ -159,17 +203,23 @@ def attention_parameter_count(config: ModelConfig) -> int:
 
 
 def block_matmul_parameter_count(config: ModelConfig) -> int:
-    """Weights of one block that a matrix product reads: attention's, and the feed-forward's `f d F`."""
-    return attention_parameter_count(config) + feed_forward_matrices(config) * config.d_model * config.d_ff
+    """Weights of one block of attention that a matrix product reads: attention's, and the feed-forward's."""
+    return attention_parameter_count(config) + feed_forward_weights(config)
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Trainable parameters of `TransformerLM(config)`, in closed form (this module's equation)."""
+    """Trainable parameters of `TransformerLM(config)`, by this module's equation; another mixer's are counted."""
     tables = (1 if config.tied_head else 2) * config.vocab_size * config.d_model
     if config.positions == "learned":
         tables += config.context_length * config.d_model
     norm = norm_vectors(config) * config.d_model
-    return tables + config.num_layers * (block_matmul_parameter_count(config) + 2 * norm) + norm
+    if kind_of(config).has_state:
+        from perflab.lab.models.block import mixer_parameter_count  # builds the mixer, on meta
+
+        mixer = mixer_parameter_count(config)
+    else:
+        mixer = attention_parameter_count(config)
+    return tables + config.num_layers * (mixer + feed_forward_weights(config) + 2 * norm) + norm
 
 
 def _check_numbers(config: ModelConfig) -> None:
@@ -205,7 +255,7 @@ def _check_heads(config: ModelConfig) -> None:
             f"d_model={d_model} does not divide into num_heads={num_heads}; give a multiple "
             f"such as d_model={_round_up(d_model, 2 * num_heads)}, or another num_heads"
         )
-    if config.positions == "rope" and config.head_dim % 2:
+    if config.rotates and config.head_dim % 2:
         raise ValueError(
             f"d_model={d_model} with num_heads={num_heads} gives an odd head dimension "
             f"{config.head_dim}, and RoPE turns pairs; "
@@ -215,6 +265,18 @@ def _check_heads(config: ModelConfig) -> None:
         divisors = ", ".join(str(heads) for heads in range(1, num_heads + 1) if num_heads % heads == 0)
         raise ValueError(
             f"num_heads={num_heads} do not divide among num_kv_heads={config.num_kv_heads}; give one of {divisors}"
+        )
+
+
+def _check_experts(config: ModelConfig) -> None:
+    if not isinstance(config.experts, ExpertConfig):
+        raise TypeError(f"experts={config.experts!r}: wanted an ExpertConfig, such as ExpertConfig(num_experts=8)")
+    if config.feed_forward == "moe":
+        config.experts.expert_width(config.d_ff)
+    elif config.experts != NO_EXPERTS:
+        raise ValueError(
+            f"experts={config.experts!r} mean nothing to feed_forward={config.feed_forward!r}; give "
+            f"feed_forward='moe', or no experts="
         )
 
 
@@ -247,3 +309,6 @@ def _check_how(config: ModelConfig) -> None:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+_DEFAULTS: Mapping[str, object] = MappingProxyType({field.name: field.default for field in fields(ModelConfig)})

@@ -6,6 +6,9 @@ values, D head dimension; f 3 for SwiGLU, 2 for GELU.
     forward   = 2 n (L (2 d^2 + 2 d K D + f d F) + V d)  +  L 4 B P d       floating-point operations
     backward  = 2 forward
 
+Of a mixture of E experts f d F becomes E d + 3 d F, whatever E and k; of another mixer than attention, what a counter
+sees in one pass of it on `meta` (`block.py`) stands in place of 2 n (2 d^2 + 2 d K D) + 4 B P d.
+
     P = T^2                         pairs of query and key in one sequence
     P = w T - w (w - 1) / 2         with a window of w <= T tokens: the band alone; w > T counts as T
 
@@ -26,8 +29,15 @@ from typing import get_args
 import torch
 
 from perflab.lab.attention.scoring import pairs_in_band
-from perflab.lab.models.config import ModelConfig, block_matmul_parameter_count, parameter_count
+from perflab.lab.models.block import mixer_flops
+from perflab.lab.models.config import (
+    ModelConfig,
+    attention_parameter_count,
+    feed_forward_weights_per_token,
+    parameter_count,
+)
 from perflab.lab.models.memory import MemoryParts, Mode, Optimizer, peak_memory
+from perflab.lab.models.mixers import kind_of
 from perflab.lab.models.recompute import check_checkpointing
 
 
@@ -129,6 +139,10 @@ def model_cost(
 
 def forward_flops(config: ModelConfig, *, batch_size: int, seq_len: int) -> int:
     """Operations of one forward pass (this module's equation); backward has twice as many."""
-    weights = config.num_layers * block_matmul_parameter_count(config) + config.vocab_size * config.d_model
-    pairs = seq_len**2 if config.window is None else pairs_in_band(seq_len, seq_len, 1 - config.window, 0)
-    return 2 * batch_size * seq_len * weights + 4 * config.num_layers * batch_size * pairs * config.d_model
+    weights = config.num_layers * feed_forward_weights_per_token(config) + config.vocab_size * config.d_model
+    if kind_of(config).has_state:
+        mixing = mixer_flops(config, seq_len)
+    else:
+        pairs = seq_len**2 if config.window is None else pairs_in_band(seq_len, seq_len, 1 - config.window, 0)
+        mixing = 2 * seq_len * attention_parameter_count(config) + 4 * pairs * config.d_model
+    return batch_size * (2 * seq_len * weights + config.num_layers * mixing)

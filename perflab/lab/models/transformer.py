@@ -4,20 +4,20 @@ B batch, T sequence, V vocabulary, d model width, H heads, K heads of keys and v
 
     x = E[tokens]                                               (B, T, d)
     num_layers times, with n = Norm(x) afresh in each line:
-        x = x + W_o Attention(RoPE(W_q n), RoPE(W_k n), W_v n)  causal, over H heads
-        x = x + FeedForward(n)                                  d_ff wide inside
+        x = x + W_o Attention(RoPE(W_q n), RoPE(W_k n), W_v n)  causal, over H heads; or another mixer
+        x = x + FeedForward(n)                                  d_ff wide inside; or experts
     logits = W_head Norm(x)                                     (B, T, V)
 
 `ModelConfig` says what Norm and FeedForward are, whether positions come by RoPE or by a table added to E[tokens],
 how many heads keys and values have, how far attention looks back, and what is dropped in training. No matrix has a
-bias; pre-norm. How attention is computed is `perflab.lab.attention`'s business, what of a block is kept for
-backward `recompute.py`'s, and what a pass costs is in `cost.py`.
+bias; pre-norm. How attention is computed is `perflab.lab.attention`'s business, which other mixers and feed-forwards
+there are stands in `mixers.py`, what of a block is kept for backward in `recompute.py`, what a pass costs in `cost.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +27,12 @@ from perflab.lab import kernels
 from perflab.lab.attention import attention
 from perflab.lab.attention.scoring import Settings
 from perflab.lab.models.config import ModelConfig, check_cache
+from perflab.lab.models.mixers import StateMixer, kind_of, make_feed_forward, make_mixer
 from perflab.lab.models.recompute import check_checkpointing, run_block
 
 
 class Cache(Protocol):
-    """Keys and values of tokens before these, as the model uses them; `perflab.lab.inference` has several."""
+    """What a model keeps of the tokens before these; `perflab.lab.inference` has several."""
 
     @property
     def config(self) -> ModelConfig:
@@ -41,18 +42,30 @@ class Cache(Protocol):
     def positions(self) -> Tensor:
         """(B, T) positions of the new tokens."""
 
+
+class KeyCache(Cache, Protocol):
+    """Keys and values of tokens before these, for attention."""
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the new tokens, (B, H, T, D), over those before and themselves."""
 
 
+class StateCache(Cache, Protocol):
+    """What another mixer keeps of tokens before these: its state."""
+
+    def advance(self, layer: int, mixer: StateMixer, x: Tensor) -> Tensor:
+        """The mixer's outputs (B, T, d) for x (B, T, d), behind the layer's state, which moves on."""
+
+
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines, as RoPE turns by them."""
+C = TypeVar("C", bound=Cache)
 
 
-class Cached(NamedTuple):
+class Cached(NamedTuple, Generic[C]):
     """How a layer sees a cache. `angles`: of the new tokens, without RoPE None; the same in all layers."""
 
-    cache: Cache
+    cache: C
     layer: int
     angles: Angles | None
 
@@ -205,7 +218,7 @@ class MultiHeadAttention(nn.Module):
         self.v = Linear(config.d_model, config.kv_dim)
         self.out = Linear(config.d_model, config.d_model, gain=residual_gain(config))
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cached: Cached | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cached: Cached[KeyCache] | None = None) -> Tensor:
         """(B, T, d) -> (B, T, d); with a cache, behind the tokens that its layer has."""
         # `view`, since under a default device (torch.set_default_device) Dynamo cannot trace `unflatten`.
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, H, D), and (B, T, K, D)
@@ -259,7 +272,7 @@ class GELU(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm layer: attention, then feed-forward, each added to the residual stream (Xiong et al. 2020).
+    """One pre-norm layer: a mixer, then feed-forward, each added to the residual stream (Xiong et al. 2020).
 
     In training mode what each adds is dropped out first (Vaswani et al. 2017, section 5.4).
     """
@@ -267,14 +280,23 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dropout = config.residual_dropout
-        self.attention_norm = make_norm(config)
-        self.attention = MultiHeadAttention(config)
+        self.has_state = kind_of(config).has_state
+        if self.has_state:
+            self.mixer_norm, self.mixer = make_norm(config), make_mixer(config)
+        else:
+            self.attention_norm, self.attention = make_norm(config), MultiHeadAttention(config)
         self.feed_forward_norm = make_norm(config)
-        self.feed_forward = SwiGLU(config) if config.feed_forward == "swiglu" else GELU(config)
+        self.feed_forward = make_feed_forward(config)
 
-    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cached: Cached | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: RotaryEmbedding | None, cached: Cached[Any] | None = None) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
-        x = x + dropped(self.attention(self.attention_norm(x), rope, cached), self.dropout, self.training)
+        if not self.has_state:
+            mixed: Tensor = self.attention(self.attention_norm(x), rope, cached)
+        elif cached is None:
+            mixed = self.mixer(self.mixer_norm(x))
+        else:
+            mixed = cached.cache.advance(cached.layer, self.mixer, self.mixer_norm(x))
+        x = x + dropped(mixed, self.dropout, self.training)
         x = x + dropped(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
         return x
 
@@ -298,7 +320,7 @@ class TransformerLM(nn.Module):
         learned, rotary = config.positions == "learned", (config.head_dim, config.context_length, config.rope_theta)
         # Of the tokens' own size, so that neither drowns the other.
         self.positions = Embedding(config.context_length, config.d_model, std) if learned else None
-        self.rope = None if learned else RotaryEmbedding(*rotary)
+        self.rope = RotaryEmbedding(*rotary) if config.rotates else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = make_norm(config)
         # A tied head is no module: moved from "meta", two modules that share a parameter would share it no more.
@@ -313,7 +335,7 @@ class TransformerLM(nn.Module):
     def checkpointing(self, policy: str) -> None:
         self._checkpointing = check_checkpointing(policy)
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None, at: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KeyCache | StateCache | None = None, at: Tensor | None = None) -> Tensor:
         """Integer tokens (B, T), T at most `context_length` -> logits (B, T, V).
 
         Args:

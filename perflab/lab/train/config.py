@@ -36,6 +36,9 @@ class TrainingConfig:
         warmup_steps, total_steps, final_learning_rate_share: the schedule, see `schedule.py`.
         loss_clamp: losses above are replaced by it, and their gradient by zero: the step then learns nothing from
             that (micro-)batch but still decays weights and moments. `None`, the default: never.
+        balance_weight, router_z_weight: of a mixture's two losses beside the model's own (`perflab.lab.experts.router`);
+            0.01 and 0.001 are Fedus et al. 2021, section 2.2, and Zoph et al. 2022, section 3.2. Without experts nothing.
+        router_bias_rate: how far a step moves the bias of a "sigmoid" router (DeepSeek-V3, section 4.2: 0.001).
         fused_loss: cross-entropy by the lab's Triton kernel.
         cudnn_benchmark: `torch.backends.cudnn.benchmark` during the step: cuDNN tries its convolutions and keeps the
             fastest. A model without convolutions, such as `TransformerLM`, is not changed by it.
@@ -60,6 +63,9 @@ class TrainingConfig:
     total_steps: int | None = None
     final_learning_rate_share: float = 0.1
     loss_clamp: float | None = None
+    balance_weight: float = 0.01
+    router_z_weight: float = 0.001
+    router_bias_rate: float = 0.001
     fused_loss: bool = False
     cudnn_benchmark: bool = False
     skip_non_finite: bool = True
@@ -79,7 +85,8 @@ class TrainingConfig:
                     f"cosine; give total_steps={self.warmup_steps + 1} or more, or a shorter warm-up"
                 )
         _check_number("learning_rate", self.learning_rate, above=0.0)
-        _check_number("weight_decay", self.weight_decay, least=0.0)
+        for name in ("weight_decay", "balance_weight", "router_z_weight", "router_bias_rate"):
+            _check_number(name, getattr(self, name), least=0.0)
         _check_number("final_learning_rate_share", self.final_learning_rate_share, least=0.0, most=1.0)
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise TypeError(f"betas={self.betas!r}: wanted a tuple of two numbers, such as betas=(0.9, 0.999)")

@@ -6,6 +6,8 @@ B batch, T sequence, V vocabulary, k micro-batches of B / k sequences.
     gradient += d loss / d weights / k                 backward, right after it
     AdamW                                              optimizer, once
 
+To the loss of a model with experts the two losses of its routers are added, and the optimizer phase moves their bias.
+
     step = TrainingStep(model, tokens, TrainingConfig(precision="bf16", micro_batches=2))
     loss = step()
 
@@ -21,6 +23,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from perflab.lab.experts.mixture import collecting, expert_layers
+from perflab.lab.experts.router import weighted_loss
 from perflab.lab.train.compiled import compiled_model, replays_cuda_graphs
 from perflab.lab.train.config import TrainingConfig
 from perflab.lab.train.loss import clamp_loss, cross_entropy_loss
@@ -70,6 +74,7 @@ class TrainingStep:
         self._precision = PRECISIONS[config.precision]
         self.model = self._precision.prepare(model).train()
         _set_checkpointing(model, config.checkpointing)
+        self._experts = expert_layers(model)
         self._logits = compiled_model(model, config.compile, self._device)
         self._keeps_gradients = replays_cuda_graphs(config.compile, self._device)
         self.adamw = torch.optim.AdamW(
@@ -124,10 +129,14 @@ class TrainingStep:
         tokens = self._next_micro_batch()
         if self._keeps_gradients:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with self._switched(), self._precision.applied(self._device.type):
+        config = self.config
+        with self._switched(), self._precision.applied(self._device.type), collecting(self._experts) as of_routers:
             logits = self._logits(tokens)
-        loss = cross_entropy_loss(logits, tokens, fused=self.config.fused_loss)
-        return loss if self.config.loss_clamp is None else clamp_loss(loss, self.config.loss_clamp)
+        loss = cross_entropy_loss(logits, tokens, fused=config.fused_loss)
+        loss = loss if config.loss_clamp is None else clamp_loss(loss, config.loss_clamp)
+        if of_routers:
+            loss = loss + weighted_loss(of_routers, config.balance_weight, config.router_z_weight)
+        return loss
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss`, divided by the number of micro-batches, to the parameters' gradients."""
@@ -163,6 +172,8 @@ class TrainingStep:
         self._watch.update(self.adamw)
         if self._scaler is not None:
             self._scaler.update()
+        for layer in self._experts:
+            layer.move_bias(self.config.router_bias_rate)
         self.adamw.zero_grad(set_to_none=not self._keeps_gradients)
         self._backwards = self._position = 0
         self.steps_done += 1
