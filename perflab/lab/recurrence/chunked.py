@@ -10,11 +10,11 @@ Shapes
     S'  = diag(exp(since_C)) S + sum_j (k_j exp(after_j))^T v_j    after_j = sum of g behind j, to the chunk's end
     s_ij = sum over channels of q_i k_j exp(g_{j+1} + ... + g_i)
 
-Written as exp(since_i) exp(-since_j), the last line overflows under strong decay, and as exp(since_i - since_j) it loses
-digits: the difference of two large sums. Yang et al. (2024), "Gated Linear Attention", section 4.3, cut a chunk into
-smaller ones for that. Here it is cut in half, and each half again: between two halves s = (q exp(since)) (k exp(after))^T
-with sums that begin and end where the halves meet. No sum is subtracted and no exponent is above zero, so a decay of
--inf (the start of a sequence) is as good as any other, in the gradient too.
+Written as exp(since_i) exp(-since_j), the last line overflows under strong decay, and as exp(since_i - since_j) it
+loses digits: the difference of two large sums. Yang et al. (2024), "Gated Linear Attention", section 4.3, cut a chunk
+into smaller ones for that. Here it is cut in half, and each half again: between two halves
+s = (q exp(since)) (k exp(after))^T with sums that begin and end where the halves meet. No sum is subtracted and no
+exponent is above zero, so a decay of -inf (the start of a sequence) is as good as any other, in the gradient too.
 """
 
 import torch
@@ -54,7 +54,7 @@ def _scores(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Te
         (_, late_q), (early_k, _) = _halves(q, size), _halves(k, size)
         (early_since, late_since), (early_after, late_after) = _halves(since, size), _halves(after, size)
         across = (late_q * late_since.exp()) @ (early_k * early_after.exp()).mT
-        early, late = scores.unflatten(-3, (-1, 2)).unbind(-3)
+        early, late = scores.view(*scores.shape[:-3], -1, 2, size, size).unbind(-3)
         first_rows = torch.cat((early, torch.zeros_like(early)), dim=-1)
         scores = torch.cat((first_rows, torch.cat((across, late), dim=-1)), dim=-2)
         since = torch.cat((early_since, late_since + early_since[..., -1:, :]), dim=-2).flatten(-3, -2)
@@ -64,11 +64,12 @@ def _scores(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Te
 
 def _halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """(..., C, K) as its even and its odd blocks of `size` tokens, (..., C / (2 size), size, K) each."""
-    early, late = x.unflatten(-2, (-1, 2, size)).unbind(-3)
+    early, late = x.reshape(*x.shape[:-2], -1, 2, size, x.shape[-1]).unbind(-3)
     return early, late
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
     """(B, H, T, K) as (B, H, N, C, K). Zeros behind the end change nothing: k writes nothing, g keeps everything."""
     missing = -x.shape[2] % chunk
-    return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (-1, chunk))
+    filled = F.pad(x, (0, 0, 0, missing)) if missing else x
+    return filled.reshape(*x.shape[:2], -1, chunk, x.shape[-1])

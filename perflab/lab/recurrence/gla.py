@@ -19,7 +19,8 @@ from perflab.lab.models.transformer import Linear, residual_gain
 from perflab.lab.recurrence.mixer import HeadNorm, Mixer, State, head_width
 from perflab.lab.recurrence.recurrence import linear_recurrence
 
-# Yang et al. (2024), section 4.4: d_k = d / 2, W_1 of rank 16, and a temperature of 16, so that a fresh gate forgets slowly.
+# Yang et al. (2024), section 4.4: d_k = d / 2, W_1 of rank 16, and a temperature of 16, by which a fresh gate forgets
+# slowly.
 KEY_SHARE = 2
 GATE_RANK = 16
 GATE_TEMPERATURE = 16.0

@@ -23,8 +23,8 @@ from perflab.lab.models.transformer import Linear, RMSNorm, residual_gain
 from perflab.lab.recurrence.mixer import Mixer, State, head_width
 from perflab.lab.recurrence.recurrence import linear_recurrence
 
-# Dao & Gu (2024): the block of section 7.1 is twice as wide as the model, its convolution 4 tokens; the models of section 9
-# have states of 128.
+# Dao & Gu (2024): the block of section 7.1 is twice as wide as the model, its convolution 4 tokens; the models of
+# section 9 have states of 128.
 EXPANSION = 2
 STATE_WIDTH = 128
 CONVOLUTION_WIDTH = 4
@@ -71,10 +71,10 @@ class Mamba2(Mixer):
     def advance(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """See `Mixer`."""
         held, last = state
-        gate, mixed, step = self.into(x).split((self.inner, self.mixed, self.num_heads), dim=-1)
+        gate, mixed, step = torch.split(self.into(x), [self.inner, self.mixed, self.num_heads], dim=-1)
         seen = torch.cat((last.to(mixed.dtype), mixed), dim=1)
         convolved = F.conv1d(seen.mT, self.convolution[:, None], self.convolution_bias, groups=self.mixed).mT
-        value, key, query = F.silu(convolved).split((self.inner, STATE_WIDTH, STATE_WIDTH), dim=-1)
+        value, key, query = torch.split(F.silu(convolved), [self.inner, STATE_WIDTH, STATE_WIDTH], dim=-1)
         wide = torch.promote_types(x.dtype, torch.float32)
         step = F.softplus(step.to(wide) + self.step_bias.to(wide)).transpose(1, 2)  # (B, H, T)
         value = self.heads(value)

@@ -90,14 +90,16 @@ def linear_recurrence(
 def _form(form: str, chunk: int, dtype: torch.dtype) -> Form:
     if form == "chunked":
         if chunk < 1 or chunk & (chunk - 1):
-            raise ValueError(f"linear_recurrence cuts chunks in halves, got chunk={chunk}; give a power of two, such as 64")
+            raise ValueError(
+                f"linear_recurrence cuts chunks in halves, got chunk={chunk}; give a power of two, such as 64"
+            )
         return chunked_recurrence
     if form != "triton":
         raise ValueError(f"linear_recurrence has the forms {', '.join(FORMS)}; got form={form!r}")
     if chunk not in TRITON_CHUNKS:
         raise ValueError(
-            f"linear_recurrence in Triton has chunks of {', '.join(map(str, TRITON_CHUNKS))} tokens, got chunk={chunk}; "
-            f"give one of these, or form='chunked'"
+            f"linear_recurrence in Triton has chunks of {', '.join(map(str, TRITON_CHUNKS))} tokens, got "
+            f"chunk={chunk}; give one of these, or form='chunked'"
         )
     if dtype == torch.float64:
         raise TypeError("linear_recurrence in Triton sums in float32, got float64; cast, or give form='chunked'")
@@ -118,9 +120,11 @@ def _check(
     given = {"q": q, "k": k, "v": v, "log_decay": log_decay, "bonus": bonus, "state": state, "starts": starts}
     tensors = {name: x for name, x in given.items() if x is not None}
     if q.dim() != 4 or v.dim() != 4 or 0 in q.shape or 0 in v.shape:
-        raise ValueError(f"linear_recurrence wants q, k (B, H, T, K) and v (B, H, T, V), none empty; got {_said(tensors)}")
+        raise ValueError(
+            f"linear_recurrence wants q, k (B, H, T, K) and v (B, H, T, V), none empty; got {_said(tensors)}"
+        )
     batch, heads, length, width = q.shape
-    wanted = {
+    wanted: dict[str, set[tuple[int, ...]]] = {
         "k": {(batch, heads, length, width)},
         "v": {(batch, heads, length, v.shape[-1])},
         "log_decay": {(batch, heads, length, width), (batch, heads, length)},
@@ -141,8 +145,8 @@ def _check(
         x.is_floating_point() == (name != "starts") for name, x in tensors.items()
     ):
         raise TypeError(
-            f"linear_recurrence wants q, k and v of one floating dtype, log_decay, bonus and state of any, starts bool; "
-            f"got {_said(tensors)}. Cast with .to(dtype)"
+            f"linear_recurrence wants q, k and v of one floating dtype, log_decay, bonus and state of any, starts "
+            f"bool; got {_said(tensors)}. Cast with .to(dtype)"
         )
     if starts is not None and starts.dtype != torch.bool:
         raise TypeError(f"linear_recurrence wants starts as bool, got {starts.dtype}; give positions == 0, say")

@@ -6,8 +6,8 @@ B batch, T sequence, d model width, H heads, K = d / H key width, V = 2 d / H va
     S_t = gamma_h S_{t-1} + k_t^T v_t             gamma_h = 1 - 2^(-5-h)
     y = W_o (swish(W_g x) * GroupNorm(q_t S_t))
 
-Sun et al. (2023), "Retentive Network", equations 5 to 8. The paper's parallel form is one chunk, its recurrent form chunks
-of one token, its chunkwise form the rest.
+Sun et al. (2023), "Retentive Network", equations 5 to 8. The paper's parallel form is one chunk, its recurrent form
+chunks of one token, its chunkwise form the rest.
 """
 
 import math
@@ -67,7 +67,7 @@ class RetNet(Mixer):
         angle = positions[:, None, :, None].double() * ROTARY_BASE ** (-pair / self.key_width)
         wide = torch.promote_types(x.dtype, torch.float32)
         cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-        even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+        even, odd = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).to(x.dtype)
 
 

@@ -21,8 +21,8 @@ from perflab.lab.models.transformer import Linear, residual_gain
 from perflab.lab.recurrence.mixer import HeadNorm, Mixer, State, head_width
 from perflab.lab.recurrence.recurrence import linear_recurrence
 
-# Peng et al. (2024), section 4.2 and the authors' code: ranks of the mixes' and the decay's low-rank parts, and the norm's
-# eps of 1e-5 for outputs that are divided by 8.
+# Peng et al. (2024), section 4.2 and the authors' code: ranks of the mixes' and the decay's low-rank parts, and the
+# norm's eps of 1e-5 for outputs that are divided by 8.
 MIX_RANK = 32
 DECAY_RANK = 64
 NORM_EPS = 64e-5
@@ -100,8 +100,6 @@ class TokenMix(nn.Module):
     def forward(self, x: Tensor, before: Tensor) -> dict[str, Tensor]:
         """(B, T, d) and the tokens before -> {name: (B, T, d)}."""
         difference = before - x
-        hidden = torch.tanh(self.down(x + difference * self.base)).unflatten(-1, (len(self.names), MIX_RANK))
+        hidden = torch.tanh(self.down(x + difference * self.base)).view(*x.shape[:-1], len(self.names), MIX_RANK)
         changes = torch.einsum("btnr,nrd->nbtd", hidden, self.up)
-        return {
-            name: x + difference * (self.shares[n] + changes[n]) for n, name in enumerate(self.names)
-        }
+        return {name: x + difference * (self.shares[n] + changes[n]) for n, name in enumerate(self.names)}

@@ -5,9 +5,9 @@ Shapes: q, k, log_decay (B, H, T, K); v, out (B, H, T, V); state, last (B, H, K,
     perflab::gated_recurrence(q, k, v, log_decay, state, chunk) -> (out, last, entering)
     perflab::gated_recurrence_backward(d_out, d_last, q, k, v, log_decay, entering, chunk) -> (dq, dk, dv, dg, d_state)
 
-What stays for the backward are the inputs and the state that entered each chunk: K V / chunk float32 numbers a token and
-head. The states of a head are computed one after the other (`recurrence_states_kernel`), everything else of all chunks
-at once. This module imports Triton.
+What stays for the backward are the inputs and the state that entered each chunk: K V / chunk float32 numbers a token
+and head. The states of a head are computed one after the other (`recurrence_states_kernel`), everything else of all
+chunks at once. This module imports Triton.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def states_launch(
     x: Tensor, y: Tensor, log_decay: Tensor, first: Tensor | None, states: Tensor, last: Tensor, *,
     backward: bool, chunk: int,
 ) -> Launch:  # fmt: skip
-    """Write the state that enters each chunk and the last one; backward the gradient of what leaves, and the first's."""
+    """Write the state that enters each chunk, and the last; backward the gradient of what leaves, and the first's."""
     widths = _widths(x, y, chunk)
     tiles = triton.cdiv(widths["K"], widths["BLOCK_K"]) * triton.cdiv(widths["V"], widths["BLOCK_V"])
     arguments: dict[str, Any] = {
@@ -129,7 +129,14 @@ def _run(
 
 
 def _empty_gradients(
-    d_out: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, entering: Tensor, chunk: int
+    d_out: Tensor,
+    d_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    entering: Tensor,
+    chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     dg = torch.empty(q.shape, dtype=torch.float32, device=q.device)
@@ -137,7 +144,14 @@ def _empty_gradients(
 
 
 def _run_backward(
-    d_out: Tensor, d_last: Tensor | None, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, entering: Tensor, chunk: int
+    d_out: Tensor,
+    d_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    entering: Tensor,
+    chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv, dg, d_state = _empty_gradients(d_out, d_last, q, k, v, log_decay, entering, chunk)
     leaving = torch.empty_like(entering)
@@ -180,14 +194,18 @@ _recurrence = operators.define(
 
 
 @register_flop_formula(torch.ops.perflab.gated_recurrence)
-def _flops(q_shape: Any, k_shape: Any, v_shape: Any, g_shape: Any, state_shape: Any, chunk: int, *_: Any, **__: Any) -> int:
-    """Two products with the state a token, 4 K V; and of the chunk/2 pairs a token 2 K for the score and 2 V for its value."""
+def _flops(
+    q_shape: Any, k_shape: Any, v_shape: Any, g_shape: Any, state_shape: Any, chunk: int, *_: Any, **__: Any
+) -> int:
+    """A token: two products with the state, 4 K V; and of chunk / 2 pairs 2 K for the score and 2 V for a value."""
     tokens, width_k, width_v = int(torch.Size(q_shape[:3]).numel()), int(q_shape[-1]), int(v_shape[-1])
     return tokens * (4 * width_k * width_v + (chunk + 1) * (width_k + width_v))
 
 
 @register_flop_formula(torch.ops.perflab.gated_recurrence_backward)
-def _backward_flops(d_out_shape: Any, d_last_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *rest: Any, **__: Any) -> int:
+def _backward_flops(
+    d_out_shape: Any, d_last_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *rest: Any, **__: Any
+) -> int:
     """Four products with a state, and of each pair its score and value again, dv, dq and dk."""
     chunk = int(rest[2])
     tokens, width_k, width_v = int(torch.Size(q_shape[:3]).numel()), int(q_shape[-1]), int(v_shape[-1])
@@ -197,9 +215,10 @@ def _backward_flops(d_out_shape: Any, d_last_shape: Any, q_shape: Any, k_shape: 
 def triton_recurrence(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """The output, in the dtype of q, and the state behind the last token, float32. log_decay (B, H, T, K) or (B, H, T, 1).
+    """The output, in the dtype of q, and the state behind the last token, float32.
 
-    `linear_recurrence` checks what is given. The same inputs give the same bits: nothing is added up by atomics.
+    log_decay (B, H, T, K) or (B, H, T, 1). `linear_recurrence` checks what is given. The same inputs give
+    the same bits: nothing is added up by atomics.
     """
     if state is not None:
         state = state.float().contiguous()

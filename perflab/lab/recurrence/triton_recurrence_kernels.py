@@ -3,9 +3,9 @@
 Shapes
     q, k, log_decay g, dq, dk, dg  (B, H, T, K); the first three with any strides, a stride of 0 too
     v, d_out, out, dv              (B, H, T, V)
-    entering, leaving              (B, H, N, K, V), contiguous float32: the state that enters each chunk of C tokens, and the
-                                   gradient of the state that leaves it
-    one program                    a chunk of C = BLOCK_T tokens (in `states` all chunks, one after the other) of one head
+    entering, leaving              (B, H, N, K, V), contiguous float32: the state that enters each chunk of C tokens,
+                                   and the gradient of the state that leaves it
+    one program                    a chunk of C = BLOCK_T tokens of one head; in `states` all chunks, one by one
 
 Within a chunk, since_i is the sum of g from its start to i, and after_j that behind j to its end:
 
@@ -16,9 +16,9 @@ Within a chunk, since_i is the sum of g from its start to i, and after_j that be
     gradients          dq_i = exp(since_i) do_i S^T + sum_{j <= i} do_i.v_j e_ij k_j,  and dk_j likewise
     with               s_ij = sum over channels of q_i k_j e_ij,  e_ij = exp(g_{j+1} + ... + g_i)
 
-Yang et al. (2024), "Gated Linear Attention", section 4 and appendix C. Theirs takes e_ij apart into factors; here pairs are
-visited by their distance i - j, and the exponent grows by one g at each step: no exponent is above zero, and no sum is
-subtracted from another. The pairs' products with v are products of matrices; sums are float32.
+Yang et al. (2024), "Gated Linear Attention", section 4 and appendix C. Theirs takes e_ij apart into factors; here pairs
+are visited by their distance i - j, and the exponent grows by one g at each step: no exponent is above zero, and no sum
+is subtracted from another. The pairs' products with v are products of matrices; sums are float32.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -48,7 +48,10 @@ def _sums_since(g_ptr, rows, columns, stride_t, stride_d, inside, WIDTH: tl.cons
 
 @triton.jit
 def _sums_after(g_ptr, rows, columns, stride_t, stride_d, length, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Sums of g behind each row, to the chunk's end. Loaded a row further on: to subtract a row's own would lose digits."""
+    """Sums of g behind each row, to the chunk's end.
+
+    Loaded a row further on, since subtracting a row's own from the sum that includes it would lose digits.
+    """
     following = (tl.arange(0, BLOCK_T) < BLOCK_T - 1) & (rows + 1 < length)
     g = _rows(g_ptr, rows + 1, columns, stride_t, stride_d, following, WIDTH).to(tl.float32)
     return tl.cumsum(g, 0, reverse=True)
@@ -89,24 +92,22 @@ def recurrence_states_kernel(
     values = tile % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
     num_chunks = tl.cdiv(length, BLOCK_T)
     own, mask = _states_tile(batch_head, 0, 1, keys, values, K, V)
+    state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
     if HAS_FIRST:
-        state = tl.load(first_ptr + own, mask=mask, other=0.0)
-    else:
-        state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
+        state += tl.load(first_ptr + own, mask=mask, other=0.0)
     for step in range(num_chunks):
         chunk = step
         if BACKWARD:
             chunk = num_chunks - 1 - step
         place, _ = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
         tl.store(states_ptr + place, state, mask=mask)
-        rows = chunk.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+        rows = chunk * BLOCK_T + tl.arange(0, BLOCK_T).to(tl.int64)
         inside = rows < length
         x = _rows(x_ptr, rows, keys, stride_xt, stride_xd, inside, K)
         y = _rows(y_ptr, rows, values, stride_yt, stride_yd, inside, V)
         g = _rows(g_ptr, rows, keys, stride_gt, stride_gd, inside, K).to(tl.float32)
-        if BACKWARD:
-            sums = tl.cumsum(g, 0)
-        else:
+        sums = tl.cumsum(g, 0)
+        if not BACKWARD:
             sums = _sums_after(g_ptr, rows, keys, stride_gt, stride_gd, length, K, BLOCK_T)
         kept = tl.exp(tl.sum(g, 0))
         x = rounded(x.to(tl.float32) * tl.exp(sums), y.dtype, EMULATE_BF16)
@@ -125,7 +126,7 @@ def recurrence_values_kernel(
     BACKWARD: tl.constexpr, EMULATE_BF16: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_V columns of a chunk's result. Forward y is v and the result out; backward y is d_out, it is dv."""
+    """One program: BLOCK_V columns of a chunk's result. Forward y is v, result out; backward y is d_out, result dv."""
     tiles_v: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     num_chunks = tl.cdiv(length, BLOCK_T)
     chunk = (tl.program_id(0) // tiles_v % num_chunks).to(tl.int64)
@@ -185,8 +186,8 @@ def recurrence_gradients_kernel(
     """One program: BLOCK_K columns of a chunk's dq, dk and dg.
 
     g_t stands in every exponent from before t to t or behind it: of pairs in the chunk, of a state that enters and is
-    read from t on, of a key before t and the state that leaves, and of one state and the other. Summed over the pairs in
-    the chunk it is what q dq, less k dk, come to from t on (pairs behind t cancel); the others are summed as they are.
+    read from t on, of a key before t and the state that leaves, and of one state and the other. Summed over the pairs
+    in the chunk it is q dq less k dk from t on, in which pairs behind t cancel; the others are summed as they are.
     """
     tiles_k: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     num_chunks = tl.cdiv(length, BLOCK_T)
