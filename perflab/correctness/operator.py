@@ -48,7 +48,9 @@ class OperatorCase:
 
     def __str__(self) -> str:
         named = ((name, level) for name, level in self.levels.items() if level not in ("", None, False))
-        return "-".join(level if isinstance(level, str) else f"{name}{level}" for name, level in named)
+        return "-".join(
+            level if isinstance(level, str) else name if level is True else f"{name}{level}" for name, level in named
+        )
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from perflab import ARCHITECTURES, KernelExample
 from perflab.lab.attention.examples import launches as attention_launches
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import Launch
+from perflab.lab.recurrence.examples import launches as recurrence_launches
 
 
 def examples(arch: int) -> list[KernelExample]:
     """All that are shipped, as they would be launched on a GPU of that architecture."""
     limit = ARCHITECTURES[arch].shared_limit_bytes
-    return [example_of(name, launch) for name, launch in (attention_launches(limit) | fused_launches(limit)).items()]
+    launches = attention_launches(limit) | fused_launches(limit) | recurrence_launches(limit)
+    return [example_of(name, launch) for name, launch in launches.items()]
 
 
 def example_of(name: str, launch: Launch) -> KernelExample:
