@@ -95,7 +95,7 @@ def test_rwkv6_is_its_authors() -> None:
 
 
 def test_three_tokens_by_hand() -> None:
-    """K = V = 1, decays 1/2, 1/4: S = 1, 1/2 + 2 = 5/2, 5/8 + 3 = 29/8; a bonus of 10 reads 0 + 10, 1 + 20, 5/2 + 30."""
+    """K = V = 1, decays 1/2, 1/4: S = 1, 1/2 + 2 = 5/2, 5/8 + 3 = 29/8; a bonus of 10 reads 10, 1 + 20, 5/2 + 30."""
     q = k = torch.ones(1, 1, 3, 1)
     v = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 3, 1)
     log_decay = torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3, 1)

@@ -20,8 +20,8 @@ _DEFAULT_CHUNK = 64
 def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     """Name -> launch, such as "recurrence_values-bf16-64x64-c64": every chunk at one width, the default at others.
 
-    shared_limit_bytes: what one program may have. Tiles are 64 wide at most and fit everywhere; it is here because every
-    room's examples are asked for in the same way.
+    shared_limit_bytes: what one program may have. Tiles are 64 wide at most and fit everywhere; it is here because
+    every room's examples are asked for in the same way.
     """
     found: dict[str, Launch] = {}
     for dtype_name in _DTYPES:

@@ -30,6 +30,8 @@ from perflab.lab.recurrence.triton_recurrence_kernels import (
 _WIDEST = 64
 _NARROWEST = 16
 """What tl.dot takes at least."""
+# Offsets within a tile, of 64 rows and up to 64 columns, are 32 bits wide.
+_MOST_STRIDE = (2**31 - 1) // 128
 
 # --- Launches ----------------------------------------------------------------------------------------------------
 
@@ -86,7 +88,9 @@ def _launch(kernel: Any, whose: Tensor, tiles: int, arguments: dict[str, Any]) -
     """So many tiles for each head; one grid axis, since the others end at 65,535."""
     batch, heads, length, _ = whose.shape
     arguments |= {"num_heads": heads, "length": length, "EMULATE_BF16": emulates_bf16(whose.dtype)}
-    return Launch(kernel, (batch * heads * tiles,), arguments, whose.device, num_warps=4, num_stages=2)
+    # Eight warps where a chunk is two: each thread's share of a 64 x 64 tile of float32 is then 16 registers.
+    num_warps = 8 if arguments["BLOCK_T"] == 64 else 4
+    return Launch(kernel, (batch * heads * tiles,), arguments, whose.device, num_warps=num_warps, num_stages=2)
 
 
 def _widths(of_keys: Tensor, of_values: Tensor, chunk: int) -> dict[str, int]:
@@ -96,6 +100,12 @@ def _widths(of_keys: Tensor, of_values: Tensor, chunk: int) -> dict[str, int]:
 
 
 def _strides(**tensors: Tensor) -> dict[str, int]:
+    for name, tensor in tensors.items():
+        if max(tensor.stride()[-2:]) > _MOST_STRIDE:
+            raise ValueError(
+                f"linear_recurrence in Triton takes strides of up to {_MOST_STRIDE} elements between tokens and "
+                f"columns, got {tuple(tensor.stride())} for {name}; call .contiguous() on it"
+            )
     return {
         f"stride_{name}{dimension}": stride
         for name, tensor in tensors.items()

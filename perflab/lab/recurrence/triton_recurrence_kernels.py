@@ -34,7 +34,10 @@ from perflab.lab.attention.triton_pieces import dot, rounded
 
 @triton.jit
 def _rows(ptr, rows, columns, stride_t, stride_d, inside, WIDTH: tl.constexpr):
-    """The tile (rows, columns) of one head, zero where `inside` (of rows) is false or columns end. 64-bit rows."""
+    """The tile (rows, columns) behind ptr, zero where `inside` (of rows) is false or columns end.
+
+    Within the tile offsets are 32 bits: a chunk's rows times stride_t stay below 2**31.
+    """
     mask = inside[:, None] & (columns < WIDTH)[None, :]
     return tl.load(ptr + rows[:, None] * stride_t + columns[None, :] * stride_d, mask=mask, other=0.0)
 
@@ -47,12 +50,12 @@ def _sums_since(g_ptr, rows, columns, stride_t, stride_d, inside, WIDTH: tl.cons
 
 
 @triton.jit
-def _sums_after(g_ptr, rows, columns, stride_t, stride_d, length, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Sums of g behind each row, to the chunk's end.
+def _sums_after(g_ptr, rows, columns, stride_t, stride_d, num_rows, WIDTH: tl.constexpr):
+    """Sums of g behind each of the chunk's num_rows rows, to its end.
 
     Loaded a row further on, since subtracting a row's own from the sum that includes it would lose digits.
     """
-    following = (tl.arange(0, BLOCK_T) < BLOCK_T - 1) & (rows + 1 < length)
+    following = rows + 1 < num_rows
     g = _rows(g_ptr, rows + 1, columns, stride_t, stride_d, following, WIDTH).to(tl.float32)
     return tl.cumsum(g, 0, reverse=True)
 
@@ -90,6 +93,7 @@ def recurrence_states_kernel(
     g_ptr += batch * stride_gb + head * stride_gh
     keys = tile // tiles_v * BLOCK_K + tl.arange(0, BLOCK_K)
     values = tile % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    rows = tl.arange(0, BLOCK_T)
     num_chunks = tl.cdiv(length, BLOCK_T)
     own, mask = _states_tile(batch_head, 0, 1, keys, values, K, V)
     state = tl.zeros([BLOCK_K, BLOCK_V], tl.float32)
@@ -101,14 +105,15 @@ def recurrence_states_kernel(
             chunk = num_chunks - 1 - step
         place, _ = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
         tl.store(states_ptr + place, state, mask=mask)
-        rows = chunk * BLOCK_T + tl.arange(0, BLOCK_T).to(tl.int64)
-        inside = rows < length
-        x = _rows(x_ptr, rows, keys, stride_xt, stride_xd, inside, K)
-        y = _rows(y_ptr, rows, values, stride_yt, stride_yd, inside, V)
-        g = _rows(g_ptr, rows, keys, stride_gt, stride_gd, inside, K).to(tl.float32)
+        first_row = tl.cast(chunk * BLOCK_T, tl.int64)
+        num_rows = tl.minimum(length - chunk * BLOCK_T, BLOCK_T)
+        inside = rows < num_rows
+        x = _rows(x_ptr + first_row * stride_xt, rows, keys, stride_xt, stride_xd, inside, K)
+        y = _rows(y_ptr + first_row * stride_yt, rows, values, stride_yt, stride_yd, inside, V)
+        g = _rows(g_ptr + first_row * stride_gt, rows, keys, stride_gt, stride_gd, inside, K).to(tl.float32)
         sums = tl.cumsum(g, 0)
         if not BACKWARD:
-            sums = _sums_after(g_ptr, rows, keys, stride_gt, stride_gd, length, K, BLOCK_T)
+            sums = _sums_after(g_ptr + first_row * stride_gt, rows, keys, stride_gt, stride_gd, num_rows, K)
         kept = tl.exp(tl.sum(g, 0))
         x = rounded(x.to(tl.float32) * tl.exp(sums), y.dtype, EMULATE_BF16)
         state = dot(tl.trans(x), y, state * kept[:, None], EMULATE_BF16)
@@ -132,43 +137,46 @@ def recurrence_values_kernel(
     chunk = (tl.program_id(0) // tiles_v % num_chunks).to(tl.int64)
     batch_head = (tl.program_id(0) // tiles_v // num_chunks).to(tl.int64)
     batch, head = batch_head // num_heads, batch_head % num_heads
-    q_ptr += batch * stride_qb + head * stride_qh
-    k_ptr += batch * stride_kb + head * stride_kh
-    y_ptr += batch * stride_yb + head * stride_yh
-    g_ptr += batch * stride_gb + head * stride_gh
+    first_row = chunk * BLOCK_T
+    q_ptr += batch * stride_qb + head * stride_qh + first_row * stride_qt
+    k_ptr += batch * stride_kb + head * stride_kh + first_row * stride_kt
+    y_ptr += batch * stride_yb + head * stride_yh + first_row * stride_yt
+    g_ptr += batch * stride_gb + head * stride_gh + first_row * stride_gt
     values = tl.program_id(0) % tiles_v * BLOCK_V + tl.arange(0, BLOCK_V)
-    local = tl.arange(0, BLOCK_T)
-    rows = chunk * BLOCK_T + local
-    inside = rows < length
-    y = _rows(y_ptr, rows, values, stride_yt, stride_yd, inside, V)
-    result = tl.zeros([BLOCK_T, BLOCK_V], tl.float32)
+    rows = tl.arange(0, BLOCK_T)
+    num_rows = tl.minimum(length - first_row, BLOCK_T).to(tl.int32)
+    inside = rows < num_rows
     scores = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
     for first_key in range(0, K, BLOCK_K):
         keys = first_key + tl.arange(0, BLOCK_K)
         q = _rows(q_ptr, rows, keys, stride_qt, stride_qd, inside, K).to(tl.float32)
-        place, mask = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
-        state = rounded(tl.load(states_ptr + place, mask=mask, other=0.0), y.dtype, EMULATE_BF16)
-        if BACKWARD:
-            k = _rows(k_ptr, rows, keys, stride_kt, stride_kd, inside, K).to(tl.float32)
-            far = k * tl.exp(_sums_after(g_ptr, rows, keys, stride_gt, stride_gd, length, K, BLOCK_T))
-        else:
-            far = q * tl.exp(_sums_since(g_ptr, rows, keys, stride_gt, stride_gd, inside, K))
-        result = dot(rounded(far, y.dtype, EMULATE_BF16), state, result, EMULATE_BF16)
         between = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
         for distance in range(BLOCK_T):
-            earlier = inside & (local >= distance)
+            earlier = inside & (rows >= distance)
             k = _rows(k_ptr, rows - distance, keys, stride_kt, stride_kd, earlier, K).to(tl.float32)
             score = tl.sum(q * tl.exp(between) * k, 1)
-            scores += tl.where(local[None, :] == local[:, None] - distance, score[:, None], 0.0)
+            scores += tl.where(rows[None, :] == rows[:, None] - distance, score[:, None], 0.0)
             between += _rows(g_ptr, rows - distance, keys, stride_gt, stride_gd, earlier, K).to(tl.float32)
+    y = _rows(y_ptr, rows, values, stride_yt, stride_yd, inside, V)
     scores = rounded(scores, y.dtype, EMULATE_BF16)
     if BACKWARD:
         scores = tl.trans(scores)
-    result = rounded(dot(scores, y, result, EMULATE_BF16), result_ptr.dtype.element_ty, EMULATE_BF16)
-    result_ptr += batch_head * length * V
-    tl.store(
-        result_ptr + rows[:, None] * V + values[None, :], result, mask=inside[:, None] & (values < V)[None, :]
-    )  # fmt: skip
+    result = dot(scores, y, tl.zeros([BLOCK_T, BLOCK_V], tl.float32), EMULATE_BF16)
+    for first_key in range(0, K, BLOCK_K):
+        keys = first_key + tl.arange(0, BLOCK_K)
+        place, mask = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
+        state = rounded(tl.load(states_ptr + place, mask=mask, other=0.0), y.dtype, EMULATE_BF16)
+        if BACKWARD:
+            far = _rows(k_ptr, rows, keys, stride_kt, stride_kd, inside, K).to(tl.float32)
+            far *= tl.exp(_sums_after(g_ptr, rows, keys, stride_gt, stride_gd, num_rows, K))
+        else:
+            far = _rows(q_ptr, rows, keys, stride_qt, stride_qd, inside, K).to(tl.float32)
+            far *= tl.exp(_sums_since(g_ptr, rows, keys, stride_gt, stride_gd, inside, K))
+        result = dot(rounded(far, y.dtype, EMULATE_BF16), state, result, EMULATE_BF16)
+    result = rounded(result, result_ptr.dtype.element_ty, EMULATE_BF16)
+    result_ptr += (batch_head * length + first_row) * V
+    mask = inside[:, None] & (values < V)[None, :]
+    tl.store(result_ptr + rows[:, None] * V + values[None, :], result, mask=mask)
 
 
 @triton.jit
@@ -194,68 +202,78 @@ def recurrence_gradients_kernel(
     chunk = (tl.program_id(0) // tiles_k % num_chunks).to(tl.int64)
     batch_head = (tl.program_id(0) // tiles_k // num_chunks).to(tl.int64)
     batch, head = batch_head // num_heads, batch_head % num_heads
-    q_ptr += batch * stride_qb + head * stride_qh
-    k_ptr += batch * stride_kb + head * stride_kh
-    v_ptr += batch * stride_vb + head * stride_vh
-    d_out_ptr += batch * stride_ob + head * stride_oh
-    g_ptr += batch * stride_gb + head * stride_gh
+    first_row = chunk * BLOCK_T
+    q_ptr += batch * stride_qb + head * stride_qh + first_row * stride_qt
+    k_ptr += batch * stride_kb + head * stride_kh + first_row * stride_kt
+    v_ptr += batch * stride_vb + head * stride_vh + first_row * stride_vt
+    d_out_ptr += batch * stride_ob + head * stride_oh + first_row * stride_ot
+    g_ptr += batch * stride_gb + head * stride_gh + first_row * stride_gt
     keys = tl.program_id(0) % tiles_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    local = tl.arange(0, BLOCK_T)
-    rows = chunk * BLOCK_T + local
-    inside = rows < length
+    rows = tl.arange(0, BLOCK_T)
+    num_rows = tl.minimum(length - first_row, BLOCK_T).to(tl.int32)
+    inside = rows < num_rows
+    offsets = rows[:, None] * K + keys[None, :]
+    mask = inside[:, None] & (keys < K)[None, :]
+    first = (batch_head * length + first_row) * K
 
-    dq = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    dk = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    passing = tl.zeros([BLOCK_K], tl.float32)
     d_scores = tl.zeros([BLOCK_T, BLOCK_T], tl.float32)
     for first_value in range(0, V, BLOCK_V):
         values = first_value + tl.arange(0, BLOCK_V)
         v = _rows(v_ptr, rows, values, stride_vt, stride_vd, inside, V)
         d_out = _rows(d_out_ptr, rows, values, stride_ot, stride_od, inside, V)
-        place, mask = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
-        entering = tl.load(entering_ptr + place, mask=mask, other=0.0)
-        leaving = tl.load(leaving_ptr + place, mask=mask, other=0.0)
-        passing += tl.sum(entering * leaving, 1)
-        dq = dot(d_out, tl.trans(rounded(entering, v.dtype, EMULATE_BF16)), dq, EMULATE_BF16)
-        dk = dot(v, tl.trans(rounded(leaving, v.dtype, EMULATE_BF16)), dk, EMULATE_BF16)
         d_scores = dot(d_out, tl.trans(v), d_scores, EMULATE_BF16)
-    since = _sums_since(g_ptr, rows, keys, stride_gt, stride_gd, inside, K)
-    after = _sums_after(g_ptr, rows, keys, stride_gt, stride_gd, length, K, BLOCK_T)
-    kept = tl.exp(tl.sum(_rows(g_ptr, rows, keys, stride_gt, stride_gd, inside, K).to(tl.float32), 0))
+    itself = tl.sum(tl.where(rows[None, :] == rows[:, None], d_scores, 0.0), 1)[:, None]
+
+    # dq: of earlier keys in the chunk, of the state that enters, of the token itself.
+    between = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)  # the exponent from i - distance to i
+    of_pairs = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    for distance in range(1, BLOCK_T):
+        last = inside & (rows >= distance - 1)
+        between += _rows(g_ptr, rows - (distance - 1), keys, stride_gt, stride_gd, last, K).to(tl.float32)
+        other = _rows(k_ptr, rows - distance, keys, stride_kt, stride_kd, inside & (rows >= distance), K)
+        pairs = tl.sum(tl.where(rows[None, :] == rows[:, None] - distance, d_scores, 0.0), 1)
+        of_pairs += pairs[:, None] * tl.exp(between) * other.to(tl.float32)
+    of_state = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    passing = tl.zeros([BLOCK_K], tl.float32)
+    for first_value in range(0, V, BLOCK_V):
+        values = first_value + tl.arange(0, BLOCK_V)
+        d_out = _rows(d_out_ptr, rows, values, stride_ot, stride_od, inside, V)
+        place, state_mask = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
+        entering = tl.load(entering_ptr + place, mask=state_mask, other=0.0)
+        passing += tl.sum(entering * tl.load(leaving_ptr + place, mask=state_mask, other=0.0), 1)
+        of_state = dot(d_out, tl.trans(rounded(entering, d_out.dtype, EMULATE_BF16)), of_state, EMULATE_BF16)
+    of_state *= tl.exp(_sums_since(g_ptr, rows, keys, stride_gt, stride_gd, inside, K))
     q = _rows(q_ptr, rows, keys, stride_qt, stride_qd, inside, K).to(tl.float32)
     k = _rows(k_ptr, rows, keys, stride_kt, stride_kd, inside, K).to(tl.float32)
-    dq *= tl.exp(since)
-    dk *= tl.exp(after)
-    read, written = q * dq, k * dk  # by states; what follows is of pairs
+    dq = rounded(of_pairs + of_state + itself * k, dq_ptr.dtype.element_ty, EMULATE_BF16)
+    tl.store(dq_ptr + first + offsets, dq, mask=mask)
+    from_here = q * (of_pairs + of_state)
 
-    to_past = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    to_future = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    dq_pairs = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    dk_pairs = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    # dk: of later queries in the chunk, of the state that leaves, of the token itself.
+    between = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)  # the exponent from j to j + distance
+    of_pairs = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
     for distance in range(1, BLOCK_T):
-        # The exponent from i - distance to i, and from j to j + distance.
-        previous = inside & (local >= distance - 1)
-        earlier = inside & (local >= distance)
-        later = (local + distance < BLOCK_T) & (rows + distance < length)
-        to_past += _rows(g_ptr, rows - (distance - 1), keys, stride_gt, stride_gd, previous, K).to(tl.float32)
-        to_future += _rows(g_ptr, rows + distance, keys, stride_gt, stride_gd, later, K).to(tl.float32)
-        other_k = _rows(k_ptr, rows - distance, keys, stride_kt, stride_kd, earlier, K).to(tl.float32)
-        other_q = _rows(q_ptr, rows + distance, keys, stride_qt, stride_qd, later, K).to(tl.float32)
-        pairs = tl.where(local[None, :] == local[:, None] - distance, d_scores, 0.0)
-        dq_pairs += tl.sum(pairs, 1)[:, None] * tl.exp(to_past) * other_k
-        dk_pairs += tl.sum(pairs, 0)[:, None] * tl.exp(to_future) * other_q
+        later = rows + distance < num_rows
+        between += _rows(g_ptr, rows + distance, keys, stride_gt, stride_gd, later, K).to(tl.float32)
+        other = _rows(q_ptr, rows + distance, keys, stride_qt, stride_qd, later, K)
+        pairs = tl.sum(tl.where(rows[None, :] == rows[:, None] - distance, d_scores, 0.0), 0)
+        of_pairs += pairs[:, None] * tl.exp(between) * other.to(tl.float32)
+    of_state = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    for first_value in range(0, V, BLOCK_V):
+        values = first_value + tl.arange(0, BLOCK_V)
+        v = _rows(v_ptr, rows, values, stride_vt, stride_vd, inside, V)
+        place, state_mask = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
+        leaving = tl.load(leaving_ptr + place, mask=state_mask, other=0.0)
+        of_state = dot(v, tl.trans(rounded(leaving, v.dtype, EMULATE_BF16)), of_state, EMULATE_BF16)
+    of_state *= tl.exp(_sums_after(g_ptr, rows, keys, stride_gt, stride_gd, num_rows, K))
+    q = _rows(q_ptr, rows, keys, stride_qt, stride_qd, inside, K).to(tl.float32)
+    k = _rows(k_ptr, rows, keys, stride_kt, stride_kd, inside, K).to(tl.float32)
+    dk = rounded(of_pairs + of_state + itself * q, dk_ptr.dtype.element_ty, EMULATE_BF16)
+    tl.store(dk_ptr + first + offsets, dk, mask=mask)
+    from_here -= k * of_pairs
 
-    from_here = (local[:, None] <= local[None, :]).to(tl.float32)
-    before = (local[:, None] > local[None, :]).to(tl.float32)
-    dg = tl.zeros([BLOCK_T, BLOCK_K], tl.float32) + (passing * kept)[None, :]
-    dg = dot(from_here, q * dq_pairs - k * dk_pairs + read, dg, EMULATE_BF16)
-    dg = dot(before, written, dg, EMULATE_BF16)
-    itself = tl.sum(tl.where(local[None, :] == local[:, None], d_scores, 0.0), 1)[:, None]
-    dq += dq_pairs + itself * k
-    dk += dk_pairs + itself * q
-
-    offsets = batch_head * length * K + rows[:, None] * K + keys[None, :]
-    mask = inside[:, None] & (keys < K)[None, :]
-    tl.store(dq_ptr + offsets, rounded(dq, dq_ptr.dtype.element_ty, EMULATE_BF16), mask=mask)
-    tl.store(dk_ptr + offsets, rounded(dk, dk_ptr.dtype.element_ty, EMULATE_BF16), mask=mask)
-    tl.store(dg_ptr + offsets, dg, mask=mask)
+    g = _rows(g_ptr, rows, keys, stride_gt, stride_gd, inside, K).to(tl.float32)
+    dg = tl.cumsum(from_here, 0, reverse=True) + (passing * tl.exp(tl.sum(g, 0)))[None, :]
+    written = k * of_state
+    dg += tl.cumsum(written, 0) - written
+    tl.store(dg_ptr + first + offsets, dg, mask=mask)
