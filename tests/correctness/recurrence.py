@@ -14,7 +14,7 @@ from torch import Tensor
 from perflab.correctness import Evidence, Hypothesis, Operator, OperatorCase
 from perflab.lab.recurrence.definition import recurrence_definition
 
-WIDTHS = {"k16v16": (16, 16), "k5v3": (5, 3), "k40v70": (40, 70), "k1v1": (1, 1)}
+WIDTHS = {"k16v16": (16, 16), "k5v3": (5, 3), "k40v70": (40, 70), "k1v1": (1, 1), "k70v5": (70, 5)}
 CHUNKS = (16, 32, 64)
 
 
@@ -245,7 +245,7 @@ RECURRENCE = Operator(
     inputs=inputs,
     factors={
         "length": (1, 15, 16, 17, 63, 64, 65, 150),
-        "width": tuple(WIDTHS),
+        "width": ("k16v16", "k5v3", "k40v70", "k1v1"),
         "batch": (1, 2),
         "heads": (1, 3),
         "decay": tuple(DECAYS),

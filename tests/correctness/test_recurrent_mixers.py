@@ -1,10 +1,13 @@
 """The recurrent mixers as layers: a state of fixed size, cut anywhere, in every form and dtype."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
-from perflab.correctness import derive_budget, measure_errors
+from perflab.correctness import Operator, OperatorCase
 from perflab.lab.models.config import ModelConfig
 from perflab.lab.recurrence.gla import GatedLinearAttention
 from perflab.lab.recurrence.mamba2 import Mamba2
@@ -67,23 +70,36 @@ def test_every_parameter_has_a_gradient_that_finite_differences_confirm(
         torch.testing.assert_close((parameter.grad * direction).sum(), slope, rtol=1e-5, atol=1e-6, msg=name)
 
 
+def layer(kind: type[Mixer], form: str) -> Callable[..., Tensor]:
+    """The layer as a function of its input and its weights, the recurrence in that form."""
+    mixer = kind(CONFIG)
+    mixer.form = form
+    return lambda x, **weights: functional_call(mixer, weights, x)
+
+
+def operator(kind: type[Mixer]) -> Operator:
+    """The layer whose recurrence alone is exact is its definition, and in low precision what its budgets come from."""
+
+    def inputs(case: OperatorCase, generator: torch.Generator) -> dict[str, Tensor]:
+        mixer, _ = made(kind, generator.device, torch.float32)
+        x = torch.randn(2, case["length"], 32, generator=generator, device=generator.device)
+        return {"x": x, **{name: weight.detach().clone() for name, weight in mixer.named_parameters()}}
+
+    exact = layer(kind, "definition")
+    return Operator(kind.__name__, definition=exact, plain=exact, inputs=inputs, factors={"length": (1, 17)})
+
+
+CASES = operator(RetNet).cases(layout=("", "offset"), upstream=("", "dones"))
+
+
 @every_kind
 @pytest.mark.parametrize("form", ["chunked", "triton"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-def test_a_form_costs_the_layer_no_more_than_its_dtype_does(
-    kind: type[Mixer], form: str, dtype: torch.dtype, device: torch.device
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_form_costs_a_layer_no_more_than_its_dtype_does(
+    kind: type[Mixer], form: str, case: OperatorCase, device: torch.device
 ) -> None:
-    """Plain is the layer in that dtype whose recurrence alone is exact."""
-    mixer, x = made(kind, device)
-    x = x.to(dtype)
-    reference = mixer.to(dtype).double()(x.double()).detach()
-    mixer = mixer.to(dtype)
-    results = []
-    for mixer.form in ("definition", form):
-        results.append(mixer(x).detach())
-    assert results[1].dtype == dtype
-    budget = derive_budget(results[0], reference, dtype)
-    assert budget.exceeded_by(measure_errors(results[1], reference)) == ()
+    """Output, and the gradients of the input and of every parameter."""
+    operator(kind).check(layer(kind, form), case, device)
 
 
 @every_kind
