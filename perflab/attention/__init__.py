@@ -3,7 +3,6 @@
     perflab attention my_package.my_module:flash                                   # in any project
     pytest --pyargs perflab.attention.suite --attention=my_package.my_module:flash # the same, with your own settings
 
-covering    rows in which every pair of levels of all factors occurs, as few as can be
 grid        the factors of an attention case, and the cases that a candidate's claims call for
 candidate   what is known of a candidate: from the registry, or found out about a callable of the reader's
 chosen      --attention: from its value to the candidates of a run

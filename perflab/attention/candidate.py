@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.attention.grid import DTYPES, HEAD_DIMS, Claims
+from perflab.attention.grid import HEAD_DIMS, Claims
+from perflab.correctness.layouts import DTYPES
 from perflab.lab.attention import IMPLEMENTATIONS, BackendRefusedError, attention, attention_with_logsumexp
 from perflab.lab.attention.registry import FEATURES
 from perflab.lab.attention.scoring import ALIGNMENTS

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from perflab.attention.faults import Fault, with_fault
-from perflab.correctness import Evidence, Hypothesis, find_causes, find_hints
-from perflab.correctness.diagnosis import wrapped
+from perflab.correctness import Evidence, Hypothesis, explained
 
 Applies = Callable[[Evidence], bool]
 TILES = (16, 32, 64, 128)
@@ -266,24 +265,11 @@ HYPOTHESES = tuple(_hypotheses())
 
 def explain_attention(evidence: Evidence) -> list[str]:
     """Likely causes first; hints for what they leave unexplained."""
-    causes = find_causes(evidence, HYPOTHESES)
-    lines = [str(cause) for cause in causes]
-    explained = {name for cause in causes for name in cause.shares}
     q = evidence.inputs["q"]
     scale = evidence.settings.get("scale") or q.shape[-1] ** -0.5
     factors = {
         "the scale": scale, "1 / the scale": 1 / scale, "log2(e): base 2 instead of e": 1 / math.log(2),
-        "ln 2: base e instead of 2": math.log(2), "2: added twice?": 2.0, "-1: the sign": -1.0,
+        "ln 2: base e instead of 2": math.log(2),
         "1 / (heads of q over heads of k)": evidence.inputs["k"].shape[1] / q.shape[1],
     }  # fmt: skip
-    hints: dict[str, list[str]] = {}  # one hint for all results that it is true of
-    for name in evidence.wrong:
-        got = evidence.got.get(name)
-        if name in explained or got is None or got.shape != evidence.wanted[name].shape:
-            continue
-        for hint in find_hints(got, evidence.wanted[name], dimensions=DIMENSIONS[name], factors=factors):
-            hints.setdefault(hint, []).append(name)
-    lines += [wrapped(f"hint: {', '.join(names)}: {hint}") for hint, names in hints.items()]
-    if not lines:
-        return ["no known fault explains it"]
-    return lines
+    return explained(evidence, HYPOTHESES, dimensions=DIMENSIONS, factors=factors)

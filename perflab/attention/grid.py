@@ -13,13 +13,11 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-import torch
-
-from perflab.attention.covering import Level, Pair, cover
+from perflab.correctness.covering import Level, Pair, cover
+from perflab.correctness.layouts import DTYPES, LAYOUTS, UPSTREAMS
 from perflab.correctness.verify import MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS
 from perflab.lab.attention.registry import FEATURES
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 LENGTHS = (1, 2, 3, 17, 97, 113, 128, 203, 239, 512, 799, 1023, 1024)
 HEAD_DIMS = (16, 32, 40, 59, 64, 80, 96, 128, 192, 256)
 MASKS: Mapping[str, Mapping[str, Any]] = {
@@ -34,8 +32,6 @@ SOFTCAPS = {"": None, "softcap3": 3.0, "softcap20": 20.0}
 HEADS = {"h1:1": (1, 1), "h3:3": (3, 3), "h4:2": (4, 2), "h6:1": (6, 1)}
 GROUPED = tuple(name for name, (q, kv) in HEADS.items() if q != kv)
 SCALES = {"": None, "scale0.37": 0.37, "scale1": 1.0, "scale-0.2": -0.2}
-LAYOUTS = ("", "transposed", "offset", "expanded", "columnwise")
-UPSTREAMS = ("", "dones", "dtransposed", "doffset", "dcolumnwise")
 DATA = ("", "large", "peaked", "constant")
 GRADIENTS = ("", "gboth", "glse")
 """Which outputs get an upstream gradient: out, out and log-sum-exp, the log-sum-exp alone."""
@@ -146,7 +142,7 @@ def factors_for(claims: Claims) -> dict[str, tuple[Level, ...]]:
         "heads": tuple(name for name, (q, kv) in HEADS.items() if q == kv or "grouped-heads" in features),
         "batch": (1, 2, 3),
         "scale": tuple(name for name in scales if claims.negative_scale or "-" not in name),
-        "layout": LAYOUTS,
+        "layout": tuple(LAYOUTS),
         "data": DATA,
         "upstream": UPSTREAMS if claims.gradients else ("",),
         "gradients": GRADIENTS if claims.lse_gradients else ("",),

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from perflab.attention.grid import DTYPES, Case
-from perflab.correctness import expanded_ones, random_upstream
+from perflab.attention.grid import Case
+from perflab.correctness.layouts import DTYPES, LAYOUTS, upstream_in
 from perflab.lab.attention.scoring import expand_heads
 
 # With a score of 4 |k|^2 / sqrt(D), and |k|^2 near D, one key takes all of a row.
@@ -37,45 +37,4 @@ def inputs_of(case: Case, device: torch.device) -> Callable[[int], Mapping[str, 
 
 def upstream_of(case: Case) -> Callable[[Tensor, int], Tensor]:
     """upstream(output, seed) -> its gradient, in the layout of the case."""
-    if case.upstream == "dones":
-        return expanded_ones
-    return lambda output, seed: LAYOUTS[case.upstream.removeprefix("d")](random_upstream(output, seed))
-
-
-def contiguous(x: Tensor) -> Tensor:
-    """As torch.empty would have it."""
-    return x.contiguous()
-
-
-def transposed(x: Tensor) -> Tensor:
-    """What a projection leaves: (B, N, H, D), seen as (B, H, N, D)."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def offset(x: Tensor) -> Tensor:
-    """Inside a larger tensor: with an offset, and gaps after each row and head."""
-    *outer, rows, columns = x.shape
-    larger = torch.zeros(*outer, rows + 3, columns + 5, dtype=x.dtype, device=x.device)
-    view = larger[..., 2:-1, 4:-1]
-    view.copy_(x)
-    return view
-
-
-def expanded(x: Tensor) -> Tensor:
-    """Stride 0: one head for all heads; where there is one head, one batch for all."""
-    dimension = 1 if x.shape[1] > 1 else 0
-    return x.narrow(dimension, 0, 1).expand(x.shape)
-
-
-def columnwise(x: Tensor) -> Tensor:
-    """The last dimension outermost."""
-    return x.mT.contiguous().mT
-
-
-LAYOUTS = {
-    "": contiguous,
-    "transposed": transposed,
-    "offset": offset,
-    "expanded": expanded,
-    "columnwise": columnwise,
-}
+    return upstream_in(case.upstream)

@@ -9,8 +9,9 @@ look for the cause of what is wrong. Nothing here knows attention, or pytest.
 
 from perflab.correctness.budget import Budget, Errors, derive_budget, measure_errors, rounding_band
 from perflab.correctness.compare import Numbers, Report, TensorReport, compare, compare_all
-from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, find_causes
+from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, explained, find_causes
 from perflab.correctness.hints import find_hints
+from perflab.correctness.operator import Operator, OperatorCase
 from perflab.correctness.poison import PoisonedMemory
 from perflab.correctness.run import same_bits
 from perflab.correctness.verify import expanded_ones, random_upstream, verify
@@ -22,6 +23,8 @@ __all__ = [
     "Explanation",
     "Hypothesis",
     "Numbers",
+    "Operator",
+    "OperatorCase",
     "PoisonedMemory",
     "Report",
     "TensorReport",
@@ -29,6 +32,7 @@ __all__ = [
     "compare_all",
     "derive_budget",
     "expanded_ones",
+    "explained",
     "find_causes",
     "find_hints",
     "measure_errors",

@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perflab.correctness.hints import find_hints
+
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 # A fault that accounts for four fifths of an error is named: what is left over is rounding, or a second fault.
 LEAST_SHARE = 0.8
 WIDTH = 80
+COMMON_FACTORS: dict[str, float] = {"2: added twice?": 2.0, "-1: the sign": -1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,35 @@ def find_causes(evidence: Evidence, hypotheses: Sequence[Hypothesis]) -> tuple[E
         best = max(rest, key=lambda one: (len(one.shares), sum(one.shares.values())))
         causes.append(best)
         open_results = [name for name in open_results if name not in best.shares]
+
+
+def explained(
+    evidence: Evidence,
+    hypotheses: Sequence[Hypothesis],
+    *,
+    dimensions: Mapping[str, Sequence[str]] | None = None,
+    factors: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Lines for a reader: likely causes first, then hints for what they leave unexplained.
+
+    dimensions   what the dimensions of each result are called, in order
+    factors      constants that a result may be off by, by what they are called, beside COMMON_FACTORS
+    """
+    causes = find_causes(evidence, hypotheses)
+    lines = [str(cause) for cause in causes]
+    known = {name for cause in causes for name in cause.shares}
+    hints: dict[str, list[str]] = {}  # one hint for all results that it is true of
+    for name in evidence.wrong:
+        got = evidence.got.get(name)
+        if name in known or got is None or got.shape != evidence.wanted[name].shape:
+            continue
+        called = (dimensions or {}).get(name, ())
+        for hint in find_hints(
+            got, evidence.wanted[name], dimensions=called, factors={**COMMON_FACTORS, **(factors or {})}
+        ):
+            hints.setdefault(hint, []).append(name)
+    lines += [wrapped(f"hint: {', '.join(names)}: {hint}") for hint, names in hints.items()]
+    return lines or ["no known fault explains it"]
 
 
 def explained_share(got: Tensor, wanted: Tensor, predicted: Tensor) -> float:

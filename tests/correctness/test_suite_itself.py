@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from perflab.attention.candidate import CandidateError, from_callable
 from perflab.attention.chosen import find_candidates, load
-from perflab.attention.covering import cover, pairs_in, pairs_of
 from perflab.attention.faults import Fault, with_fault
 from perflab.attention.grid import HEAD_DIMS, LENGTHS, RELATIONS, Case, Claims, cases_for, factors_for
 from perflab.attention.tally import tally
 from perflab.attention.tensors import inputs_of, upstream_of
 from perflab.correctness import Evidence
+from perflab.correctness.covering import cover, pairs_in, pairs_of
 from perflab.lab.attention import reference_attention
 
 pytestmark = pytest.mark.correctness

@@ -10,12 +10,13 @@ from perflab.lab.attention.examples import launches as attention_launches
 from perflab.lab.experts.examples import launches as expert_launches
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import Launch
+from perflab.lab.recurrence.examples import launches as recurrence_launches
 
 
 def examples(arch: int) -> list[KernelExample]:
     """All that are shipped, as they would be launched on a GPU of that architecture."""
     limit = ARCHITECTURES[arch].shared_limit_bytes
-    launches = attention_launches(limit) | fused_launches(limit) | expert_launches(limit)
+    launches = attention_launches(limit) | fused_launches(limit) | expert_launches(limit) | recurrence_launches(limit)
     return [example_of(name, launch) for name, launch in launches.items()]
 
 
