@@ -214,7 +214,7 @@ def scan_magnitudes(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
 
 
 def hold_scan(candidate: Scan, case: ScanCase, device: torch.device) -> tuple[Report, ...]:
-    """Hold a scan to the definition in one case: y, the final state, all gradients. AssertionError where it is wrong."""
+    """Hold a scan to the definition in one case: y, the final state and all gradients, or AssertionError."""
     make = case.make_inputs(device)
     names = tuple(make(0))
 

@@ -87,7 +87,7 @@ def test_two_numbers_of_state_decay_apart_and_are_read_together() -> None:
     assert state.flatten().tolist() == pytest.approx([step / 2, step / 4], rel=1e-15)
 
 
-@pytest.mark.parametrize("form", ("definition", *FORMS))
+@pytest.mark.parametrize("form", ["definition", *FORMS])
 def test_a_sequence_in_two_parts_is_the_whole(form: str, device: torch.device) -> None:
     inputs = dict(ScanCase(70, decay="weak", state=True).make_inputs(device)(0))
     whole, last = selective_scan(**inputs, form=form)
@@ -218,7 +218,7 @@ def test_the_mixer_is_transformers_mixer_with_its_weights() -> None:
     assert report.ok, report
 
 
-@pytest.mark.parametrize("form", ("definition", *FORMS))
+@pytest.mark.parametrize("form", ["definition", *FORMS])
 def test_the_mixer_decodes_what_it_computes_at_once(form: str) -> None:
     mixer = mixer_of(form)
     x = torch.randn(2, 9, CONFIG.d_model)
@@ -256,7 +256,7 @@ def test_the_mixer_is_causal_and_a_convolution_one_step_ahead_is_seen(monkeypatc
     assert sees_the_future(mixer_of("chunked"))
 
 
-@pytest.mark.parametrize("form", ("definition", *FORMS))
+@pytest.mark.parametrize("form", ["definition", *FORMS])
 def test_packed_sequences_do_not_bleed(form: str) -> None:
     """Three sequences in a row of 11 are what each is alone, at any place and behind any state."""
     mixer = mixer_of(form)
@@ -276,7 +276,7 @@ def test_packed_sequences_do_not_bleed(form: str) -> None:
 def test_a_fresh_mixer_has_the_papers_step_sizes_and_decays() -> None:
     mixer = mixer_of("chunked")
     dt = torch.nn.functional.softplus(mixer.dt_bias)
-    assert 1e-3 <= dt.min().item()
+    assert dt.min().item() >= 1e-3
     assert dt.max().item() <= 0.1 + 1e-6
     assert torch.allclose(mixer.a_log.exp(), torch.arange(1.0, 17.0).expand_as(mixer.a_log))
     assert torch.equal(mixer.d, torch.ones(2 * CONFIG.d_model))

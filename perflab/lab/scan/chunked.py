@@ -1,15 +1,15 @@
 """The selective scan in plain PyTorch: chunks one after the other, the positions of a chunk in parallel.
 
-Shapes: x, dt, z, y (B, T, E); a (E, N); b, c (B, T, N); d (E,); state (B, E, N); starts (B, T). A chunk has L positions,
-and holds a few (B, L, E, N).
+Shapes: x, dt, z, y (B, T, E); a (E, N); b, c (B, T, N); d (E,); state (B, E, N); starts (B, T). A chunk has L
+positions, and holds a few (B, L, E, N).
 
-Within a chunk the recurrence h_t = r_t h_{t-1} + u_t is a scan of pairs (r, u), of which an earlier and a later one join:
+Within a chunk the recurrence h_t = r_t h_{t-1} + u_t is a scan of pairs (r, u). An earlier and a later one join:
 
     (r, u) then (r', u')  ->  (r r', r' u + u')
 
-so log2 L rounds of doubling reach do it (Blelloch 1990, "Prefix sums and their applications", section 1.4). Decays are only
-multiplied, each exp(dt a) <= 1: none is the exponential of a positive number, as it would be if states were divided by
-the decay since the chunk's start.
+so log2 L rounds of doubling reach do it (Hillis & Steele 1986, "Data parallel algorithms"; for recurrences Blelloch 1990,
+"Prefix sums and their applications", section 1.4). Decays exp(dt a) <= 1 are only multiplied: nothing is the exponential
+of a positive number, as it would be if states were divided by the decay since the chunk's start.
 
 For the gradients a chunk is computed again from the state ahead of it. So what is kept is the inputs and T / L states.
 """
@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from perflab.lab.attention.inputs import accumulation_dtype
 
-# Six rounds. Shorter chunks keep more states for the backward, longer ones hold more at once: at 64 and N = 16 the states
-# that are kept take as many bytes as x in 16 bits does twice.
+# Six rounds. Shorter chunks keep more states for the backward, longer ones hold more at once: at 64 and N = 16 the kept
+# states take E bytes a position, half of what x takes in 16 bits.
 CHUNK = 64
 
 

@@ -11,8 +11,8 @@ Shapes
     h_t = exp(dt_t a) h_{t-1} + dt_t b_t x_t        h_{t-1} = 0 where a sequence begins
     y_t = sum_n c_tn h_tn + d x_t                   times silu(z_t), if there is a gate
 
-Source: Gu & Dao (2023), "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", section 3.2, algorithm 2;
-the state is discretised as their section 3.6 has it: exp(dt a) for a ("zero-order hold"), and dt b for b (Euler).
+Source: Gu & Dao (2023), "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", section 3.2, algorithm 2.
+exp(dt a) is the zero-order hold of their equation 4; dt b is that of b to first order in dt, as the authors' code has it.
 """
 
 import torch

@@ -10,8 +10,8 @@ B batch, T sequence, d model width, E = 2 d channels, N = 16 numbers of state a 
 
 A sequence's state is the last 3 inputs of the convolution and the scan's h: of the same size at any length.
 
-Source: Gu & Dao (2023), "Mamba", section 3.4 and figure 3; widths and initialisation as their section 3.6 and appendix E.2
-(dt log-uniform in [0.001, 0.1], a = -1 .. -N, "S4D-Real").
+Source: Gu & Dao (2023), "Mamba", section 3.4 and figure 3; widths and initialisation as their section 3.6 ("S4D-Real":
+a = -1 .. -N; dt in [0.001, 0.1]) and the authors' code, which draws dt log-uniform.
 """
 
 import math

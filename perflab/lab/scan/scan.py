@@ -48,11 +48,11 @@ def selective_scan(
     starts       (B, T) of bool: sequences that begin here see nothing of what stands before, nor of `state`
     form         one of FORMS
 
-    x, b, c and z share one floating dtype; dt, a, d and state are of that or of float32. All on one device, any strides.
-    Differentiable with respect to all floating inputs, through y and the state; the Triton form once.
+    x, b, c and z share one floating dtype; dt, a, d and state are of that or of float32. All on one device, in any
+    strides. Differentiable with respect to all floating inputs, through y and the state; the Triton form once.
 
-    Raises ValueError for an unknown form, and for shapes and devices that do not fit; TypeError for dtypes; RuntimeError
-    where Triton cannot run on the device; ImportError where it is missing.
+    Raises ValueError for an unknown form, and for shapes and devices that do not fit; TypeError for dtypes;
+    RuntimeError where Triton cannot run on the device; ImportError where it is missing.
     """
     given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "z": z, "state": state, "starts": starts}
     _check({name: tensor for name, tensor in given.items() if tensor is not None})

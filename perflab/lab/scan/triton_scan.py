@@ -23,7 +23,7 @@ from perflab.lab.kernels.tiles import power_of_two
 from perflab.lab.launch import Launch, emulates_bf16, require_runnable
 from perflab.lab.scan.triton_scan_kernel import selective_scan_backward_kernel, selective_scan_kernel
 
-# The kept states cost 4 E N / 64 bytes a position, at N = 16 as many as E: half of what x does in 16 bits.
+# The kept states cost 4 E N / 64 bytes a position: at N = 16 half of what x does in 16 bits.
 CHUNK = 64
 # One warp with 16 numbers a thread of each matrix (state, decay, their gradients): half a dozen of them are a hundred
 # registers. Small, since a program walks along all T positions: the channels have to fill the GPU.
@@ -133,7 +133,7 @@ def _empty_gradients(dy: Tensor | None, d_final: Tensor | None, *rest: Any) -> t
 
 def _run_backward(dy: Tensor | None, d_final: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     inputs: Any = rest[:9]
-    x, _, a, b, c, d, z, state, _ = inputs
+    x, _, a, b, c, d, _, state, _ = inputs
     dx, d_dt, d_a, d_b, d_c, d_d, dz, d_state = _empty_gradients(dy, d_final, *rest)
 
     def room(shape: tuple[int, ...]) -> Tensor:
@@ -181,7 +181,7 @@ _scan = operators.define(
 
 @register_flop_formula(torch.ops.perflab.selective_scan)
 def _flops(x_shape: Any, dt_shape: Any, a_shape: Any, *_: Any, **__: Any) -> int:
-    """6 B T E N: of each number of state the exponent, decay and input, and reading it; exponentials are not counted."""
+    """6 B T E N: of each number of state the exponent, decay, input and reading; no exponentials are counted."""
     return 6 * int(torch.Size(x_shape).numel()) * int(a_shape[1])
 
 
