@@ -7,14 +7,15 @@ Within a chunk the recurrence h_t = r_t h_{t-1} + u_t is a scan of pairs (r, u).
 
     (r, u) then (r', u')  ->  (r r', r' u + u')
 
-so log2 L rounds of doubling reach do it (Hillis & Steele 1986, "Data parallel algorithms"; for recurrences Blelloch 1990,
-"Prefix sums and their applications", section 1.4). Decays exp(dt a) <= 1 are only multiplied: nothing is the exponential
-of a positive number, as it would be if states were divided by the decay since the chunk's start.
+so log2 L rounds of doubling reach do it (Hillis & Steele 1986, "Data parallel algorithms"; for recurrences Blelloch
+1990, "Prefix sums and their applications", section 1.4). Decays exp(dt a) <= 1 are only multiplied: nothing is the
+exponential of a positive number, as it would be if states were divided by the decay since the chunk's start.
 
 For the gradients a chunk is computed again from the state ahead of it. So what is kept is the inputs and T / L states.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,20 +44,26 @@ def chunked_selective_scan(
     """y in the dtype of x, and the state in float32 (float64 for float64), where sums are."""
     wide = accumulation_dtype(x.dtype)
     h = x.new_zeros(x.shape[0], *a.shape, dtype=wide) if state is None else state.to(wide)
-    # Split, since the gradient of a slice is as long as all of x.
-    pieces = [None if tensor is None else tensor.split(CHUNK, dim=1) for tensor in (x, dt, b, c, z, starts)]
-    keeps_nothing = torch.is_grad_enabled() and any(
+    needs_gradients = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (x, dt, a, b, c, d, z, state)
     )
     outputs = []
-    for number in range(len(x.split(CHUNK, dim=1))):
-        arguments = h, a, d, *(None if piece is None else piece[number] for piece in pieces)
-        if keeps_nothing:
-            y, h = checkpoint(_one_chunk, *arguments, use_reentrant=False, preserve_rng_state=False)
+    for x_, dt_, b_, c_, z_, starts_ in zip(*(_pieces(tensor, x) for tensor in (x, dt, b, c, z, starts)), strict=True):
+        if needs_gradients:
+            y, h = checkpoint(
+                _one_chunk, h, a, d, x_, dt_, b_, c_, z_, starts_, use_reentrant=False, preserve_rng_state=False
+            )
         else:
-            y, h = _one_chunk(*arguments)
+            y, h = _one_chunk(h, a, d, x_, dt_, b_, c_, z_, starts_)
         outputs.append(y)
     return torch.cat(outputs, dim=1), h
+
+
+def _pieces(tensor: Tensor | None, like: Tensor) -> Sequence[Any]:
+    """The tensor's chunks along T, by one split: the gradients of slices would each be as long as all of it."""
+    if tensor is None:
+        return [None] * -(-like.shape[1] // CHUNK)
+    return tensor.split(CHUNK, dim=1)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _one_chunk(

@@ -12,7 +12,7 @@ Shapes
     y_t = sum_n c_tn h_tn + d x_t                   times silu(z_t), if there is a gate
 
 Source: Gu & Dao (2023), "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", section 3.2, algorithm 2.
-exp(dt a) is the zero-order hold of their equation 4; dt b is that of b to first order in dt, as the authors' code has it.
+exp(dt a) is the zero-order hold of their equation 4; dt b is that of b to first order in dt, as in the authors' code.
 """
 
 import torch

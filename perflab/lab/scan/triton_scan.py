@@ -84,7 +84,7 @@ def part_shapes(x: Tensor, a: Tensor) -> dict[str, tuple[int, ...]]:
 
 
 def _programs(x: Tensor, a: Tensor) -> int:
-    return x.shape[0] * triton.cdiv(a.shape[0], blocks(*a.shape)[0])
+    return x.shape[0] * int(triton.cdiv(a.shape[0], blocks(*a.shape)[0]))
 
 
 def _common(inputs: Inputs) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _empty(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _run(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     require_runnable(inputs[0].device, name="the selective scan in Triton", instead="form='chunked'")
     y, final, kept = _empty(*inputs)
-    scan_launch(inputs, y, kept, final)()  # type: ignore[arg-type]
+    scan_launch(inputs, y, kept, final)()
     return y, final, kept
 
 

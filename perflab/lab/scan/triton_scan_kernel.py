@@ -16,8 +16,8 @@ Shapes
 
 No tensor of (B, T, E, N) is ever held: the forward keeps the state ahead of each chunk, and the backward computes a
 chunk's states again from it (Gu & Dao 2023, section 3.3.2, "recomputation"). Sums over channels and batches are each
-program's own, added up afterwards in a fixed order: no atomics, the same bits each time. All is float32 inside. Rows are
-reached by 64-bit pointers and offsets: no product of 32 bits spans a tensor (mamba#1015).
+program's own, added up afterwards in a fixed order: no atomics, the same bits each time. All is float32 inside. Rows
+are reached by 64-bit pointers and offsets: no product of 32 bits spans a tensor (mamba#1015).
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
