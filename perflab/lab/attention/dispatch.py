@@ -43,6 +43,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings
     window_size       (left, right): how many keys before and behind its own a query sees, -1 for all
     softcap           c: scores become c tanh(s / c)
     causal_alignment  "top-left", or "bottom-right": the last query stands at the last key
+    sinks             how many of the first keys a query sees beside its window, if that lets it (default: 0)
     dropout_p         each weight is made 0 with this probability, and the others divided by 1 - dropout_p; whoever
                       calls it says when, there is no training mode here
 
@@ -190,6 +191,7 @@ def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, w
         q, k, v,
         settings.get("is_causal", False), settings.get("scale"), with_logsumexp,
         settings.get("window_size"), settings.get("softcap"), settings.get("causal_alignment", "top-left"),
+        settings.get("sinks", 0),
     )  # fmt: skip
     return result if with_logsumexp else (result, None)
 
