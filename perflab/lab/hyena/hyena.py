@@ -11,8 +11,8 @@ As Poli et al. (2023), "Hyena Hierarchy: Towards Larger Convolutional Language M
 section 3.3 for the filter: features (k / L and complex exponentials), a network of sines, an exponential window. The
 authors' code of order 2 leaves h_1 out, and has the term s. Widths and rates are those of their code.
 
-The convolution is computed term by term (the definition), or by FFT in float32 (float64 for float64 inputs) of the whole
-convolution's length at least: in a shorter one the end would come round to the beginning.
+The convolution is computed term by term (the definition), or by FFT in float32 (float64 for float64 inputs), of the
+whole convolution's length at least: in a shorter one the end would come round to the beginning.
 
 A filter has L taps, so a sequence's state is the last L - 1 inputs of both long convolutions: of fixed size, but as
 large as a cache of keys and values for L tokens. A decoded token reads all of it. Beyond L tokens the oldest are
