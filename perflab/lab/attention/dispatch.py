@@ -97,6 +97,16 @@ def import_triton_decode() -> Any:
     return triton_decode
 
 
+def import_triton_pattern() -> Any:
+    """The module of block-sparse attention in Triton, importing Triton now. ImportError as above."""
+    try:
+        from perflab.lab.attention import triton_pattern
+    except ModuleNotFoundError as error:
+        _refuse_without_triton(error, instead="form='definition' of pattern_attention")
+        raise
+    return triton_pattern
+
+
 def _refuse_without_triton(error: ModuleNotFoundError, *, instead: str) -> None:
     if error.name is not None and error.name.partition(".")[0] == "triton":
         raise ImportError(

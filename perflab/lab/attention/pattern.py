@@ -6,9 +6,9 @@ N tokens in blocks of `block`; block i of queries, block j of keys.
     strided    (i - j) mod stride = 0      Child et al. (2019), "Sparse Transformers", section 4.3, of blocks
     global     i < globals or j < globals  the first blocks see all and are seen by all: Longformer, section 3.1
 
-A block is seen if any of the three says so. A causal pattern sees of these the blocks j <= i, and within block i the keys
-up to the query's own. One pattern is a mask for the definition, a block mask for FlexAttention, lists for the Triton
-kernels, and a number of pairs for costs.
+A block is seen if any of the three says so. A causal pattern sees of these the blocks j <= i, and within block i the
+keys up to the query's own. One pattern is a mask for the definition, a block mask for FlexAttention, lists for the
+Triton kernels, and a number of pairs for costs.
 """
 
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class Pattern:
         return _lists(self, True, torch.device(device))
 
     def blocks_a_row(self) -> Tensor:
-        """How many blocks of keys each block of queries sees: (blocks,) of int64, without the matrix of `seen_blocks`."""
+        """How many blocks of keys each block of queries sees: (blocks,), without the matrix of `seen_blocks`."""
         i = torch.arange(self.num_blocks)
         behind = self.num_blocks - 1 - i
         seen = 1 + self._on_one_side(i) + self._global_alone(i)

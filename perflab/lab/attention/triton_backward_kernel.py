@@ -74,7 +74,7 @@ def attention_delta_kernel(
 
 
 @triton.jit
-def _load_ends(logsumexp_ptr, delta_ptr, queries, inside):
+def load_ends(logsumexp_ptr, delta_ptr, queries, inside):
     """Log-sum-exp in units of log 2, and delta. Where there is no query, or it sees no key, its weights must come
     out as zero: exp(s - inf)."""
     logsumexp = tl.load(logsumexp_ptr + queries, mask=inside, other=float("inf"))
@@ -83,7 +83,7 @@ def _load_ends(logsumexp_ptr, delta_ptr, queries, inside):
 
 
 @triton.jit
-def _walk_queries(
+def walk_queries(
     dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr, delta_ptr, keys, columns,
     query_start, query_stop, num_queries, stride_qn, stride_gn, score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
@@ -96,7 +96,7 @@ def _walk_queries(
         inside = queries < num_queries
         q = load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
         d_out = load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
-        logsumexp, delta = _load_ends(logsumexp_ptr, delta_ptr, queries, inside)
+        logsumexp, delta = load_ends(logsumexp_ptr, delta_ptr, queries, inside)
 
         # Transposed, a row a key: what is added up over queries is then a plain product.
         products = dot(k, tl.trans(q), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
@@ -173,19 +173,19 @@ def attention_dk_dv_kernel(
         )  # fmt: skip
         ends = (batch * num_heads + head) * num_queries
         if HAS_UPPER:
-            dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+            dk, dv, q_ptrs, d_out_ptrs = walk_queries(
                 dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 first, tl.minimum(whole, stop), num_queries, stride_qn, stride_gn,
                 score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
                 True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
             )  # fmt: skip
-        dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, q_ptrs, d_out_ptrs = walk_queries(
             dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
             whole, cut, num_queries, stride_qn, stride_gn,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-        dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, q_ptrs, d_out_ptrs = walk_queries(
             dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
             cut, stop, num_queries, stride_qn, stride_gn,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
@@ -194,7 +194,7 @@ def attention_dk_dv_kernel(
         if HAS_SINKS:
             # The pointers stand at the first tile that no walk has visited.
             beyond = tl.maximum(tl.cdiv(tl.maximum(stop, 0), BLOCK_Q) * BLOCK_Q, first)
-            dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+            dk, dv, q_ptrs, d_out_ptrs = walk_queries(
                 dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 beyond, tl.where(key_start < sinks, num_queries, beyond), num_queries, stride_qn, stride_gn,
                 score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
@@ -212,7 +212,7 @@ def attention_dk_dv_kernel(
 
 
 @triton.jit
-def _walk_keys(
+def walk_keys(
     dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
     key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
@@ -283,7 +283,7 @@ def attention_dq_kernel(
     q = tl.load(q_ptrs, mask=inside, other=0.0)
     d_out = tl.load(d_out_ptrs, mask=inside, other=0.0)
     ends = batch_head.to(tl.int64) * num_queries
-    logsumexp, delta = _load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
+    logsumexp, delta = load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
     dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     if HAS_SINKS:
         sink_ptrs = tile_pointers(
@@ -292,7 +292,7 @@ def attention_dq_kernel(
         value_ptrs = tile_pointers(
             v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, key_rows, columns
         )  # fmt: skip
-        dq, sink_ptrs, value_ptrs = _walk_keys(
+        dq, sink_ptrs, value_ptrs = walk_keys(
             dq, q, d_out, logsumexp, delta, sink_ptrs, value_ptrs, queries, columns,
             0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
@@ -305,19 +305,19 @@ def attention_dq_kernel(
         v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, key_rows, columns
     )  # fmt: skip
     if HAS_LOWER:
-        dq, k_ptrs, v_ptrs = _walk_keys(
+        dq, k_ptrs, v_ptrs = walk_keys(
             dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
             first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
             score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    dq, k_ptrs, v_ptrs = _walk_keys(
+    dq, k_ptrs, v_ptrs = walk_keys(
         dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
         whole, cut, num_keys, stride_kn, stride_vn,
         score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    dq, k_ptrs, v_ptrs = _walk_keys(
+    dq, k_ptrs, v_ptrs = walk_keys(
         dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
         cut, stop, num_keys, stride_kn, stride_vn,
         score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,

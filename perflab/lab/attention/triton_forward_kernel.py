@@ -55,7 +55,7 @@ def fold(
 
 
 @triton.jit
-def _attend(
+def attend(
     acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
     key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -140,7 +140,7 @@ def attention_forward_kernel(
         # Their tiles, as far as those of the band do not begin there.
         key_rows = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, keys, columns)
         value_rows = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, keys, columns)
-        acc, row_max, row_sum, key_rows, value_rows = _attend(
+        acc, row_max, row_sum, key_rows, value_rows = attend(
             acc, row_max, row_sum, q, key_rows, value_rows, queries, columns,
             0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
             score_factor, softcap_log2, lower, upper, sinks,
@@ -150,20 +150,20 @@ def attention_forward_kernel(
     k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
     v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, keys, columns)
     if HAS_LOWER:
-        acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
+        acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
             acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
             first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
             score_factor, softcap_log2, lower, upper, sinks,
             HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
+    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
         whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
         HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
+    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
         cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
         HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,

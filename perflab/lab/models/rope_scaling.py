@@ -10,8 +10,8 @@ D head dimension, pairs i = 0 .. D/2 - 1, f_i = theta^(-2i / D), L the trained c
 A pair turns r_i = L f_i / 2 pi times over the trained context. Pairs of many turns keep their frequency (g = 1), those
 of less than one are slowed down as by "linear" (g = 0). Between, the paper has g = (r - slow) / (fast - slow). The
 authors' code, by which published checkpoints were trained, has a straight line over i instead, between the pairs that
-turn `fast` and `slow` times, rounded outwards. YaRN also multiplies queries and keys by 0.1 ln s + 1 (section 3.4), which
-`rope_temperature` gives: cosines and sines carry it.
+turn `fast` and `slow` times, rounded outwards. YaRN also multiplies queries and keys by 0.1 ln s + 1 (section 3.4),
+which `rope_temperature` gives: cosines and sines carry it.
 
 Source: Peng, Quesnelle, Fan and Shippole (2023), "YaRN: Efficient Context Window Extension of Large Language Models".
 """
