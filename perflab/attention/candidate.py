@@ -4,7 +4,7 @@ A callable of the reader's is `f(q, k, v, *, is_causal, scale)` and returns out,
 (B, H, N_q, D); k, v (B, H_kv, N_k, D); logsumexp (B, H, N_q), natural. `scale=None` means 1 / sqrt(D). Known of it is
 
 - what it says of itself, by attributes (`ATTRIBUTES`),
-- its signature: without a parameter `window_size`, `softcap` or `causal_alignment` it has no such thing,
+- its signature: without a parameter `window_size`, `softcap`, `sinks` or `causal_alignment` it has no such thing,
 - what a small call gives: a log-sum-exp or none, gradients or none,
 - where it raises NotImplementedError: that case is skipped, with its text. Anything else that it raises is a failure.
 """
@@ -26,7 +26,7 @@ from perflab.lab.attention.registry import FEATURES
 from perflab.lab.attention.scoring import ALIGNMENTS
 
 ATTRIBUTES = {
-    "features": "what it can do, out of causal, bottom-right, window, softcap, grouped-heads, scale",
+    "features": "what it can do, out of causal, bottom-right, window, sinks, softcap, grouped-heads, scale",
     "dtypes": "the dtypes that it takes: torch.float32, torch.bfloat16, torch.float16",
     "head_dims": "the head dimensions that it takes",
     "max_head_dim": "the largest head dimension that it takes",
@@ -130,7 +130,7 @@ def from_callable(name: str, function: Callable[..., Any], device: torch.device)
         raise CandidateError(f"{name}.causal_alignment is {alignment!r}, wanted {' or '.join(map(repr, ALIGNMENTS))}")
     features = {"causal", "scale", "grouped-heads"}
     features |= {"window"} if "window_size" in accepted else set()
-    features |= {"softcap"} & set(accepted)
+    features |= {"softcap", "sinks"} & set(accepted)
     features |= {"bottom-right"} if "causal_alignment" in accepted or alignment == "bottom-right" else set()
     for parameter, feature in (("is_causal", "causal"), ("scale", "scale")):
         features -= {feature} if parameter not in accepted else set()
@@ -196,6 +196,7 @@ def _refused(candidate: Candidate, leaves: Sequence[Tensor]) -> Iterator[tuple[s
         "causal": {"is_causal": True},
         "scale": {"scale": 0.5},
         "window": {"window_size": (3, 3)},
+        "sinks": {"window_size": (3, 3), "sinks": 1},
         "softcap": {"softcap": 2.0},
         "bottom-right": {"is_causal": True, "causal_alignment": "bottom-right"},
         "grouped-heads": {},
@@ -216,13 +217,15 @@ def _refused(candidate: Candidate, leaves: Sequence[Tensor]) -> Iterator[tuple[s
 def _parameters(function: Callable[..., Any]) -> set[str]:
     """The keyword arguments that it takes; of a builtin, which does not say, those that each has to take."""
     every = {"is_causal", "scale", "window_size", "softcap", "causal_alignment"}
+    # Few kernels have sinks, and those name them: keywords that take anything are no claim of it.
+    named = {*every, "sinks"}
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {"is_causal", "scale"}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return every
-    return every & {parameter.name for parameter in parameters}
+        return every | (named & {parameter.name for parameter in parameters})
+    return named & {parameter.name for parameter in parameters}
 
 
 def _dtypes(name: str, said: Any) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ def window(e: Evidence) -> bool:
     return "window_size" in e.settings
 
 
+def with_sinks(e: Evidence) -> bool:
+    """Sinks are asked for."""
+    return "sinks" in e.settings
+
+
 def capped(e: Evidence) -> bool:
     """A soft cap is asked for."""
     return "softcap" in e.settings
@@ -104,6 +109,15 @@ def _hypotheses() -> Iterator[Hypothesis]:
     )
     yield make("no-mask", "the mask is ignored: every query sees every key", banded, no_mask=True)
     yield make("no-window", "the window is ignored", window, no_window=True)
+    yield make(
+        "no-sinks", "the sinks are ignored: the first keys leave the window as all others", with_sinks, no_sinks=True
+    )
+    yield make(
+        "no-sinks-backward",
+        "the backward forgets the sinks: what lies below the window gives no gradient",
+        with_sinks,
+        no_sinks_backward=True,
+    )
     yield make("no-scale", "the scale is missing: scores are q . k", always, no_scale=True)
     yield make(
         "padded-scale",

@@ -7,7 +7,7 @@ known of it. With no fault it is the definition, which is tested.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class Fault:
 
     upper, lower        so many keys more on that side of the band
     other_alignment     top-left where bottom-right was asked for, and the other way round
+    no_sinks            sinks have the window's lower bound, as all keys; no_sinks_backward: in the backward alone
     no_mask             neither causality nor window
     scale_factor        of every score
     no_scale            scores are q . k
@@ -44,6 +45,8 @@ class Fault:
     upper: int = 0
     lower: int = 0
     other_alignment: bool = False
+    no_sinks: bool = False
+    no_sinks_backward: bool = False
     no_mask: bool = False
     no_window: bool = False
     scale_factor: float = 1.0
@@ -119,14 +122,15 @@ def with_fault(evidence: Evidence, fault: Fault) -> dict[str, Tensor]:
             for name, x in evidence.upstream.items()
         }
         results |= _backward(
-            q, keys, values, k, scores, slope, weights, out, scale, ends, upstream, visible, chosen, fault
+            q, keys, values, k, scores, slope, weights, out, scale, ends, upstream, visible, chosen, scoring, fault
         )
     return results
 
 
 def _backward(
     q: Tensor, keys: Tensor, values: Tensor, k: Tensor, scores: Tensor, slope: Tensor, weights: Tensor, out: Tensor,
-    scale: float, ends: Tensor, upstream: Mapping[str, Tensor], visible: Tensor, chosen: Tensor, fault: Fault,
+    scale: float, ends: Tensor, upstream: Mapping[str, Tensor], visible: Tensor, chosen: Tensor, scoring: Scoring,
+    fault: Fault,
 ) -> dict[str, Tensor]:  # fmt: skip
     """The gradients, of the forward's weights and with its faults; and of the backward's own.
 
@@ -141,6 +145,9 @@ def _backward(
     if fault.unmasked_backward:
         unmasked = scores if fault.softcap else q @ keys.mT * scale
         weights = torch.exp(torch.where(visible, scores, unmasked) - ends)
+    if fault.no_sinks_backward:
+        i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
+        weights = weights.masked_fill(~replace(scoring, sinks=0).visible(i, j), 0.0)
     if fault.base_2_backward:
         weights = torch.exp2(scores - ends)
     delta = torch.zeros_like(ends) if fault.no_delta else (d_out * out).sum(dim=-1, keepdim=True)
@@ -183,7 +190,8 @@ def _visible(q: Tensor, keys: Tensor, num_keys: int, scoring: Scoring, fault: Fa
     lower = None if scoring.lower is None or fault.no_mask else scoring.lower - fault.lower
     upper = None if scoring.upper is None or fault.no_mask else scoring.upper + fault.upper
     i, j = (torch.arange(n, device=q.device) for n in (q.shape[-2], keys.shape[-2]))
-    visible = Scoring(scoring.scale, scoring.softcap, lower, upper).visible(i, j)
+    sinks = 0 if fault.no_sinks else scoring.sinks
+    visible = Scoring(scoring.scale, scoring.softcap, lower, upper, sinks).visible(i, j)
     seen_keys = num_keys // fault.keys_only_to * fault.keys_only_to if fault.keys_only_to else keys.shape[-2]
     return visible & (j < seen_keys - fault.dropped_keys)
 

@@ -27,6 +27,8 @@ MASKS: Mapping[str, Mapping[str, Any]] = {
     "window": {"window_size": (19, 7)},
     "causalwindow": {"is_causal": True, "window_size": (33, -1)},
     "bottomrightwindow": {"window_size": (5, 40), "causal_alignment": "bottom-right"},
+    "sinks": {"is_causal": True, "window_size": (19, -1), "sinks": 5},
+    "bottomrightsinks": {"window_size": (11, 7), "causal_alignment": "bottom-right", "sinks": 37},
 }
 SOFTCAPS = {"": None, "softcap3": 3.0, "softcap20": 20.0}
 HEADS = {"h1:1": (1, 1), "h3:3": (3, 3), "h4:2": (4, 2), "h6:1": (6, 1)}
@@ -119,6 +121,7 @@ def feature_of_mask(name: str) -> frozenset[str]:
     asked = MASKS[name]
     found = {"causal"} if asked.get("is_causal") else set()
     found |= {"window"} if "window_size" in asked else set()
+    found |= {"sinks"} if "sinks" in asked else set()
     found |= {"bottom-right"} if "causal_alignment" in asked else set()
     return frozenset(found)
 

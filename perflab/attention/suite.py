@@ -26,6 +26,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
     "causal": {"mask": "causal"},
     "bottom-right": {"mask": "bottomright"},
     "window": {"mask": "window"},
+    "sinks": {"mask": "sinks"},
     "softcap": {"softcap": "softcap3"},
     "grouped-heads": {"heads": "h4:2"},
     "scale": {"scale": "scale0.37"},

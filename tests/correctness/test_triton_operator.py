@@ -20,7 +20,7 @@ pytestmark = pytest.mark.correctness
 
 BATCH, HEADS, KEY_HEADS, LENGTH, HEAD_DIM = 1, 2, 1, 40, 16
 IMPLS = ("triton", "triton-tma")
-RULES: list[tuple[Any, ...]] = [(0.25, None, None, None), (0.25, 3.0, -7, 0)]
+RULES: list[tuple[Any, ...]] = [(0.25, None, None, None, 0), (0.25, 3.0, -7, 0, 0)]
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_autocast_casts_as_it_does_for_pytorchs_own(device: torch.device) -> Non
     with torch.autocast(device.type, torch.bfloat16):
         mixed = flash_attention(*inputs, is_causal=True)
         of_two_dtypes = flash_attention(*inputs[:2], inputs[2].bfloat16(), is_causal=True)
-        by_hand, _ = flash_attention_op(*inputs, HEAD_DIM**-0.5, None, None, 0)
+        by_hand, _ = flash_attention_op(*inputs, HEAD_DIM**-0.5, None, None, 0, 0)
         # The gradients come back through the casts, in the leaves' dtype.
         gradients = torch.autograd.grad(mixed.sum(), inputs)
     assert mixed.dtype == by_hand.dtype == torch.bfloat16

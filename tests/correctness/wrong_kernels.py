@@ -30,6 +30,7 @@ def attend(
     window_size: tuple[int, int] | None = None,
     softcap: float | None = None,
     causal_alignment: str = "top-left",
+    sinks: int = 0,
     **faults: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention by tiles of keys, with its own backward; right as long as no fault is switched on."""
@@ -45,6 +46,7 @@ def attend(
     upper = 10**6 if right == -1 else shift + right
     if is_causal and not faults.get("no_mask"):
         upper = shift + faults.get("sees_ahead", 0)
+    faults["sinks"] = 0 if faults.get("no_sinks") else sinks + faults.get("more_sinks", 0)
     out, logsumexp = FaultyAttention.apply(q, k, v, lower, upper, scale, softcap, faults)
     return out, logsumexp
 
@@ -125,7 +127,8 @@ class FaultyAttention(torch.autograd.Function):
         dq = torch.zeros(q.shape, dtype=on("dq_in", torch.float32), device=q.device)
         dk, dv = (torch.zeros(x.shape, device=q.device) for x in (k, v))
         for start in range(0, k.shape[2], TILE):
-            keys, values, scores, slope = _tile(q, k, v, heads, start, k.shape[2], lower, upper, scale, softcap, faults)
+            seen = faults | {"sinks": 0} if on("no_sinks_backward") else faults
+            keys, values, scores, slope = _tile(q, k, v, heads, start, k.shape[2], lower, upper, scale, softcap, seen)
             weights = torch.exp(scores - ends)
             d_scores = weights * (d_out @ values.mT - delta) * scale
             if not on("no_slope"):
@@ -171,7 +174,7 @@ def _tile(
         slope = 1 - (scores / softcap).square()
     i = torch.arange(q.shape[2], device=q.device)[:, None]
     j = torch.arange(start, start + TILE, device=q.device)[None, :]
-    hidden = (j - i < lower) | (j - i > upper)
+    hidden = ((j - i < lower) & (j >= faults["sinks"])) | (j - i > upper)
     scores = scores.masked_fill(hidden, on("hidden", -torch.inf))
     if softcap is not None and on("cap_after_mask"):
         scores = softcap * torch.tanh(scores / softcap)
@@ -291,6 +294,7 @@ SHORT = _case(97, 113, mask="causal")
 GROUPED = _case(heads="h4:2")
 CAPPED = _case(softcap="softcap3", scale="scale1")
 WINDOW = _case(mask="window")
+SINKS = _case(mask="sinks")
 EMPTY = _case(mask="bottomright")
 LOW = _case(17, 1024, 64, "bf16")
 
@@ -379,6 +383,14 @@ WRONG_KERNELS = (
     ),
     _faulty(
         "window-ignored", "the window is ignored", _case(mask="causalwindow"), "the window is ignored", no_window=True
+    ),
+    _faulty("sinks-ignored", "sinks leave the window as other keys do", SINKS, "the sinks are ignored", no_sinks=True),
+    _faulty(
+        "sinks-forgotten-in-the-backward",
+        "the backward has the window alone, and no sinks",
+        SINKS,
+        "the backward forgets the sinks",
+        no_sinks_backward=True,
     ),
     _faulty("empty-rows-nan", "a row that sees no key is NaN", EMPTY, "a row that sees no key is NaN", empty_nan=True),
     _faulty(

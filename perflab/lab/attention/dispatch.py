@@ -43,6 +43,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings
     window_size       (left, right): how many keys before and behind its own a query sees, -1 for all
     softcap           c: scores become c tanh(s / c)
     causal_alignment  "top-left", or "bottom-right": the last query stands at the last key
+    sinks             how many of the first keys a query sees beside its window, if that lets it (default: 0)
     dropout_p         each weight is made 0 with this probability, and the others divided by 1 - dropout_p; whoever
                       calls it says when, there is no training mode here
 
@@ -94,6 +95,16 @@ def import_triton_decode() -> Any:
         _refuse_without_triton(error, instead="impl='decode' ('torch' of decode_attention)")
         raise
     return triton_decode
+
+
+def import_triton_pattern() -> Any:
+    """The module of block-sparse attention in Triton, importing Triton now. ImportError as above."""
+    try:
+        from perflab.lab.attention import triton_pattern
+    except ModuleNotFoundError as error:
+        _refuse_without_triton(error, instead="form='definition' of pattern_attention")
+        raise
+    return triton_pattern
 
 
 def _refuse_without_triton(error: ModuleNotFoundError, *, instead: str) -> None:
@@ -190,6 +201,7 @@ def _apply(function: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings, w
         q, k, v,
         settings.get("is_causal", False), settings.get("scale"), with_logsumexp,
         settings.get("window_size"), settings.get("softcap"), settings.get("causal_alignment", "top-left"),
+        settings.get("sinks", 0),
     )  # fmt: skip
     return result if with_logsumexp else (result, None)
 

@@ -2,7 +2,7 @@
 
 Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv; out (B, H, N_q, D); logsumexp (B, H, N_q).
 
-    score_mod(s) = c tanh(s / c)        mask_mod(i, j) = lower <= j - i <= upper
+    score_mod(s) = c tanh(s / c)        mask_mod(i, j) = (lower <= j - i or j < sinks) and j - i <= upper
 
 A block mask tells the kernels which 128 x 128 blocks of the scores hold anything, and which hold everything. For a band
 that is arithmetic on the blocks' corners; PyTorch's own `create_block_mask` would evaluate all N_q x N_k scores.
@@ -35,7 +35,7 @@ def flex_attention(
     if q.device.type == "cpu":  # it refuses tensors that want a gradient, though none is recorded
         q, k, v = q.detach(), k.detach(), v.detach()
     run = _compiled(with_logsumexp, scoring, q.shape, k.shape, q.dtype, q.device)
-    mask = band_block_mask(scoring.lower, scoring.upper, q.shape[-2], k.shape[-2], q.device)
+    mask = band_block_mask(scoring.lower, scoring.upper, q.shape[-2], k.shape[-2], q.device, scoring.sinks)
     found: Any = run(q, k, v, mask)
     if not with_logsumexp:
         return found, None
@@ -77,8 +77,12 @@ def _compiled(
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # it outlives the call, and may be needed where gradients are recorded
-def band_block_mask(lower: int | None, upper: int | None, num_queries: int, num_keys: int, device: torch.device) -> Any:
+def band_block_mask(
+    lower: int | None, upper: int | None, num_queries: int, num_keys: int, device: torch.device, sinks: int = 0
+) -> Any:
     """The band lower <= j - i <= upper (None: no bound) as a BlockMask; None where there is no bound at all.
+
+    Keys before `sinks` have no lower bound.
 
     A block with a score that is seen is listed, and as a full one if all of its scores are; a block that reaches
     past the last query or key is never full.
@@ -92,7 +96,8 @@ def band_block_mask(lower: int | None, upper: int | None, num_queries: int, num_
         ahead = key - query
         if lower is None:
             return ahead <= upper  # type: ignore[operator]
-        return ahead >= lower if upper is None else (ahead >= lower) & (ahead <= upper)
+        near = (ahead >= lower) | (key < sinks) if sinks else ahead >= lower
+        return near if upper is None else near & (ahead <= upper)
 
     first_query, last_query = _ends(num_queries, device)
     first_key, last_key = _ends(num_keys, device)
@@ -100,11 +105,12 @@ def band_block_mask(lower: int | None, upper: int | None, num_queries: int, num_
     least, most = first_key[None, :] - last_query[:, None], last_key[None, :] - first_query[:, None]
     any_seen, all_seen = torch.ones_like(least, dtype=torch.bool), torch.ones_like(least, dtype=torch.bool)
     if lower is not None:
-        any_seen, all_seen = any_seen & (most >= lower), all_seen & (least >= lower)
+        any_seen = any_seen & ((most >= lower) | (first_key < sinks))
+        all_seen = all_seen & ((least >= lower) | (last_key < sinks))
     if upper is not None:
         any_seen, all_seen = any_seen & (least <= upper), all_seen & (most <= upper)
     if lower is not None and upper is not None:
-        any_seen &= lower <= upper
+        any_seen &= (first_key < sinks) | (lower <= upper)
     whole = ((first_query + BLOCK <= num_queries)[:, None]) & ((first_key + BLOCK <= num_keys)[None, :])
     full = any_seen & all_seen & whole
     return BlockMask.from_kv_blocks(

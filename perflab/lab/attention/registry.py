@@ -17,11 +17,12 @@ _16_BIT = (torch.bfloat16, torch.float16)
 _UP_TO_32_BIT = (torch.float32, *_16_BIT)
 _ALL = (torch.float64, *_UP_TO_32_BIT)
 
-FEATURES = ("causal", "bottom-right", "window", "softcap", "grouped-heads")
+FEATURES = ("causal", "bottom-right", "window", "softcap", "grouped-heads", "sinks")
 """What attention can be asked for beyond whole matrices; `scoring` says what each means."""
 DROPOUT = "dropout"
 """A feature apart: its result is drawn, so no grid can hold it against a reference, and few variants have it."""
 _EVERY_FEATURE = frozenset(FEATURES)
+_WITHOUT_SINKS = _EVERY_FEATURE - {"sinks"}
 _SDPA = frozenset(("causal", "grouped-heads"))
 
 
@@ -93,17 +94,20 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
                 "triton-tma",
                 "the same with a persistent forward by way of TMA, for Hopper and later",
                 dtypes=_UP_TO_32_BIT,
+                features=_WITHOUT_SINKS,
                 needs_triton=True,
             ),
             Implementation(
                 "decode",
                 "for generating: keys split among programs, in plain PyTorch; forward only",
+                features=_WITHOUT_SINKS,
                 gradients=False,
             ),
             Implementation(
                 "triton-decode",
                 "the same as Triton kernels; grouped heads share one read of the keys",
                 dtypes=_UP_TO_32_BIT,
+                features=_WITHOUT_SINKS,
                 gradients=False,
                 needs_triton=True,
             ),
@@ -190,6 +194,7 @@ def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> froze
         "window": has_window,
         "softcap": settings.get("softcap") is not None,
         "grouped-heads": q.shape[:-2] != k.shape[:-2],
+        "sinks": has_window and settings.get("sinks", 0) > 0,
         DROPOUT: dropout_probability(**settings) > 0,
     }
     return frozenset(name for name, wanted in asked.items() if wanted)

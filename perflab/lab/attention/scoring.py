@@ -3,12 +3,13 @@
 Shapes: q (..., H, N_q, D); k, v (..., H_kv, N_k, D), H a multiple of H_kv; scores (..., H, N_q, N_k).
 
     s_ij = scale q_i . k_j                                        and with a soft cap c, c tanh(s_ij / c)
-    query i sees key j if  lower <= j - i <= upper                every other score is -inf
+    query i sees key j if  lower <= j - i <= upper, or j < sinks and j - i <= upper; every other score is -inf
 
 Causal attention, sliding windows and both alignments are all such a band of the score matrix:
 
     causal                     upper = shift
     window_size (left, right)  lower = shift - left, upper = shift + right; -1: no bound on that side
+    sinks                      keys j < sinks have no lower bound: the first ones stay in sight of a window
     causal_alignment           shift = 0 for "top-left" (query i stands at key i, as `is_causal` of
                                torch.nn.functional.scaled_dot_product_attention has it);
                                N_k - N_q for "bottom-right" (the last query stands at the last key)
@@ -21,7 +22,9 @@ the scores, whatever is dropped.
 
 Sources: dropout, Srivastava et al. (2014), section 10;
 soft cap, Gemma 2 (2024), section 2; windows, Beltagy et al. (2020), "Longformer", and the `window_size` of
-flash-attn; grouped heads, Ainslie et al. (2023), "GQA": query head h reads key head h // (H / H_kv).
+flash-attn; attention sinks, Xiao et al. (2023), "Efficient Streaming Language Models with Attention Sinks", section 3.2
+(with the tokens' own positions, not those of a cache); grouped heads, Ainslie et al. (2023), "GQA": query head h reads
+key head h // (H / H_kv).
 """
 
 import math
@@ -36,19 +39,20 @@ ALIGNMENTS = ("top-left", "bottom-right")
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Scale, soft cap (None: none) and band (None: no bound on that side), for one pair of lengths."""
+    """Scale, soft cap (None: none), band (None: no bound on that side) and sinks, for one pair of lengths."""
 
     scale: float
     softcap: float | None
     lower: int | None
     upper: int | None
+    sinks: int = 0
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which of `keys` (n_k,) each of `queries` (n_q,) sees, both int64 positions: (n_q, n_k) of bool."""
         ahead = keys[None, :] - queries[:, None]
         seen = torch.ones_like(ahead, dtype=torch.bool)
         if self.lower is not None:
-            seen &= ahead >= self.lower
+            seen &= (ahead >= self.lower) | (keys < self.sinks)
         if self.upper is not None:
             seen &= ahead <= self.upper
         return seen
@@ -62,11 +66,14 @@ class Scoring:
         if self.lower is None:
             return ahead
         behind = ones.tril(self.lower - 1)
+        behind[:, : self.sinks] = False
         return behind if ahead is None else behind | ahead
 
     def leaves_queries_without_keys(self, num_queries: int, num_keys: int) -> bool:
         """Whether any query sees nothing: only the first can lie before all keys, only the last behind them."""
         before = self.upper is not None and self.upper < 0
+        if self.sinks:
+            return before
         behind = self.lower is not None and num_queries - 1 + self.lower > num_keys - 1
         empty = self.lower is not None and self.upper is not None and self.lower > self.upper
         return before or behind or empty
@@ -85,6 +92,7 @@ class Settings(TypedDict, total=False):
     softcap: float | None
     causal_alignment: str
     dropout_p: float
+    sinks: int
 
 
 def default_scale(head_dim: int) -> float:
@@ -96,7 +104,7 @@ def make_scoring(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> Scoring:
     """The scoring that these settings mean for q (..., N_q, D) and k (..., N_k, D).
 
     ValueError for a window that is not two numbers of -1 or more, a soft cap that is not above zero, an unknown
-    alignment.
+    alignment, sinks that are not a number of keys.
     """
     scale, softcap = settings.get("scale"), settings.get("softcap")
     causal_alignment = settings.get("causal_alignment", "top-left")
@@ -107,12 +115,16 @@ def make_scoring(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> Scoring:
     left, right = _window(settings.get("window_size"))
     if settings.get("is_causal", False):
         right = 0  # a window that reaches ahead is cut at the diagonal
+    sinks = settings.get("sinks", 0)
+    if isinstance(sinks, bool) or not isinstance(sinks, int) or sinks < 0:
+        raise ValueError(f"sinks must be how many of the first keys every query sees, 0 for none; got {sinks!r}")
     shift = k.shape[-2] - q.shape[-2] if causal_alignment == "bottom-right" else 0
     return Scoring(
         scale=default_scale(q.shape[-1]) if scale is None else float(scale),
         softcap=None if softcap is None else float(softcap),
         lower=None if left is None else shift - left,
         upper=None if right is None else shift + right,
+        sinks=0 if left is None else sinks,  # without a lower bound they are in sight as it is
     )
 
 
@@ -124,8 +136,12 @@ def dropout_probability(**settings: Unpack[Settings]) -> float:
     return dropout_p
 
 
-def pairs_in_band(num_queries: int, num_keys: int, lower: int | None, upper: int | None) -> int:
-    """How many pairs of query and key the band lower <= j - i <= upper holds."""
+def pairs_in_band(num_queries: int, num_keys: int, lower: int | None, upper: int | None, sinks: int = 0) -> int:
+    """How many pairs of query and key the band lower <= j - i <= upper holds, and the first `sinks` keys below it."""
+    if lower is not None and sinks:
+        in_reach = lower - 1 if upper is None else min(lower - 1, upper)
+        of_sinks = max(0, _pairs_up_to(num_queries, min(sinks, num_keys), in_reach))
+        return of_sinks + pairs_in_band(num_queries, num_keys, lower, upper)
     below = 0 if lower is None else _pairs_up_to(num_queries, num_keys, lower - 1)
     return max(0, (num_queries * num_keys if upper is None else _pairs_up_to(num_queries, num_keys, upper)) - below)
 

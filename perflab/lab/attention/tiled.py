@@ -61,7 +61,10 @@ def tiled_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, tile: int =
         row_sum = torch.zeros(q_tile.shape[:-1], dtype=dtype, device=q.device)
         row_max = torch.full_like(row_sum, -torch.inf)
 
-        for k_start in _tiles_seen(rows, num_keys, scoring.lower, scoring.upper, tile):
+        seen = _tiles_seen(rows, num_keys, scoring.lower, scoring.upper, tile)
+        # The sinks' tiles lie ahead of the band's, as far as these do not begin there.
+        of_sinks = range(0, min(scoring.sinks, seen.start, seen.stop), tile) if scoring.sinks else range(0)
+        for k_start in (*of_sinks, *seen):
             keys = slice(k_start, min(k_start + tile, num_keys))
             scores, _ = _scores(q_tile, k[..., keys, :].to(dtype), rows, keys, scoring)
             shift = new_max = torch.maximum(row_max, scores.amax(dim=-1))
@@ -121,7 +124,10 @@ def tiled_backward(
         dk_tile, dv_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
 
         # Seen from the keys the band is mirrored: key j is seen by the queries i with -upper <= i - j <= -lower.
-        for q_start in _tiles_seen(keys, num_queries, _negated(scoring.upper), _negated(scoring.lower), tile):
+        seen = _tiles_seen(keys, num_queries, _negated(scoring.upper), _negated(scoring.lower), tile)
+        # Sinks are seen by all later queries, too.
+        last = num_queries if keys.start < scoring.sinks else seen.stop
+        for q_start in range(seen.start, max(seen.stop, last), tile):
             rows = slice(q_start, min(q_start + tile, num_queries))
             q_tile, d_out_tile = q[..., rows, :].to(dtype), d_out[..., rows, :].to(dtype)
             scores, slope = _scores(q_tile, k_tile, rows, keys, scoring)
@@ -175,7 +181,7 @@ def _scores(q_tile: Tensor, k_tile: Tensor, rows: slice, keys: slice, scoring: S
     if scoring.lower is not None and keys.start - (rows.stop - 1) < scoring.lower:
         first = torch.arange(rows.start + scoring.lower, rows.stop + scoring.lower, device=scores.device)
         j = torch.arange(keys.start, keys.stop, device=scores.device)
-        scores = scores.masked_fill(j[None, :] < first[:, None], -torch.inf)
+        scores = scores.masked_fill((j[None, :] < first[:, None]) & (j >= scoring.sinks), -torch.inf)
     return scores, slope
 
 
@@ -184,7 +190,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
     q (B, N_q, D) with k, v (B, N_k, D), or (B, H, N_q, D) with (B, H_kv, N_k, D); float16, bfloat16,
     float32 or float64, one dtype and one device; any strides. scale None means 1 / sqrt(D). Then come
-    window_size=None, softcap=None and causal_alignment="top-left", as `attention` has them.
+    window_size=None, softcap=None, causal_alignment="top-left" and sinks=0, as `attention` has them.
 
     Returns out, of q's shape and dtype; with return_logsumexp (out, logsumexp), both differentiable.
     Saves q, k, v, out and the log-sum-exp: one saved tensor has the shape (B, N_q) or (B, H, N_q).
@@ -203,12 +209,13 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         window_size: tuple[int, int] | None = None,
         softcap: float | None = None,
         causal_alignment: str = "top-left",
+        sinks: int = 0,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
         check_inputs(q, k, v, name="tiled", dtypes=IMPLEMENTATIONS["tiled"].dtypes, dims=(3, 4))
         ctx.scoring = make_scoring(
             q, k, is_causal=is_causal, scale=scale,
-            window_size=window_size, softcap=softcap, causal_alignment=causal_alignment,
+            window_size=window_size, softcap=softcap, causal_alignment=causal_alignment, sinks=sinks,
         )  # fmt: skip
         with torch.autocast(q.device.type, enabled=False):  # it would round the float32 products
             out, logsumexp = tiled_forward(q, k, v, ctx.scoring)
@@ -222,7 +229,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         q, k, v, out, logsumexp = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
             dq, dk, dv = tiled_backward(d_out, q, k, v, out, logsumexp, ctx.scoring, d_logsumexp)
-        return dq, dk, dv, *[None] * 6
+        return dq, dk, dv, *[None] * 7
 
 
 def refuse_second_derivative() -> None:

@@ -17,7 +17,8 @@ and the same inputs give the same bits. It costs two recomputations of p instead
 a tile of keys walks over the queries of all the heads that read it, one head after the other.
 
 Inside, scores are in units of log 2 (see the forward kernel). p and ds are rounded to the inputs' dtype
-before they are multiplied, as in the forward; sums are float32. A soft cap multiplies ds by its slope.
+before they are multiplied, as in the forward; sums are float32. A soft cap multiplies ds by its slope. Sinks, keys that
+have no lower bound, are also seen by the queries behind the band, and a tile of queries walks over their tiles first.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -73,7 +74,7 @@ def attention_delta_kernel(
 
 
 @triton.jit
-def _load_ends(logsumexp_ptr, delta_ptr, queries, inside):
+def load_ends(logsumexp_ptr, delta_ptr, queries, inside):
     """Log-sum-exp in units of log 2, and delta. Where there is no query, or it sees no key, its weights must come
     out as zero: exp(s - inf)."""
     logsumexp = tl.load(logsumexp_ptr + queries, mask=inside, other=float("inf"))
@@ -82,10 +83,10 @@ def _load_ends(logsumexp_ptr, delta_ptr, queries, inside):
 
 
 @triton.jit
-def _walk_queries(
+def walk_queries(
     dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr, delta_ptr, keys, columns,
-    query_start, query_stop, num_queries, stride_qn, stride_gn, score_factor, softcap_log2, lower, upper,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    query_start, query_stop, num_queries, stride_qn, stride_gn, score_factor, softcap_log2, lower, upper, sinks,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -95,14 +96,15 @@ def _walk_queries(
         inside = queries < num_queries
         q = load_tile(q_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
         d_out = load_tile(d_out_ptrs, inside, columns, MASKED, PADDED, HEAD_DIM)
-        logsumexp, delta = _load_ends(logsumexp_ptr, delta_ptr, queries, inside)
+        logsumexp, delta = load_ends(logsumexp_ptr, delta_ptr, queries, inside)
 
         # Transposed, a row a key: what is added up over queries is then a plain product.
         products = dot(k, tl.trans(q), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
         scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
         weights = tl.exp2(scores - logsumexp[None, :])
         if MASKED and (HAS_LOWER or HAS_UPPER):
-            seen = in_band(keys[:, None] - queries[None, :], lower, upper, HAS_LOWER, HAS_UPPER)
+            ahead = keys[:, None] - queries[None, :]
+            seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[:, None], sinks, HAS_SINKS)
             weights = tl.where(seen, weights, 0.0)
         dv = dot(rounded(weights, d_out.dtype, EMULATE_BF16), d_out, dv, EMULATE_BF16)
         d_weights = dot(v, tl.trans(d_out), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
@@ -124,8 +126,8 @@ def attention_dk_dv_kernel(
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, problem_class,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -171,24 +173,33 @@ def attention_dk_dv_kernel(
         )  # fmt: skip
         ends = (batch * num_heads + head) * num_queries
         if HAS_UPPER:
-            dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+            dk, dv, q_ptrs, d_out_ptrs = walk_queries(
                 dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
                 first, tl.minimum(whole, stop), num_queries, stride_qn, stride_gn,
-                score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+                score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
                 True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
             )  # fmt: skip
-        dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, q_ptrs, d_out_ptrs = walk_queries(
             dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
             whole, cut, num_queries, stride_qn, stride_gn,
-            score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+            score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-        dk, dv, q_ptrs, d_out_ptrs = _walk_queries(
+        dk, dv, q_ptrs, d_out_ptrs = walk_queries(
             dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
             cut, stop, num_queries, stride_qn, stride_gn,
-            score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+            score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
+        if HAS_SINKS:
+            # The pointers stand at the first tile that no walk has visited.
+            beyond = tl.maximum(tl.cdiv(tl.maximum(stop, 0), BLOCK_Q) * BLOCK_Q, first)
+            dk, dv, q_ptrs, d_out_ptrs = walk_queries(
+                dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+                beyond, tl.where(key_start < sinks, num_queries, beyond), num_queries, stride_qn, stride_gn,
+                score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
+                True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+            )  # fmt: skip
 
     dk_ptrs = tile_pointers(
         dk_ptr, stride_dkb, stride_dkh, stride_dkn, stride_dkd, batch, key_head, first_key, key_rows, columns
@@ -201,10 +212,10 @@ def attention_dk_dv_kernel(
 
 
 @triton.jit
-def _walk_keys(
+def walk_keys(
     dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -217,7 +228,8 @@ def _walk_keys(
         scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
         weights = tl.exp2(scores - logsumexp[:, None])
         if MASKED:
-            seen = in_band(keys[None, :] - queries[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
+            ahead = keys[None, :] - queries[:, None]
+            seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
             weights = tl.where(seen & (keys[None, :] < num_keys), weights, 0.0)
         d_weights = dot(d_out, tl.trans(v), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
         d_scores = weights * (d_weights - delta[:, None])
@@ -237,8 +249,8 @@ def attention_dq_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_gb, stride_gh, stride_gn, stride_gd,
     stride_dqb, stride_dqh, stride_dqn, stride_dqd,
-    num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, problem_class,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    num_heads, group, num_queries, num_keys, scale, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -268,34 +280,47 @@ def attention_dq_kernel(
     d_out_ptrs = tile_pointers(
         d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, first_query, rows, columns
     )  # fmt: skip
+    q = tl.load(q_ptrs, mask=inside, other=0.0)
+    d_out = tl.load(d_out_ptrs, mask=inside, other=0.0)
+    ends = batch_head.to(tl.int64) * num_queries
+    logsumexp, delta = load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
+    dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
+    if HAS_SINKS:
+        sink_ptrs = tile_pointers(
+            k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, key_rows, columns
+        )  # fmt: skip
+        value_ptrs = tile_pointers(
+            v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, key_rows, columns
+        )  # fmt: skip
+        dq, sink_ptrs, value_ptrs = walk_keys(
+            dq, q, d_out, logsumexp, delta, sink_ptrs, value_ptrs, queries, columns,
+            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
+            score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
+            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
     k_ptrs = tile_pointers(
         k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, key_rows, columns
     )  # fmt: skip
     v_ptrs = tile_pointers(
         v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, key_rows, columns
     )  # fmt: skip
-    q = tl.load(q_ptrs, mask=inside, other=0.0)
-    d_out = tl.load(d_out_ptrs, mask=inside, other=0.0)
-    ends = batch_head.to(tl.int64) * num_queries
-    logsumexp, delta = _load_ends(logsumexp_ptr + ends, delta_ptr + ends, queries, queries < num_queries)
-    dq = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     if HAS_LOWER:
-        dq, k_ptrs, v_ptrs = _walk_keys(
+        dq, k_ptrs, v_ptrs = walk_keys(
             dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
             first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
-            score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+            score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    dq, k_ptrs, v_ptrs = _walk_keys(
+    dq, k_ptrs, v_ptrs = walk_keys(
         dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
         whole, cut, num_keys, stride_kn, stride_vn,
-        score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+        score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    dq, k_ptrs, v_ptrs = _walk_keys(
+    dq, k_ptrs, v_ptrs = walk_keys(
         dq, q, d_out, logsumexp, delta, k_ptrs, v_ptrs, queries, columns,
         cut, stop, num_keys, stride_kn, stride_vn,
-        score_factor, softcap_log2, lower, upper, HAS_LOWER, HAS_UPPER, HAS_SOFTCAP,
+        score_factor, softcap_log2, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP,
         True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ It keeps a running maximum m and sum l of each row, so that at the end
 as Dao (2023), "FlashAttention-2", Algorithm 1. Inside, scores are in units of log 2, because the
 hardware's exponential is exp2: exp(x) = exp2(x * log2 e). What leaves is natural again. Products are
 IEEE, sums float32. Query i sees the keys j with lower <= j - i <= upper (see `scoring`); tiles outside of that band
-are never visited. Lengths and D are masked to the tiles' size.
+are never visited, save those of sinks: keys j < sinks have no lower bound. Lengths and D are masked to the tiles' size.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -55,10 +55,11 @@ def fold(
 
 
 @triton.jit
-def _attend(
+def attend(
     acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +71,8 @@ def _attend(
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
         scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
         if MASKED:
-            seen = in_band(keys[None, :] - queries[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
+            ahead = keys[None, :] - queries[:, None]
+            seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
             scores = tl.where(seen & (keys[None, :] < num_keys), scores, float("-inf"))
         acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16)
         # Pointers advance by one tile, so no 32-bit offset ever spans the whole sequence.
@@ -94,8 +96,9 @@ def attention_forward_kernel(
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
-    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, problem_class,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, sinks, problem_class,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -127,31 +130,43 @@ def attention_forward_kernel(
     queries = query_start + rows
     key_head = head // group
     q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first_query, rows, columns)
-    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
-    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, keys, columns)
 
     inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
     q = tl.load(q_ptrs, mask=inside, other=0.0)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
-    if HAS_LOWER:
-        acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
-            acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
-            HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+    if HAS_SINKS:
+        # Their tiles, as far as those of the band do not begin there.
+        key_rows = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, keys, columns)
+        value_rows = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, keys, columns)
+        acc, row_max, row_sum, key_rows, value_rows = attend(
+            acc, row_max, row_sum, q, key_rows, value_rows, queries, columns,
+            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
+            score_factor, softcap_log2, lower, upper, sinks,
+            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
+    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
+    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, keys, columns)
+    if HAS_LOWER:
+        acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
+            acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
+            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
+            score_factor, softcap_log2, lower, upper, sinks,
+            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
+    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
-        HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = _attend(
+    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper,
-        HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
         True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
 

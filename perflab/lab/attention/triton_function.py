@@ -7,7 +7,7 @@ Shapes: q (B, H, N_q, D) with k, v (B, H_kv, N_k, D), or q (B, N_q, D) with k, v
 from torch import Tensor
 
 from perflab.lab.attention.inputs import cast_as_autocast_does, check_inputs
-from perflab.lab.attention.registry import IMPLEMENTATIONS
+from perflab.lab.attention.registry import IMPLEMENTATIONS, require_features
 from perflab.lab.attention.scoring import make_scoring
 from perflab.lab.attention.triton_operator import flash_attention_op, flash_attention_tma_op
 from perflab.lab.attention.triton_tiles import check_head_dim
@@ -36,6 +36,7 @@ class FlashAttentionTriton:
         window_size: tuple[int, int] | None = None,
         softcap: float | None = None,
         causal_alignment: str = "top-left",
+        sinks: int = 0,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See the class."""
         q, k, v = cast_as_autocast_does(q, k, v)
@@ -43,9 +44,13 @@ class FlashAttentionTriton:
         check_head_dim(q.shape[-1])
         scoring = make_scoring(
             q, k, is_causal=is_causal, scale=scale,
-            window_size=window_size, softcap=softcap, causal_alignment=causal_alignment,
+            window_size=window_size, softcap=softcap, causal_alignment=causal_alignment, sinks=sinks,
         )  # fmt: skip
-        out, logsumexp = cls.operator(q, k, v, scoring.scale, scoring.softcap, scoring.lower, scoring.upper)
+        if scoring.sinks:
+            require_features(IMPLEMENTATIONS[cls.name], frozenset(("sinks",)))
+        out, logsumexp = cls.operator(
+            q, k, v, scoring.scale, scoring.softcap, scoring.lower, scoring.upper, scoring.sinks
+        )
         return (out, logsumexp) if return_logsumexp else out
 
 
@@ -66,6 +71,7 @@ def flash_attention(
     window_size: tuple[int, int] | None = None,
     softcap: float | None = None,
     causal_alignment: str = "top-left",
+    sinks: int = 0,
     return_logsumexp: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """FlashAttention-2 in Triton, by keywords; what they mean, and what is raised, `attention` says.
@@ -73,5 +79,5 @@ def flash_attention(
     Under autocast the inputs are cast to its dtype first. The log-sum-exp is float32, natural, and differentiable.
     """
     return FlashAttentionTriton.apply(
-        q, k, v, is_causal, scale, return_logsumexp, window_size, softcap, causal_alignment
+        q, k, v, is_causal, scale, return_logsumexp, window_size, softcap, causal_alignment, sinks
     )  # fmt: skip

@@ -36,7 +36,7 @@ def forward_launch(
     """Write out and logsumexp."""
     arguments: dict[str, Any] = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, "logsumexp_ptr": logsumexp,
-        **_strides(q=q, k=k, v=v, o=out),
+        **strides_of(q=q, k=k, v=v, o=out),
         **common_arguments(q, k, scoring, tiles),
         "MAY_SEE_NOTHING": may_see_nothing(q, k, scoring),
     }  # fmt: skip
@@ -49,7 +49,7 @@ def delta_launch(out: Tensor, d_out: Tensor, d_logsumexp: Tensor | None, delta: 
     arguments: dict[str, Any] = {
         "out_ptr": out, "d_out_ptr": d_out, "d_logsumexp_ptr": delta if d_logsumexp is None else d_logsumexp,
         "delta_ptr": delta,
-        **_strides(o=out, g=d_out),
+        **strides_of(o=out, g=d_out),
         "num_heads": out.shape[1], "num_queries": out.shape[2], "HAS_D_LOGSUMEXP": d_logsumexp is not None,
         "HEAD_DIM": out.shape[-1], "BLOCK_Q": DELTA_ROWS, "BLOCK_D": padded_head_dim(out.shape[-1]),
     }  # fmt: skip
@@ -64,7 +64,7 @@ def dk_dv_launch(
     arguments = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
         "dk_ptr": dk, "dv_ptr": dv,
-        **_strides(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
+        **strides_of(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
         **common_arguments(q, k, scoring, tiles),
     }  # fmt: skip
     return _launch(attention_dk_dv_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
@@ -78,7 +78,7 @@ def dq_launch(
     arguments = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
         "dq_ptr": dq,
-        **_strides(q=q, k=k, v=v, g=d_out, dq=dq),
+        **strides_of(q=q, k=k, v=v, g=d_out, dq=dq),
         **common_arguments(q, k, scoring, tiles),
     }  # fmt: skip
     return _launch(attention_dq_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
@@ -100,7 +100,8 @@ def _launch(
     return Launch(kernel, grid, arguments, whose.device, tiles.num_warps, tiles.num_stages)
 
 
-def _strides(**tensors: Tensor) -> dict[str, int]:
+def strides_of(**tensors: Tensor) -> dict[str, int]:
+    """The kernels' stride arguments, by the tensors' letters. ValueError where an offset in a tile passes 32 bits."""
     for name, tensor in tensors.items():
         if max(tensor.stride()[-2:]) > _MOST_STRIDE:
             raise ValueError(
@@ -129,9 +130,11 @@ def common_arguments(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> di
         "softcap_log2": scoring.softcap * LOG2_E if scoring.softcap else 0.0,
         "lower": lower or 0,
         "upper": upper or 0,
+        "sinks": min(scoring.sinks, num_keys),
         "problem_class": problem_class(q, k),
         "HAS_LOWER": lower is not None,
         "HAS_UPPER": upper is not None,
+        "HAS_SINKS": lower is not None and scoring.sinks > 0,
         "HAS_SOFTCAP": capped,
         "EMULATE_BF16": emulates_bf16(q.dtype),
         "HEAD_DIM": head_dim,

@@ -7,10 +7,10 @@ logsumexp (B, H, N_q) or (B, N_q), float32.
     perflab::flash_attention_tma, the same by way of Hopper's TMA
     perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, scale, ...) -> (dq, dk, dv)
 
-with the band lower <= j - i <= upper of `scoring`. Each has an implementation for CUDA (and for the CPU, in Triton's
-interpreter), one that only makes shapes (fake tensors, torch.compile), its FLOPs (torch.utils.flop_counter); the
-first two have their derivative and a rule for autocast: inputs are cast to its dtype, as PyTorch does for its own
-attention.
+with the band lower <= j - i <= upper of `scoring`, and its sinks. Each has an implementation for CUDA (and for the CPU,
+in Triton's interpreter), one that only makes shapes (fake tensors, torch.compile), its FLOPs
+(torch.utils.flop_counter); the first two have their derivative and a rule for autocast: inputs are cast to its dtype,
+as PyTorch does for its own attention.
 
 They are defined by `torch.library.Library` rather than `custom_op`: its checks for aliases and changed inputs at every
 call are work on the host that short sequences would wait for. The tests make those checks.
@@ -36,7 +36,7 @@ from perflab.lab.attention.triton_launches import delta_launch
 from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward, run_forward_tma
 from perflab.lab.launch import require_runnable
 
-_RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper"
+_RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper, SymInt sinks"
 _library = torch.library.Library("perflab", "FRAGMENT")
 for _name in ("flash_attention", "flash_attention_tma"):
     _library.define(f"{_name}(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
@@ -51,13 +51,14 @@ flash_attention_backward_op = torch.ops.perflab.flash_attention_backward.default
 
 def _forward(run: Callable[..., None], name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, lower: int | None, upper: int | None
-    ) -> tuple[Tensor, Tensor]:
+        q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, lower: int | None, upper: int | None,
+        sinks: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         require_runnable(
             q.device, name=f"attention impl {name!r}", instead="impl='tiled', the same algorithm in PyTorch"
         )  # fmt: skip
         results = _empty_results(q, k, v)
-        run(*_with_heads(q, q, k, v, *results), Scoring(scale, softcap, lower, upper))
+        run(*_with_heads(q, q, k, v, *results), Scoring(scale, softcap, lower, upper, sinks))
         return results
 
     return forward
@@ -79,9 +80,10 @@ def _backward(
     softcap: float | None,
     lower: int | None,
     upper: int | None,
+    sinks: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = _empty_gradients(d_out, d_logsumexp, q, k, v)
-    scoring = Scoring(scale, softcap, lower, upper)
+    scoring = Scoring(scale, softcap, lower, upper, sinks)
     d_ends = None if d_logsumexp is None else _with_heads(q, d_logsumexp.contiguous())[0]
     dq, dk, dv, d_out, k, v, out, ends, delta, q = _with_heads(
         q, *results, d_out, k, v, out, logsumexp, torch.empty_like(logsumexp), q
@@ -125,16 +127,16 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_logsumexp: Tensor | None) -
     if d_out is None:
         d_out = torch.zeros_like(out)
     dq, dk, dv = flash_attention_backward_op(d_out, d_logsumexp, q, k, v, out, logsumexp, *ctx.rules)
-    return dq, dk, dv, None, None, None, None
+    return dq, dk, dv, None, None, None, None, None
 
 
 def _forward_flops(
     q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequence[int], *rules: Any, **others: Any
 ) -> int:
     """Two products of 2 D operations for each pair of query and key in the band; PyTorch's own count ignores masks."""
-    lower, upper = rules[2:4]
+    lower, upper, sinks = rules[2:5]
     num_queries, num_keys, head_dim = q_shape[-2], k_shape[-2], q_shape[-1]
-    return 4 * math.prod(q_shape[:-2]) * pairs_in_band(num_queries, num_keys, lower, upper) * head_dim
+    return 4 * math.prod(q_shape[:-2]) * pairs_in_band(num_queries, num_keys, lower, upper, sinks) * head_dim
 
 
 def _backward_flops(d_out_shape: Sequence[int], d_logsumexp_shape: Any, *rest: Any, **others: Any) -> int:

@@ -98,11 +98,14 @@ def softcap_slope(scores, softcap_log2):
 
 
 @triton.jit
-def in_band(ahead, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr):
-    """Which pairs lie in the band lower <= ahead <= upper; ahead is key less query."""
+def in_band(
+    ahead, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
+    keys=None, sinks=0, HAS_SINKS: tl.constexpr = False,
+):  # fmt: skip
+    """Which pairs lie in the band lower <= ahead <= upper; ahead is key less query. Sinks have no lower bound."""
     seen = ahead == ahead
     if HAS_LOWER:
-        seen = seen & (ahead >= lower)
+        seen = (ahead >= lower) | (keys < sinks) if HAS_SINKS else seen & (ahead >= lower)
     if HAS_UPPER:
         seen = seen & (ahead <= upper)
     return seen

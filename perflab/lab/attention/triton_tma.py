@@ -21,7 +21,7 @@ from perflab.lab.launch import Launch, is_interpreted
 _ALIGNED_BYTES = 16
 # Enough that programs take several tiles each, where there is no GPU that says how many it runs at once.
 INTERPRETED_PROGRAMS = 3
-_NOT_TAKEN = ("scale", "problem_class", "HEAD_DIM")
+_NOT_TAKEN = ("scale", "problem_class", "HEAD_DIM", "sinks", "HAS_SINKS")
 
 
 def tma_forward_launch(

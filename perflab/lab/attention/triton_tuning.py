@@ -37,7 +37,7 @@ from perflab.lab.attention.triton_tma import (
 from perflab.lab.launch import Launch, current, is_interpreted, shared_memory_bytes
 
 # What tells kinds apart, by the names of the kernels' parameters.
-_KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SOFTCAP", "problem_class")
+_KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SINKS", "HAS_SOFTCAP", "problem_class")
 # None: Triton's own. Tests put theirs here.
 _do_bench: Callable[..., list[float]] | None = None
 _tuned: dict[tuple[Any, ...], Tiles] = {}
@@ -98,7 +98,7 @@ def _run(kernel: str, q: Tensor, k: Tensor, scoring: Scoring, launch_with: Calla
 
 def _kind(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Any, ...]:
     lower, upper = kernel_bounds(q.shape[-2], k.shape[-2], scoring)
-    masks = (lower is not None, upper is not None, scoring.softcap is not None)
+    masks = (lower is not None, upper is not None, scoring.sinks > 0, scoring.softcap is not None)
     return q.device, q.dtype, q.shape[-1], *masks, problem_class(q, k)
 
 
