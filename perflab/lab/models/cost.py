@@ -36,7 +36,7 @@ from perflab.lab.models.config import (
     feed_forward_weights_per_token,
     parameter_count,
 )
-from perflab.lab.models.memory import MemoryParts, Mode, Optimizer, peak_memory
+from perflab.lab.models.memory import MemoryParts, Mode, Optimizer, Pass, peak_memory
 from perflab.lab.models.mixers import kind_of
 from perflab.lab.models.recompute import check_checkpointing
 
@@ -125,14 +125,16 @@ def model_cost(
         flops=flops if mode in ("inference", "forward") else 3 * flops,
         memory=peak_memory(
             config,
-            batch_size=batch_size // micro_batches,
-            seq_len=seq_len,
-            mode=mode,
-            weight_bytes=param_dtype.itemsize,
-            autocast_bytes=None if autocast_dtype is None else autocast_dtype.itemsize,
-            checkpointing=check_checkpointing(checkpointing),
-            accumulates=micro_batches > 1,
-            optimizer=optimizer,
+            Pass(
+                batch_size=batch_size // micro_batches,
+                seq_len=seq_len,
+                mode=mode,
+                weight_dtype=param_dtype,
+                autocast_dtype=autocast_dtype,
+                checkpointing=check_checkpointing(checkpointing),
+                accumulates=micro_batches > 1,
+                optimizer=optimizer,
+            ),
         ),
     )
 

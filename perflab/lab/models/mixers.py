@@ -181,13 +181,18 @@ def kind_of(config: ModelConfig) -> Kind:
     return MIXERS[config.mixer]
 
 
+def target_of(config: ModelConfig) -> Callable[[ModelConfig], nn.Module]:
+    """What makes the configuration's mixer, imported. ImportError if that fails."""
+    return _found(kind_of(config).target, f"mixer={config.mixer!r}")
+
+
 def make_mixer(config: ModelConfig) -> nn.Module:
     """A mixer of the configuration's kind.
 
     ImportError if the module that has it cannot be imported; TypeError if what it makes is no mixer.
     """
     kind = kind_of(config)
-    made = _found(kind.target, f"mixer={kind.name!r}")(config)
+    made = target_of(config)(config)
     lacking = [name for name in ("initial_state", "advance") if not callable(getattr(made, name, None))]
     if kind.has_state and (lacking or not isinstance(made, nn.Module)):
         raise TypeError(
