@@ -239,7 +239,7 @@ def _staged(model: TransformerLM, ledger: _Ledger) -> Iterator[None]:
             if number == last and not ledger.is_backward:
                 ledger.stage = "ending"
             if output.requires_grad and not ledger.is_backward:
-                output.register_hook(back)
+                output.register_hook(back)  # type: ignore[no-untyped-call]
                 if number == 0 and inputs[0].requires_grad:
                     inputs[0].register_hook(done)
 
@@ -254,7 +254,7 @@ def _staged(model: TransformerLM, ledger: _Ledger) -> Iterator[None]:
             handle.remove()
 
 
-class _Ledger(TorchDispatchMode):  # type: ignore[misc]
+class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the storages that operators return, while they live; remembers the largest instant of each stage.
 
     stage        what runs now
@@ -262,7 +262,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.stage, self.is_backward = "beginning", False
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._live: dict[int, int] = {}

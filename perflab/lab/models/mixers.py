@@ -26,7 +26,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -200,6 +200,14 @@ def make_mixer(config: ModelConfig) -> nn.Module:
             f"initial_state and advance, see perflab.lab.models.mixers"
         )
     return made
+
+
+def empty_state(config: ModelConfig, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
+    """The state before the first token, which depends on no weight: the mixer is built on `meta` for it."""
+    with torch.device("meta"):
+        mixer: Any = make_mixer(config)
+    state: State = mixer.initial_state(batch_size, device, dtype)
+    return state
 
 
 def make_feed_forward(config: ModelConfig) -> nn.Module:
