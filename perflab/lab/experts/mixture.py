@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         if plan.is_kept is not None:
             mixed = torch.where(plan.is_kept[:, None], mixed, 0.0)
         mixed = mixed[plan.place].view(*routing.weights.shape, -1)
-        out = (mixed * routing.weights[..., None].to(mixed.dtype)).sum(1).view(x.shape)
+        out: Tensor = (mixed * routing.weights[..., None].to(mixed.dtype)).sum(1).view(x.shape)
         return out if self.shared is None else out + self.shared(x)
 
     @torch.no_grad()
