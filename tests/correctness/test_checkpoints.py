@@ -18,9 +18,10 @@ from perflab.lab.train import random_tokens
 pytestmark = pytest.mark.correctness
 
 TINY = replace(MODEL_SIZES["tiny"], vocab_size=31, context_length=16, num_layers=1, attention="naive")
-HOW = {"attention": "tiled", "fused_norm": True, "fused_feed_forward": True}
+HOW = {"attention": "tiled", "fused_norm": True, "fused_feed_forward": True, "mixer_form": "definition"}
 # Of each switch of the architecture, another value.
 OTHERWISE: dict[str, Any] = {
+    "mixer": "retnet",
     "vocab_size": 32,
     "d_model": 72,
     "d_ff": 128,
@@ -59,11 +60,16 @@ def test_every_setting_is_either_architecture_or_how_it_is_computed() -> None:
     """A switch that is added has to be put on one of the two sides."""
     learned = architecture(replace(TINY, positions="learned"))
     known = {*architecture(TINY), *learned, *HOW}
-    assert known == {field.name for field in fields(ModelConfig)}
+    assert known == {field.name for field in fields(ModelConfig)} - {"experts"}
+    experts = {name for name in architecture(replace(TINY, feed_forward="moe")) if name.startswith("experts.")}
+    assert experts == {f"experts.{name}" for name in TINY.experts.architecture()}
     assert OTHERWISE.keys() | HOW.keys() | {"context_length"} == known
     assert "context_length" not in architecture(TINY)
     assert "rope_theta" not in learned
-    assert architecture(replace(TINY, **HOW)) == architecture(TINY)  # type: ignore[arg-type]
+    how = {name: value for name, value in HOW.items() if name != "mixer_form"}
+    assert architecture(replace(TINY, **how)) == architecture(TINY)  # type: ignore[arg-type]
+    chunked = replace(TINY, attention="sdpa", mixer="retnet")
+    assert architecture(replace(chunked, mixer_form="definition")) == architecture(chunked)
     assert architecture(replace(TINY, num_kv_heads=4)) == architecture(TINY)  # as many as there are anyway
 
 
@@ -90,7 +96,8 @@ def test_the_weights_of_another_module_can_be_saved_beside_it(path: Path) -> Non
 
 @pytest.mark.parametrize("switch", OTHERWISE)
 def test_another_architecture_is_refused_by_the_name_of_the_switch(switch: str, path: Path) -> None:
-    saved, wanted = replace(TINY, **{switch: OTHERWISE[switch]}), TINY
+    how = {"attention": "sdpa"} if switch == "mixer" else {}  # another mixer has no attention to be computed
+    saved, wanted = replace(TINY, **how, **{switch: OTHERWISE[switch]}), TINY
     save_checkpoint(path, make(saved))
     model, before = make(wanted, seed=1), make(wanted, seed=1)
     with pytest.raises(ValueError, match="is a checkpoint of another architecture") as caught:
@@ -106,7 +113,10 @@ def test_another_architecture_is_refused_by_the_name_of_the_switch(switch: str, 
 
 @pytest.mark.parametrize("switch", WITHOUT_A_TENSOR)
 def test_a_switch_that_changes_no_tensor_can_be_accepted(switch: str, path: Path) -> None:
-    saved, model = make(replace(TINY, **{switch: OTHERWISE[switch]})), make(seed=1)
+    of_experts = switch.partition("experts.")[2]
+    one = replace(TINY, feed_forward="moe") if of_experts else TINY
+    other = {"experts": replace(one.experts, **{of_experts: 2.0})} if of_experts else {switch: OTHERWISE[switch]}
+    saved, model = make(replace(one, **other)), make(one, seed=1)
     save_checkpoint(path, saved)
     load_checkpoint(path, model, accept=(switch,))
     assert same_weights(saved, model)
