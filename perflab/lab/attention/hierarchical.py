@@ -33,7 +33,7 @@ def reference_hierarchical_attention(q: Tensor, k: Tensor, v: Tensor, block: int
     q, k, v = q.double(), k.double(), v.double()
     scale = default_scale(q.shape[-1]) if scale is None else scale
     length, means = q.shape[-2], q.shape[-2] // block
-    pooled_k, pooled_v = (x[..., : means * block, :].unflatten(-2, (means, block)).mean(dim=-2) for x in (k, v))
+    pooled_k, pooled_v = (torch.unflatten(x[..., : means * block, :], -2, (means, block)).mean(-2) for x in (k, v))
     i = torch.arange(length, device=q.device)[:, None]
     j, c = torch.arange(length, device=q.device), torch.arange(means, device=q.device)
     near = (j // block >= i // block - 1) & (j <= i)
@@ -61,7 +61,8 @@ def hierarchical_attention(q: Tensor, k: Tensor, v: Tensor, *, block: int, scale
     length = q.shape[-2]
     num_blocks = -(-length // block)
     tokens, keys, values = (
-        F.pad(x.to(wide), (0, 0, 0, num_blocks * block - length)).unflatten(-2, (num_blocks, block)) for x in (q, k, v)
+        torch.unflatten(F.pad(x.to(wide), (0, 0, 0, num_blocks * block - length)), -2, (num_blocks, block))
+        for x in (q, k, v)
     )
     tokens = tokens * (default_scale(q.shape[-1]) if scale is None else scale)
     # Block b - 1 beside block b: a block of zeros stands before the first.
@@ -76,6 +77,6 @@ def hierarchical_attention(q: Tensor, k: Tensor, v: Tensor, *, block: int, scale
     far = tokens @ keys.mean(dim=-2).mT[..., None, :, :] + math.log(block)  # (B, H, N / m, m, N / m)
     far = far.masked_fill(torch.arange(num_blocks, device=q.device) >= before - 1, -torch.inf)
     weights = torch.softmax(torch.cat((near, far), dim=-1), dim=-1)
-    of_near, of_far = weights.split((2 * block, num_blocks), dim=-1)
-    out = of_near @ near_values + of_far @ values.mean(dim=-2)[..., None, :, :]
+    of_near, of_far = weights[..., : 2 * block], weights[..., 2 * block :]
+    out: Tensor = of_near @ near_values + of_far @ values.mean(dim=-2)[..., None, :, :]
     return out.flatten(-3, -2)[..., :length, :].to(q.dtype)
