@@ -1,8 +1,8 @@
 """The recurrence's kernels in the configurations that they are shipped in, as launches on `meta` tensors.
 
 Shapes: q, k (8, 16, 4096, K); v (8, 16, 4096, V): heads of 64 (RWKV-6), 128 and 64 (Mamba-2). Nothing is
-allocated or run. For whoever compiles ahead of time: the functions that make these launches are those that a GPU's calls
-go through, and the chunks are all that may be chosen there. This module imports Triton.
+allocated or run. For whoever compiles ahead of time: the functions that make these launches are those that a GPU's
+calls go through, and the chunks are all that may be chosen there. This module imports Triton.
 """
 
 import torch
