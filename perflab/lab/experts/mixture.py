@@ -205,5 +205,5 @@ def usage_facts(model: nn.Module) -> dict[str, float | int | str]:
         "expert_counts": " ".join(map(str, counts.sum(0).tolist())),
         "busiest_ratio": float((counts.amax(1) / counts.double().mean(1)).max()),
         "idle_experts": int((counts == 0).sum()),
-        "dropped_share": dropped / int(counts.sum()),
+        "dropped_share": dropped / max(int(counts.sum()), 1),  # nothing is counted where kernels do not run
     }
