@@ -284,14 +284,15 @@ def test_a_passage_finds_itself_and_stands_next_to_the_question_in_its_prompt(
     assert len(exact.answer(asked, 2, max_new_tokens=5)) == 5
 
 
-def test_retrieval_finds_passages_far_more_often_than_chance(text: bytes, model: TransformerLM) -> None:
+def test_retrieval_finds_passages_more_often_than_chance_although_nothing_is_trained(
+    text: bytes, model: TransformerLM
+) -> None:
     passages = split_passages(text)
-    questions = code_completions(text, passages, 12)
+    questions = code_completions(text, passages, 64)
     found = Retriever(model, passages).find([question.asked for question in questions], 4).numbers.tolist()
     hits = sum(question.passage in row for question, row in zip(questions, found, strict=True))
-    by_chance = 12 * 4 / len(passages)
-    assert by_chance < 0.5
-    assert hits >= 2
+    by_chance = 64 * 4 / len(passages)
+    assert hits > 3 * by_chance
 
 
 # --- faults on purpose -------------------------------------------------------------------------------------------
