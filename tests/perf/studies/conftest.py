@@ -8,7 +8,7 @@ from perflab import Perf
 from tests.perf.attention_cases import device_type
 from tests.perf.choice import study_model_name
 
-_SECONDS = {"test_optimisations.py": 1, "test_compile.py": 1, "test_memory.py": 3}
+_SECONDS = {"test_optimisations.py": 1, "test_compile.py": 1, "test_mixers.py": 1, "test_memory.py": 3}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

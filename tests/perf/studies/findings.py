@@ -14,6 +14,7 @@ from perflab.units import format_bytes, format_ns, format_percent
 
 from ..growth import STUDY, growth_findings
 from .inference_findings import decode_findings, load_findings, switch_findings
+from .mixer_findings import mixer_findings
 from .precision_findings import precision_findings
 from .profile_findings import profile_findings
 from .recommendation import LEAST_TIME, ladder_findings, number, optimisation_findings, result_parameters
@@ -215,6 +216,7 @@ FINDINGS: Mapping[str, Callable[[Sequence[Result]], list[str]]] = {
     "warm-up": warmup_findings,
     "optimisations": optimisation_findings,
     "ladder": ladder_findings,
+    "mixers": mixer_findings,
     "compile: attention": compile_findings,
     "compile: model": compile_findings,
     "memory": memory_findings,

@@ -29,6 +29,7 @@ class Switch:
     training  fields of `TrainingConfig`
     compiles  what torch.compile is given, if anything: compiling that again is expected to take as long
     against   what it is compared with, so that one thing differs alone
+    context_length  of the batches, which hold as many tokens as the baseline's; None: as long as those
     """
 
     name: str
@@ -37,6 +38,7 @@ class Switch:
     seed: int = 0
     compiles: str | None = None
     against: str = BASELINE
+    context_length: int | None = None
 
     def __str__(self) -> str:
         return self.name

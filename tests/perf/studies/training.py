@@ -97,7 +97,11 @@ def measure_switch(perf: Perf, switch: Switch, base: Switch, device: torch.devic
 
 def setup_of(switch: Switch, config: pytest.Config, device: torch.device) -> Setup:
     """The studies' set-up with the switch turned; skips where the model cannot be built so."""
-    setup = study_setup(config, device).switched(training=switch.training, changes=switch.model, seed=switch.seed)
+    setup = study_setup(config, device)
+    if switch.context_length is not None:
+        batch_size = max(1, BATCH_SIZE * CONTEXT_LENGTH // switch.context_length)
+        setup = setup.resized(batch_size=batch_size, context_length=switch.context_length)
+    setup = setup.switched(training=switch.training, changes=switch.model, seed=switch.seed)
     try:
         assert not setup.is_ours or setup.config
     except ValueError as error:  # 25 heads do not divide among two
