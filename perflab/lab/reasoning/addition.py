@@ -53,11 +53,7 @@ def is_held_out(problem: Problem) -> bool:
 
 @dataclass(frozen=True)
 class Addition:
-    """Problems of n digits in one style.
-
-    Raises:
-        ValueError: no digit, or an unknown style.
-    """
+    """Problems of n digits in one style. ValueError for no digit, or an unknown style."""
 
     digits: int = 3
     style: str = "direct"

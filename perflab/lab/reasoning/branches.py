@@ -62,12 +62,8 @@ class Branch:
 class Branches:
     """Up to `most` branches of a question's prompt; at first one, without new tokens.
 
-    Attributes:
-        log_p: (n, V) float64. Of branches that have ended it means nothing.
-        computed_tokens: how many tokens of the branches the model was given or asked for, the prompt's left out.
-
-    Raises:
-        ValueError: as `generate`; or fewer branches than one.
+    `log_p` (n, V) is float64, and means nothing of branches that have ended; `computed_tokens` counts new tokens of all
+    branches, dropped ones too. ValueError as of `generate`, and for fewer branches than one.
     """
 
     def __init__(self, question: Question, most: int) -> None:

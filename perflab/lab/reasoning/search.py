@@ -110,18 +110,8 @@ def tree_search(
 ) -> Found:
     """Breadth-first search over steps of thought: Yao et al. 2023, algorithm 1 (ToT-BFS), proposals sampled.
 
-    Each state gets `proposals` next steps, the first greedily and the others sampled; then the `breadth` states with
-    the largest mean log-probability stay. With one of each the search is greedy.
-
-    Args:
-        question: what is asked.
-        breadth: b, states that are kept.
-        proposals: steps that are proposed for each of them.
-        step_ends: token ids that end a step.
-        sampling: of the proposals.
-
-    Raises:
-        ValueError: no state or no proposal.
+    Each state gets `proposals` next steps, which end with a token of `step_ends`, the first one greedy and the others
+    sampled. Then the `breadth` states with the largest mean log-probability stay. One of each: the search is greedy.
     """
     if breadth < 1 or proposals < 1:
         raise ValueError(f"breadth={breadth}, proposals={proposals}: wanted 1 or more of each")
@@ -150,12 +140,7 @@ def tree_search(
 def refine(question_of: Callable[[list[int] | None], Question], rounds: int) -> Found:
     """The answer put back as a prompt: Madaan et al. 2023, algorithm 1, its feedback left to the model that refines.
 
-    Args:
-        question_of: the question that holds a draft, None at first.
-        rounds: answers at most; fewer if one repeats its draft.
-
-    Raises:
-        ValueError: no round.
+    `question_of` puts the question with a draft, None at first. An answer that repeats its draft is the last.
     """
     if rounds < 1:
         raise ValueError(f"rounds={rounds}: wanted 1 or more; the first one makes the draft")

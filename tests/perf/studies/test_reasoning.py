@@ -1,7 +1,8 @@
 """The study of test-time compute: how often each way to answer is right, and its tokens, time and memory.
 
-Three models of one size, one for each style of `Addition`, are trained from one seed on as many tokens of text. Then
-each way answers the same held-out problems; one call of a case is one answer. Intervals of accuracy are Wilson's.
+Models of one size, one for each style of `Addition`, are trained from one seed: chains of thought on so few tokens that
+they still go wrong, which a search may mend; direct answers on as many, and, "long", on five times as many. Then each
+way answers the same held-out problems; one call of a case is one answer. Intervals of accuracy are Wilson's.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from perflab.lab.train import TrainingConfig, TrainingStep, train
 from .reasoning_findings import STUDY, interval
 
 DIGITS = 2
-STEPS, TOKENS_PER_STEP = 300, 800
-"""Of training: so few that chains of thought still go wrong, which is what a search can mend."""
+STEPS, LONG_STEPS, TOKENS_PER_STEP = 300, 1500, 800
 QUESTIONS = 200
 N = 8
 """Samples of a question."""
 ROUNDS = 3
-SETUP_SECONDS = 60
+TRAINING_SECONDS, ANSWERING_SECONDS = 0.03, 0.1
+"""Of a step, and of an answer; what the set-up takes is estimated by them."""
 PAGE_SIZE = 2
 """Prompts have 6 tokens: with pages of 16 nothing of them could be shared."""
 
@@ -65,8 +66,8 @@ class Asker:
 
 
 @cache
-def trained(style: str, device: torch.device) -> Asker:
-    """A model that was trained on `STEPS` times `TOKENS_PER_STEP` tokens of a style."""
+def trained(style: str, steps: int, device: torch.device) -> Asker:
+    """A model that was trained on so many times `TOKENS_PER_STEP` tokens of a style."""
     task = Addition(DIGITS, style)
     torch.manual_seed(0)
     model = TransformerLM(
@@ -74,10 +75,10 @@ def trained(style: str, device: torch.device) -> Asker:
     ).to(device)
     batches = task.batches(TOKENS_PER_STEP // task.length, device=device)
     config = TrainingConfig(
-        learning_rate=1e-2, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=1.0, warmup_steps=STEPS // 20,
-        total_steps=STEPS,
+        learning_rate=1e-2, betas=(0.9, 0.98), weight_decay=0.01, max_grad_norm=1.0, warmup_steps=steps // 20,
+        total_steps=steps,
     )  # fmt: skip
-    train(TrainingStep(model, next(batches), config), batches, STEPS)
+    train(TrainingStep(model, next(batches), config), batches, steps)
     return Asker(task, model.eval().requires_grad_(False))
 
 
@@ -100,27 +101,43 @@ def _shared(ask: Asker, problem: Problem) -> Found:
     return Found(drawn.all[0].tokens, drawn.all[0].log_probability, drawn.computed_tokens)
 
 
-WAYS: dict[str, tuple[str, Callable[[Asker, Problem], Found]]] = {
-    "thought": ("thought", lambda ask, problem: greedy(ask.question(problem))),
-    "direct": ("direct", lambda ask, problem: greedy(ask.question(problem))),
-    "refined-1": ("refined", lambda ask, problem: refine(partial(ask.question, problem), 1)),
-    f"refined-{ROUNDS}": ("refined", lambda ask, problem: refine(partial(ask.question, problem), ROUNDS)),
-    f"direct-best-of-{N}": ("direct", lambda ask, problem: best_of_n(ask.question(problem), N)),
-    f"direct-majority-{N}": ("direct", lambda ask, problem: self_consistency(ask.question(problem), N, ask.read)),
-    "sample": ("thought", lambda ask, problem: best_of_n(ask.question(problem), 1)),
-    f"best-of-{N}": ("thought", lambda ask, problem: best_of_n(ask.question(problem), N)),
-    f"majority-{N}": ("thought", lambda ask, problem: self_consistency(ask.question(problem), N, ask.read)),
-    "beam-4": ("thought", lambda ask, problem: beam_search(ask.question(problem), 4)),
-    "tree-2x4": (
-        "thought",
-        lambda ask, problem: tree_search(
-            ask.question(problem), breadth=2, proposals=4, step_ends=encode(NEXT + ":" + END)
-        ),
-    ),
-    f"{N}-samples-shared": ("thought", _shared),
-    f"{N}-samples-unshared": ("thought", _unshared),
+_known: set[tuple[str, int, torch.device]] = set()
+"""Models that this process has trained."""
+Answerer = Callable[[Asker, Problem], Found]
+
+
+def _greedy(ask: Asker, problem: Problem) -> Found:
+    return greedy(ask.question(problem))
+
+
+def _majority(ask: Asker, problem: Problem) -> Found:
+    return self_consistency(ask.question(problem), N, ask.read)
+
+
+def _tree(ask: Asker, problem: Problem) -> Found:
+    return tree_search(ask.question(problem), breadth=2, proposals=4, step_ends=encode(NEXT + ":" + END))
+
+
+def _refined(rounds: int) -> Answerer:
+    return lambda ask, problem: refine(partial(ask.question, problem), rounds)
+
+
+WAYS: dict[str, tuple[str, int, Answerer]] = {
+    "thought": ("thought", STEPS, _greedy),
+    "direct": ("direct", STEPS, _greedy),
+    "direct-long": ("direct", LONG_STEPS, _greedy),
+    f"direct-long-majority-{N}": ("direct", LONG_STEPS, _majority),
+    "refined-long-1": ("refined", LONG_STEPS, _refined(1)),
+    f"refined-long-{ROUNDS}": ("refined", LONG_STEPS, _refined(ROUNDS)),
+    "sample": ("thought", STEPS, lambda ask, problem: best_of_n(ask.question(problem), 1)),
+    f"best-of-{N}": ("thought", STEPS, lambda ask, problem: best_of_n(ask.question(problem), N)),
+    f"majority-{N}": ("thought", STEPS, _majority),
+    "beam-4": ("thought", STEPS, lambda ask, problem: beam_search(ask.question(problem), 4)),
+    "tree-2x4": ("thought", STEPS, _tree),
+    f"{N}-samples-shared": ("thought", STEPS, _shared),
+    f"{N}-samples-unshared": ("thought", STEPS, _unshared),
 }
-"""By name: the style of the model that is asked, and how."""
+"""By name: the style and the training of the model that is asked, and how."""
 
 
 @pytest.mark.perf(
@@ -132,9 +149,11 @@ WAYS: dict[str, tuple[str, Callable[[Asker, Problem], Found]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_way(perf: Perf, device: torch.device, way: str) -> None:
     """One answer; and how many of all are right."""
-    style, answer = WAYS[way]
-    perf.requires(seconds=0.2, setup_seconds=SETUP_SECONDS)
-    ask = trained(style, device)
+    style, steps, answer = WAYS[way]
+    training_s = 0.0 if (style, steps, device) in _known else TRAINING_SECONDS * steps
+    perf.requires(seconds=ANSWERING_SECONDS, setup_seconds=training_s + ANSWERING_SECONDS * QUESTIONS)
+    ask = trained(style, steps, device)
+    _known.add((style, steps, device))
     problems = ask.task.problems(QUESTIONS, seed=1)
     found = [answer(ask, problem) for problem in problems]
     right = sum(ask.task.is_right(problem, ask.read(one.tokens)) for problem, one in zip(problems, found, strict=True))
