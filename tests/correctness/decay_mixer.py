@@ -34,8 +34,11 @@ class DecayMixer(nn.Module):
         """(B, T, d) behind the state, and the state after."""
         total, seen = state
         added, rows = self.inner(x), []
-        for t in range(x.shape[1]):
-            total = DECAY * total + added[:, t]
-            rows.append(total)
+        with torch.autocast(
+            x.device.type, enabled=False
+        ):  # sums over a sequence stay wide, as in the lab's recurrences
+            for t in range(x.shape[1]):
+                total = DECAY * total + added[:, t]
+                rows.append(total)
         mixed = torch.stack(rows, 1) * torch.sigmoid(self.gate(x))
         return self.out(mixed), (total, seen + x.shape[1])

@@ -1,4 +1,4 @@
-"""What a block with another mixer than attention is made of: found by building its mixer on `meta`, without memory.
+"""What a block with another mixer than attention is made of: found by building its mixer without memory.
 
 B batch, T sequence, d model width, L layers.
 
@@ -17,6 +17,7 @@ from functools import lru_cache
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab.models.config import ModelConfig
@@ -50,10 +51,10 @@ def mixer_flops(config: ModelConfig, seq_len: int) -> int:
     """Operations of one block's mixer over one sequence of T tokens."""
     kind = kind_of(config)
     form = COUNTED_FORM if COUNTED_FORM in kind.forms else kind.forms[0]
-    mixer = _mixer(replace(config, mixer_form=form))
-    x = torch.empty(1, seq_len, config.d_model, device="meta")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        mixer(x)
+    # Fake tensors of a CPU, and not `meta`, which is a device that autocast does not know: some mixers switch that off.
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
+        mixer = make_mixer(replace(config, mixer_form=form))
+        mixer(torch.empty(1, seq_len, config.d_model))
     return int(counter.get_total_flops())
 
 
