@@ -1,6 +1,7 @@
 """The recurrent mixers as layers: a state of fixed size, cut anywhere, in every form and dtype."""
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from perflab.lab.recurrence.mamba2 import Mamba2
 from perflab.lab.recurrence.mixer import Mixer
 from perflab.lab.recurrence.retnet import RetNet
 from perflab.lab.recurrence.rwkv6 import RWKV6
+
+from .recurrence import plain
 
 pytestmark = [pytest.mark.correctness, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]
 
@@ -79,9 +82,17 @@ def layer(kind: type[Mixer], form: str, device: torch.device) -> Callable[[Tenso
 
 
 def operator(kind: type[Mixer], device: torch.device) -> Operator:
-    """The layer whose recurrence alone is exact is its definition, and in low precision what its budgets come from."""
+    """The layer with the recurrence's definition; its budgets come from the layer with the plain recurrence."""
     exact = layer(kind, "definition", device)
-    return Operator(kind.__name__, definition=exact, plain=exact, inputs=inputs, factors={"length": (17, 1)})
+
+    def plain_recurrence(*given: Tensor, form: str, **more: Tensor) -> tuple[Tensor, Tensor]:
+        return plain(*given, **more)
+
+    def plainly(x: Tensor) -> Tensor:
+        with patch(f"{kind.__module__}.linear_recurrence", plain_recurrence):
+            return exact(x)
+
+    return Operator(kind.__name__, definition=exact, plain=plainly, inputs=inputs, factors={"length": (17, 1)})
 
 
 def inputs(case: OperatorCase, generator: torch.Generator) -> dict[str, Tensor]:
