@@ -373,14 +373,14 @@ def test_a_small_model_learns_to_add_by_written_out_carries() -> None:
     model = TransformerLM(
         ModelConfig(vocab_size=len(ALPHABET), context_length=32, d_model=32, d_ff=96, num_layers=2, num_heads=4)
     )
-    batches, steps = task.batches(32), 320
+    batches, steps = task.batches(32), 256
     config = TrainingConfig(
         learning_rate=1e-2, betas=(0.9, 0.98), max_grad_norm=1.0, warmup_steps=steps // 20, total_steps=steps
     )
     before = accuracy(task, model.eval())
     train(TrainingStep(model, next(batches), config), batches, steps)
     assert before == 0
-    assert accuracy(task, model.eval()) >= 0.6  # 0.84 where it was written; rounding elsewhere leads other ways
+    assert accuracy(task, model.eval()) >= 0.4  # 0.58 where it was written; rounding elsewhere leads other ways
 
 
 def accuracy(task: Addition, model: TransformerLM, count: int = 128) -> float:
