@@ -356,14 +356,14 @@ def test_no_problem_of_a_test_is_trained_on(style: str) -> None:
     assert abs(share - 1 / 8) < 0.02
 
 
-def test_half_of_the_drafts_are_wrong_by_one_digit() -> None:
+def test_half_of_the_drafts_are_wrong_each_by_one_digit() -> None:
     texts = [decode(row) for row in next(Addition(2, "refined").batches(2000)).tolist()]
     off = Counter(
         "none" if "?" in draft else sum(a != b for a, b in zip(draft, answer, strict=True))
         for draft, answer in ((text[6:9], text[10:13]) for text in texts)
     )
     assert off.keys() == {"none", 0, 1}
-    for kind, share in (("none", 0.5), (0, 0.25), (1, 0.25)):
+    for kind, share in (("none", 0.75), (0, 0.125), (1, 0.125)):
         assert abs(off[kind] / 2000 - share) < 5 * math.sqrt(share * (1 - share) / 2000), kind
 
 
@@ -373,14 +373,14 @@ def test_a_small_model_learns_to_add_by_written_out_carries() -> None:
     model = TransformerLM(
         ModelConfig(vocab_size=len(ALPHABET), context_length=32, d_model=32, d_ff=96, num_layers=2, num_heads=4)
     )
-    batches, steps = task.batches(32), 320
+    batches, steps = task.batches(32), 256
     config = TrainingConfig(
         learning_rate=1e-2, betas=(0.9, 0.98), max_grad_norm=1.0, warmup_steps=steps // 20, total_steps=steps
     )
     before = accuracy(task, model.eval())
     train(TrainingStep(model, next(batches), config), batches, steps)
     assert before == 0
-    assert accuracy(task, model.eval()) >= 0.6  # 0.84 where it was written; rounding elsewhere leads other ways
+    assert accuracy(task, model.eval()) >= 0.4  # 0.58 where it was written; rounding elsewhere leads other ways
 
 
 def accuracy(task: Addition, model: TransformerLM, count: int = 128) -> float:

@@ -10,7 +10,7 @@ One character is one token. For n = 3, 47 + 385:
               047+385~0422=    0432.                            and with one, which may be wrong
 
 Written-out steps are Wei et al. 2022 (chain-of-thought prompting), here trained as the scratchpads of Nye et al. 2021
-(section 3.1, long addition). All texts of one style have the same length, so batches have no padding.
+(section 3, addition). All texts of one style have the same length, so batches have no padding.
 
 A pair of numbers is held out or not by a hash of it: no problem of a test was ever trained on.
 """
@@ -31,7 +31,7 @@ NEXT, END, NONE = ",", ".", "?"
 """What ends a step of thought that is not the last, what ends a solution, and a digit of no draft."""
 STYLES = ("direct", "thought", "refined")
 _HELD_OUT_IN = 8  # one pair in so many is held out
-_WITHOUT_DRAFT, _RIGHT_DRAFT = 0.5, 0.75  # of the texts of "refined": half have none, a quarter a right one
+_WITHOUT_DRAFT, _RIGHT_DRAFT = 0.75, 0.875  # of the texts of "refined": three quarters have none, an eighth a right one
 
 Problem = tuple[int, int]
 

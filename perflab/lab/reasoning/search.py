@@ -68,7 +68,7 @@ def samples(question: Question, n: int, sampling: Sampling = WARM) -> Branches:
 def best_of_n(question: Question, n: int, sampling: Sampling = WARM) -> Found:
     """Of n samples the one with the largest mean log-probability: Adiwardana et al. 2020, "sample-and-rank".
 
-    The judge is the model itself; Cobbe et al. 2021 (section 4) train one. Of equals the first is taken.
+    The judge is the model itself; Cobbe et al. 2021 (section 4.2) train one. Of equals the first is taken.
     """
     drawn = samples(question, n, sampling)
     return _found(max(drawn.all, key=_mean), drawn)
