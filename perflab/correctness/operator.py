@@ -105,7 +105,7 @@ class Operator:
         return OperatorCase({name: levels.get(name, of[0]) for name, of in factors.items()})
 
     def check(
-        self, form: Function, case: OperatorCase, device: torch.device | str = "cpu", **settings: Any
+        self, form: Function, case: OperatorCase, device: torch.device | str = "cpu", /, **settings: Any
     ) -> tuple[Report, ...]:
         """Hold a form to the definition in one case; `settings` are further keyword arguments of the form alone.
 

@@ -101,12 +101,12 @@ def verify(
             f"buffer and hands it out again; allocate the output in each call"
         )
 
-    def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor]) -> _Answer:
+    def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], *, sized: bool = True) -> _Answer:
         inputs64, upstream64 = _upcast(inputs), _upcast(upstream)
         return _Answer(
             run_plainly(reference, inputs64, task, upstream64),
             run_plainly(plain, inputs, task, upstream),
-            magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes else {},
+            magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes and sized else {},
         )
 
     answers = [answer(first_copies, first.upstream), answer(second_copies, second.upstream)]
@@ -114,7 +114,7 @@ def verify(
     while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
-        draws.append(answer(_copies(make_inputs(seed)), fresh).plain_errors())
+        draws.append(answer(_copies(make_inputs(seed)), fresh, sized=False).plain_errors())
     reports = tuple(
         compare_all(
             run.results,

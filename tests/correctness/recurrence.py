@@ -93,18 +93,30 @@ def plain(
 
 
 def magnitudes(*, upstream: Mapping[str, Tensor], **given: Tensor) -> dict[str, Tensor]:
-    """The sums of the absolute values of all terms: the definition is linear in each of its inputs but the decay."""
+    """The sums of the absolute values of all terms, each with the rounding of its exponent: of exp(x), eps |x|.
+
+    The definition is linear in each of its inputs but the decay, so the terms' sizes are what it gives of absolute
+    values; and terms times exponents are how that changes as all log decays shrink by one factor.
+    """
+    step = 1e-3
+    sizes, weaker = (
+        _sizes(given | {"log_decay": factor * given["log_decay"]}, upstream) for factor in (1.0, 1.0 - step)
+    )
+    return {name: x + (weaker[name] - x).abs() / step for name, x in sizes.items()}
+
+
+def _sizes(given: Mapping[str, Tensor], upstream: Mapping[str, Tensor]) -> dict[str, Tensor]:
     absolute = {name: x if name in ("log_decay", "starts") else x.abs() for name, x in given.items()}
     leaves = {name: x.detach().requires_grad_() for name, x in absolute.items() if x.is_floating_point()}
     results = dict(zip(("out", "state"), recurrence_definition(**absolute | leaves), strict=True))
-    if not upstream:
-        return {name: x.detach() for name, x in results.items()}
-    gradients = torch.autograd.grad(
-        [results[name] for name in upstream], list(leaves.values()), [x.abs() for x in upstream.values()],
-        allow_unused=True,
-    )  # fmt: skip
-    found = {f"d{name}": x for name, x in zip(leaves, gradients, strict=True) if x is not None}
-    return {name: x.detach() for name, x in results.items()} | found
+    found = {name: x.detach() for name, x in results.items()}
+    if upstream:
+        gradients = torch.autograd.grad(
+            [results[name] for name in upstream], list(leaves.values()), [x.abs() for x in upstream.values()],
+            allow_unused=True,
+        )  # fmt: skip
+        found |= {f"d{name}": x for name, x in zip(leaves, gradients, strict=True) if x is not None}
+    return found
 
 
 def with_fault(
@@ -164,8 +176,9 @@ def with_fault(
 
 
 def predict(applies: Callable[[Evidence], bool], fault: Mapping[str, Any], evidence: Evidence) -> dict[str, Tensor]:
-    """The faulty results and gradients, for the inputs of a run."""
-    if not applies(evidence):
+    """The faulty results and gradients, for the inputs of a run. A fault of the forward shows in what it returns."""
+    of_backward = any(name.endswith("has_gradient") for name in fault)
+    if not applies(evidence) or not (of_backward or {"out", "state"} & set(evidence.wrong)):
         return {}
     leaves = {
         name: x.detach().double().requires_grad_() if x.is_floating_point() else x
@@ -203,6 +216,11 @@ def _hypothesis(
 
 
 HYPOTHESES = (
+    _hypothesis(
+        "bonus-backward", "the backward forgets the bonus, and with it the token's own share", has("bonus"),
+        bonus_has_gradient=False,
+    ),
+    _hypothesis("state-backward", "the initial state's gradient is dropped", has("state"), state_has_gradient=False),
     *(
         _hypothesis(
             f"carried-twice-{edge}", f"the state is carried twice over the edge of a chunk of {edge} tokens",
@@ -227,12 +245,7 @@ HYPOTHESES = (
     ),
     _hypothesis("itself-unread", "a token does not read what it writes (j < i, not j <= i)", reads_itself=False),
     _hypothesis("no-bonus", "the bonus is left out", has("bonus"), own_bonus=False),
-    _hypothesis(
-        "bonus-backward", "the backward forgets the bonus, and with it the token's own share", has("bonus"),
-        bonus_has_gradient=False,
-    ),
     _hypothesis("no-state", "the initial state is ignored", has("state"), given_state=False),
-    _hypothesis("state-backward", "the initial state's gradient is dropped", has("state"), state_has_gradient=False),
     _hypothesis("bleeds", "the state bleeds over the start of a sequence", has("starts"), bleeds=True),
     _hypothesis("starts-late", "a sequence starts one token late", has("starts"), starts_late=1),
 )  # fmt: skip

@@ -44,7 +44,8 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_is_near(impl: str) -> N
 def test_a_setting_of_no_name_that_is_known_is_refused_with_all_of_them() -> None:
     q = ones(1, 1, 4, 8)
     wanted = (
-        "no setting 'attn_mask'; its settings are causal_alignment, dropout_p, is_causal, scale, softcap, window_size"
+        "no setting 'attn_mask'; its settings are causal_alignment, dropout_p, is_causal, scale, "
+        "sinks, softcap, window_size"
     )
     with pytest.raises(TypeError, match=wanted):
         attention_with_logsumexp(q, q, q, attn_mask=None)  # type: ignore[call-arg]

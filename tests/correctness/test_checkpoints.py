@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from perflab.lab.experts.config import ExpertConfig
 from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, architecture, load_checkpoint, save_checkpoint
 from perflab.lab.models.config import WITHOUT_A_TENSOR
 from perflab.lab.train import random_tokens
@@ -18,7 +19,8 @@ from perflab.lab.train import random_tokens
 pytestmark = pytest.mark.correctness
 
 TINY = replace(MODEL_SIZES["tiny"], vocab_size=31, context_length=16, num_layers=1, attention="naive")
-HOW = {"attention": "tiled", "fused_norm": True, "fused_feed_forward": True}
+HOW = {"attention": "tiled", "mixer_form": "definition", "fused_norm": True, "fused_feed_forward": True}
+HOW_OF_EXPERTS = {"experts.expert_product"}
 # Of each switch of the architecture, another value.
 OTHERWISE: dict[str, Any] = {
     "vocab_size": 32,
@@ -58,9 +60,13 @@ def path(tmp_path: Path) -> Path:
 def test_every_setting_is_either_architecture_or_how_it_is_computed() -> None:
     """A switch that is added has to be put on one of the two sides."""
     learned = architecture(replace(TINY, positions="learned"))
-    known = {*architecture(TINY), *learned, *HOW}
-    assert known == {field.name for field in fields(ModelConfig)}
-    assert OTHERWISE.keys() | HOW.keys() | {"context_length"} == known
+    moe = architecture(replace(TINY, feed_forward="moe"))
+    of_experts = {f"experts.{field.name}" for field in fields(ExpertConfig)}
+    known = {*architecture(TINY), *learned, *moe, *HOW, *HOW_OF_EXPERTS}
+    assert known == {field.name for field in fields(ModelConfig)} - {"experts"} | of_experts
+    # Of another mixer, and of experts: test_mixers.py and test_experts.py.
+    assert OTHERWISE.keys() | HOW.keys() | {"context_length", "mixer"} == known - of_experts
+    assert moe.keys() - HOW_OF_EXPERTS == moe.keys()
     assert "context_length" not in architecture(TINY)
     assert "rope_theta" not in learned
     assert architecture(replace(TINY, **HOW)) == architecture(TINY)  # type: ignore[arg-type]
@@ -104,7 +110,7 @@ def test_another_architecture_is_refused_by_the_name_of_the_switch(switch: str, 
     assert same_weights(model, before)
 
 
-@pytest.mark.parametrize("switch", WITHOUT_A_TENSOR)
+@pytest.mark.parametrize("switch", [name for name in WITHOUT_A_TENSOR if not name.startswith("experts.")])
 def test_a_switch_that_changes_no_tensor_can_be_accepted(switch: str, path: Path) -> None:
     saved, model = make(replace(TINY, **{switch: OTHERWISE[switch]})), make(seed=1)
     save_checkpoint(path, saved)

@@ -6,6 +6,7 @@ n tokens, d width, E experts, k a token, F width of an expert, R rows.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,15 @@ from perflab.lab.experts.mixture import MixtureOfExperts, collecting, expert_lay
 from perflab.lab.experts.products import grouped_product
 from perflab.lab.experts.router import Router, RouterLosses, weighted_loss
 from perflab.lab.inference.cost import decode_cost, weight_bytes
-from perflab.lab.models import ModelConfig, TransformerLM, architecture, parameter_count, size_config
+from perflab.lab.models import (
+    ModelConfig,
+    TransformerLM,
+    architecture,
+    load_checkpoint,
+    parameter_count,
+    save_checkpoint,
+    size_config,
+)
 from perflab.lab.models.cost import forward_flops
 from perflab.lab.train import TrainingConfig, TrainingStep, cross_entropy_loss, random_tokens
 
@@ -521,6 +530,29 @@ def test_a_checkpoints_signature_has_the_settings_that_make_another_function() -
     assert signature["experts.num_experts"] == 4
     assert "experts.expert_product" not in signature
     assert not any(name.startswith("experts") for name in architecture(size_config("tiny")))
+
+
+def test_a_checkpoint_names_the_settings_that_differ_and_another_capacity_can_be_accepted(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "moe.pt", TransformerLM(model_config(capacity_factor=1.25)))
+    load_checkpoint(tmp_path / "moe.pt", TransformerLM(model_config(capacity_factor=1.25, expert_product="loop")))
+    with pytest.raises(ValueError, match=r"experts.capacity_factor: saved 1.25, wanted None\n.*accept=\('experts.cap"):
+        load_checkpoint(tmp_path / "moe.pt", TransformerLM(model_config()))
+    load_checkpoint(tmp_path / "moe.pt", TransformerLM(model_config()), accept=("experts.capacity_factor",))
+    with pytest.raises(ValueError, match=r"experts.num_experts: saved 8, wanted 4\n"):
+        load_checkpoint(tmp_path / "moe.pt", TransformerLM(model_config(num_experts=4, capacity_factor=1.25)))
+    with pytest.raises(ValueError, match="feed_forward: saved 'moe', wanted 'swiglu'\nbuild the model with feed_forw"):
+        load_checkpoint(tmp_path / "moe.pt", TransformerLM(size_config("tiny", vocab_size=61, context_length=64)))
+
+
+def test_pytorch_finds_the_operators_schemas_fakes_and_gradients_in_order() -> None:
+    x, weight = (tensor.requires_grad_() for tensor in rows_of(torch.float32, 0).values())
+    ends = torch.tensor(ENDS["even"], dtype=torch.int32)
+    for name in ("grouped_mm", "grouped_product"):
+        grouped_product(x, weight, ends, "triton")  # defines its operators
+        torch.library.opcheck(getattr(torch.ops.perflab, name).default, (x, weight, ends))
+    for name in ("grouped_mm_gradient_backward", "grouped_gradient_backward"):
+        rows = x.detach(), torch.randn(90, 40), ends
+        torch.library.opcheck(getattr(torch.ops.perflab, name).default, rows)
 
 
 def test_a_gradient_of_an_expert_without_tokens_is_zero_in_the_layer() -> None:

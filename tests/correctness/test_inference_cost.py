@@ -13,7 +13,9 @@ from perflab.lab.inference.cost import cache_bytes_per_token, decode_cost, weigh
 from perflab.lab.inference.quantised import quantise
 from perflab.lab.inference.quantised import weight_bytes as bytes_in_memory
 from perflab.lab.models import ModelConfig, TransformerLM
+from perflab.predicted.gpus.data_sheets import GPUS
 from tests.correctness.inference import CONFIGS, PLAIN, cache_of, model_of
+from tests.perf.published import rows
 
 pytestmark = pytest.mark.correctness
 
@@ -67,3 +69,22 @@ def test_a_step_reads_every_weight_but_the_embedding_s_and_what_the_window_shows
     assert window.cache_bytes * 100 == one.cache_bytes * 24
     tied = decode_cost(replace(PLAIN, tied_head=True), batch_size=1, context=100, dtype=torch.float32)
     assert tied.flops == one.flops
+
+
+A100_BYTES_PER_S = GPUS["a100-80gb"].bandwidth_bytes_per_s
+BITS = {"bf16": None, "int8": 8, "int4": 4}
+
+
+@pytest.mark.parametrize("row", rows("a100_80gb_decode.csv"), ids=lambda row: f"{row['model']}-{row['weights']}")
+def test_no_published_decode_is_faster_than_its_bytes_allow_and_its_authors_count_the_same_bytes(
+    row: dict[str, str],
+) -> None:
+    names = ("d_model", "d_ff", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
+    config = ModelConfig(context_length=256, **{name: int(row[name]) for name in names})  # type: ignore[arg-type]
+    cost = decode_cost(
+        config, batch_size=1, context=200, dtype=torch.bfloat16, bits=BITS[row["weights"]], group_size=32
+    )
+    tokens_per_s = float(row["tokens_per_s"])
+    assert tokens_per_s < A100_BYTES_PER_S / cost.read_bytes
+    # Theirs has its scales in 16 bits and no cache; and keeps the head of int4 as it is.
+    assert tokens_per_s * cost.read_bytes == pytest.approx(1e9 * float(row["bandwidth_gb_per_s"]), rel=0.04)

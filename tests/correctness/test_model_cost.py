@@ -1,4 +1,4 @@
-"""The closed-form cost beside what PyTorch counts: operations exactly, memory as closely as it claims."""
+"""The cost of a pass beside what PyTorch counts: operations exactly, memory as closely as it claims."""
 
 from __future__ import annotations
 

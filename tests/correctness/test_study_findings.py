@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from perflab import Judgement, Result, Verdict
+from perflab.lab.experts.mixture import usage_facts
+from perflab.lab.models import TransformerLM, size_config
+from perflab.lab.train import random_tokens
 from perflab.measure.records import Measurement
 from perflab.plugin.case.facts import checked_facts
 from tests.harness.make import MS, in_turns, record, replicate, result
@@ -242,3 +245,12 @@ def test_decode_says_what_share_of_a_copy_s_rate_it_reads_at() -> None:
     one = case("test_decode", {"model_name": "tiny", "batch": 1}, 10.0, facts)
     many = case("test_decode", {"model_name": "tiny", "batch": 8}, 10.0, facts)
     assert findings_of("decode", [one, many]) == ["tiny-1: reads weights and cache at 50% of a copy's rate"]
+
+
+def test_how_experts_were_used_can_be_noted_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = TransformerLM(size_config("tiny+feed_forward=moe+experts.capacity_factor=1.0", vocab_size=61)).train()
+    model(random_tokens(2, 16, vocab_size=61))
+    facts = usage_facts(model)
+    assert checked_facts(facts) == facts
+    assert 0 < facts["dropped_share"] < 0.5

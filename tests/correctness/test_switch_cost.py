@@ -1,9 +1,10 @@
-"""What models and switches cost, in closed form, beside what PyTorch counts: operations exactly, memory as claimed."""
+"""What models and switches cost, beside what PyTorch counts: operations exactly, memory to half a percent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab.attention.dispatch import import_triton_variant
-from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, model_cost
-from perflab.lab.models.memory import Mode
+from perflab.lab.experts.config import ExpertConfig
+from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, memory, mixers, model_cost, register_mixer
+from perflab.lab.models.memory import Mode, Pass
 from perflab.lab.train import cross_entropy_loss, random_tokens
 from tests.correctness.peak import allocated_peak_bytes
 
@@ -136,8 +138,70 @@ def test_what_is_computed_outside_of_the_window_or_again_is_not_counted() -> Non
 )
 def test_memory_is_near_what_the_profiler_sees(switches: dict[str, Any], how: dict[str, Any]) -> None:
     ratios = memory_ratios(replace(TINY, **switches), seq_len=256, **how)
-    limits = {"inference": 0.11, "forward": 0.11, "forward_backward": 0.08, "train_step": 0.08}
-    assert {mode: ratio for mode, ratio in ratios.items() if abs(ratio - 1) > limits[mode]} == {}
+    # A trace sees what the profiler sees, but for a few scalars and what an operator allocates for itself: of tiny's
+    # peaks of some megabytes, 0.1 % is a few kilobytes.
+    assert {mode: ratio for mode, ratio in ratios.items() if abs(ratio - 1) > 0.005} == {}
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seq_len", [8, 256])
+def test_a_deep_model_needs_what_a_trace_of_all_its_blocks_says(
+    mode: Mode, checkpointing: str, seq_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(TINY, num_layers=6)
+    asked = {"batch_size": 2, "seq_len": seq_len, "mode": mode, "checkpointing": checkpointing}
+    deep = model_cost(config, **asked).memory  # type: ignore[arg-type]
+    memory.peak_memory.cache_clear()
+    monkeypatch.setattr(memory, "_MORE", 6)
+    assert model_cost(config, **asked).memory.total == deep.total  # type: ignore[arg-type]
+    memory.peak_memory.cache_clear()
+
+
+def test_a_trace_is_read_from_the_disk_and_made_anew_where_its_file_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    traced: list[ModelConfig] = []
+    trace = memory._trace
+
+    def noted(config: ModelConfig, one: Pass) -> dict[str, dict[str, int]]:
+        traced.append(config)
+        return trace(config, one)
+
+    monkeypatch.setattr(memory, "_trace", noted)
+
+    def cost(config: ModelConfig = TINY, mode: Mode = "train_step") -> int:
+        memory.peak_memory.cache_clear()
+        return model_cost(config, batch_size=2, seq_len=32, mode=mode).memory_bytes
+
+    first = cost()
+    assert (cost(), len(traced)) == (first, 1)
+    assert cost(mode="forward") < cost(mode="forward_backward") < first
+    assert len(traced) == 1  # one trace has the stages of all three
+    (file,) = (tmp_path / "perflab" / "memory").iterdir()
+    file.write_text(file.read_text()[:-20])
+    assert (cost(), len(traced)) == (first, 2)
+    assert (cost(), len(traced)) == (first, 2)
+    assert cost(replace(TINY, d_ff=512)) > first
+    assert len(traced) == 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # no folder: it cannot be written, and is no reason to fail
+    assert (cost(), len(traced)) == (first, 4)
+    memory.peak_memory.cache_clear()
+
+
+def test_another_mixers_memory_is_traced_and_a_mixtures_too() -> None:
+    experts = ExpertConfig(num_experts=4, expert_product="loop")
+    assert memory_ratios(replace(TINY, feed_forward="moe", experts=experts), seq_len=256) == pytest.approx(
+        dict.fromkeys(MODES, 1.0), abs=0.03
+    )
+    kind = register_mixer("decay-traced", "tests.correctness.decay_mixer:DecayMixer", forms=("chunked",))
+    try:
+        assert memory_ratios(replace(TINY, mixer=kind.name), seq_len=64) == pytest.approx(
+            dict.fromkeys(MODES, 1.0), abs=0.005
+        )
+    finally:
+        mixers._KINDS.pop(kind.name)
 
 
 @pytest.mark.parametrize(

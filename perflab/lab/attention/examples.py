@@ -1,7 +1,8 @@
 """The attention kernels in the configurations that they are shipped in, as launches on `meta` tensors.
 
 Shapes: q (4, 16, 4096, D); k, v (4, 16 or 4, 4096, D): a training step of usual size. For decoding q (16, 32, T, D) and
-keys of 8 heads, 8192 positions or pages of 64. Nothing is allocated or run.
+keys of 8 heads, 8192 positions or pages of 64. Block-sparse: the first, by a pattern of blocks of 64 or 128. Nothing is
+allocated or run.
 
 For whoever compiles ahead of time. The functions that make these launches are those that a GPU's calls go through, and
 the tiles are all that may be chosen there. This module imports Triton.
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from perflab.lab.attention.decode import Stored
+from perflab.lab.attention.pattern import BlockLists
 from perflab.lab.attention.scoring import Scoring, default_scale
 from perflab.lab.attention.triton_decode import decode_launch, decode_tiles, merge_launch, splits_of
 from perflab.lab.attention.triton_launches import delta_launch, dk_dv_launch, dq_launch, forward_launch
+from perflab.lab.attention.triton_pattern import pattern_launch, pattern_tiles
 from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
 from perflab.lab.attention.triton_tma import tma_forward_launch
 from perflab.lab.launch import SHARED_BYTES, Launch
@@ -23,7 +26,7 @@ from perflab.lab.launch import SHARED_BYTES, Launch
 _BATCH, _HEADS, _LENGTH = 4, 16, 4096
 _KERNELS = ("forward", "dk_dv", "dq")
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_WINDOW, _SOFTCAP, _GROUP = 512, 50.0, 4
+_WINDOW, _SOFTCAP, _GROUP, _SINKS = 512, 50.0, 4, 4
 _SEQUENCES, _QUERY_HEADS, _KEY_HEADS, _CAPACITY, _PAGE = 16, 32, 8, 8192, 64
 
 
@@ -42,6 +45,9 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
         found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes))
     found |= dict(_each("bf16", 64, "windowed", shared_limit_bytes))
     out, ends = _meta(_HEADS, 128, torch.bfloat16), _ends()
+    for dtype_name, head_dim, side in (("bf16", 64, 64), ("bf16", 128, 128), ("fp32", 128, 64)):
+        found |= dict(_pattern(dtype_name, head_dim, side, shared_limit_bytes))
+    found |= dict(_each("bf16", 128, "sinks", shared_limit_bytes))
     found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
     for dtype_name, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 128)):
         found |= _decode(dtype_name, head_dim, "plain", shared_limit_bytes)
@@ -77,12 +83,26 @@ def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) 
     return found
 
 
+def _pattern(dtype_name: str, head_dim: int, side: int, shared_limit_bytes: int) -> Iterator[tuple[str, Launch]]:
+    """Causal, local and strided: 16 blocks a row at most."""
+    q = _meta(_HEADS, head_dim, _DTYPES[dtype_name])
+    rows = _LENGTH // side
+    lists = BlockLists(*(torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((rows,), (rows, 16))))
+    ends = _ends()
+    saved = {"g": q, "logsumexp": ends, "delta": ends}
+    written = {"forward": {"o": q, "logsumexp": ends}, "dk_dv": {**saved, "dk": q, "dv": q}, "dq": {**saved, "dq": q}}
+    for kernel, tensors in written.items():
+        tiles = pattern_tiles(kernel, head_dim, q.dtype, side, shared_limit_bytes)
+        name = f"attention_pattern_{kernel}-{dtype_name}-d{head_dim}-{side}-{tiles.block_q}x{tiles.block_k}"
+        yield name, pattern_launch(kernel, lists, default_scale(head_dim), True, side, tiles, q=q, k=q, v=q, **tensors)
+
+
 def _each(
     dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int, *, first: bool = True
 ) -> Iterator[tuple[str, Launch]]:
     dtype = _DTYPES[dtype_name]
     kernels: tuple[str, ...] = _KERNELS
-    if shared_limit_bytes >= SHARED_BYTES[90]:
+    if shared_limit_bytes >= SHARED_BYTES[90] and mask != "sinks":
         kernels = ("forward_tma", *_KERNELS)
     for kernel in kernels:
         candidates = candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes)
@@ -93,13 +113,14 @@ def _each(
 
 
 def _launch(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: Tiles) -> Launch:
-    """`windowed` is causal with a window, a soft cap and grouped heads."""
+    """`windowed` is causal with a window, a soft cap and grouped heads; `sinks` causal with a window and sinks."""
     windowed = mask == "windowed"
     scoring = Scoring(
         scale=default_scale(head_dim),
         softcap=_SOFTCAP if windowed else None,
-        lower=-_WINDOW if windowed else None,
+        lower=-_WINDOW if windowed or mask == "sinks" else None,
         upper=None if mask == "full" else 0,
+        sinks=_SINKS if mask == "sinks" else 0,
     )
     q = _meta(_HEADS, head_dim, dtype)
     k = _meta(_HEADS // _GROUP if windowed else _HEADS, head_dim, dtype)

@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         if plan.is_kept is not None:
             mixed = torch.where(plan.is_kept[:, None], mixed, 0.0)
         mixed = mixed[plan.place].view(*routing.weights.shape, -1)
-        out = (mixed * routing.weights[..., None].to(mixed.dtype)).sum(1).view(x.shape)
+        out: Tensor = (mixed * routing.weights[..., None].to(mixed.dtype)).sum(1).view(x.shape)
         return out if self.shared is None else out + self.shared(x)
 
     @torch.no_grad()
@@ -205,5 +205,5 @@ def usage_facts(model: nn.Module) -> dict[str, float | int | str]:
         "expert_counts": " ".join(map(str, counts.sum(0).tolist())),
         "busiest_ratio": float((counts.amax(1) / counts.double().mean(1)).max()),
         "idle_experts": int((counts == 0).sum()),
-        "dropped_share": dropped / int(counts.sum()),
+        "dropped_share": dropped / max(int(counts.sum()), 1),  # nothing is counted where kernels do not run
     }

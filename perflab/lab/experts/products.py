@@ -15,14 +15,17 @@ there what was in memory (pytorch#172439), so here it is zeroed whatever that do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from perflab.lab.attention.inputs import cast_as_autocast_does
+from perflab.lab.kernels import operators
 
 # Public in torch 2.13; before that with the same arguments, under a private name.
 grouped_mm: Any = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
@@ -46,7 +49,7 @@ def grouped_product(x: Tensor, weight: Tensor, ends: Tensor, how: str) -> Tensor
     if how == "loop":
         return _by_loop(x, weight, ends)
     if how == "grouped":
-        y: Tensor = _Grouped.apply(x, weight, ends)
+        y: Tensor = _grouped(x, weight, ends)
         return y
     if how == "triton":
         from perflab.lab.experts.triton_grouped import triton_grouped_product
@@ -61,25 +64,56 @@ def _by_loop(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([*parts, x.new_zeros(len(x) - bounds[-1], weight.shape[2])])
 
 
-class _Grouped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        _check_grouped(x)
-        ctx.save_for_backward(x, weight, ends)
-        y: Tensor = grouped_mm(x, weight, offs=ends)
-        return y
+def _run(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    _check_grouped(x)
+    y: Tensor = grouped_mm(x, weight, offs=ends)
+    return y
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight, ends = ctx.saved_tensors
-        dy = dy.contiguous()
-        dx = grouped_mm(dy, weight.mT, offs=ends) if ctx.needs_input_grad[0] else None
-        d_weight = None
-        if ctx.needs_input_grad[1]:
-            d_weight = grouped_mm(x.mT, dy, offs=ends)
-            d_weight.masked_fill_(empty_groups(ends)[:, None, None], 0.0)
-        return dx, d_weight, None
+
+def _empty(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
+
+
+def _run_gradient(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    d_weight: Tensor = grouped_mm(x.mT, dy, offs=ends)
+    return d_weight.masked_fill_(empty_groups(ends)[:, None, None], 0.0)
+
+
+def _empty_gradient(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], x.shape[1], dy.shape[1])
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight, ends = ctx.saved_tensors
+    dy = dy.contiguous()
+    dx = _once(dy, weight.mT, ends) if ctx.needs_input_grad[0] else None
+    d_weight = _grouped_gradient(x, dy, ends) if ctx.needs_input_grad[1] else None
+    return dx, d_weight, None
+
+
+def product_flops(x_shape: Sequence[int], weight_shape: Sequence[int], *rest: Any, **others: Any) -> int:
+    """Operations of a product, as PyTorch's counter asks for them: every row counts, whoever it is."""
+    return 2 * x_shape[0] * weight_shape[1] * weight_shape[2]
+
+
+def gradient_flops(x_shape: Sequence[int], dy_shape: Sequence[int], *rest: Any, **others: Any) -> int:
+    """Operations of the gradient of all matrices."""
+    return 2 * x_shape[0] * x_shape[1] * dy_shape[1]
+
+
+# An operator of ours, since on fake tensors PyTorch's asks for what CUDA's kernel takes, bfloat16 alone.
+PRODUCT = "(Tensor x, Tensor weight, Tensor ends) -> Tensor"
+GRADIENT = "(Tensor x, Tensor dy, Tensor ends) -> Tensor"
+_once = operators.define("grouped_mm_backward", PRODUCT, run=_run, fake=_empty)
+_grouped_gradient = operators.define("grouped_mm_gradient_backward", GRADIENT, run=_run_gradient, fake=_empty_gradient)
+_grouped = operators.define("grouped_mm", PRODUCT, run=_run, fake=_empty, save=_save, gradient=_gradient)
+for _product in (_once, _grouped):
+    register_flop_formula(_product.overloadpacket)(product_flops)
+register_flop_formula(_grouped_gradient.overloadpacket)(gradient_flops)
 
 
 def empty_groups(ends: Tensor) -> Tensor:

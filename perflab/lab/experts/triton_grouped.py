@@ -18,7 +18,6 @@ host waits for nothing. dx is the same kernel, with W's strides exchanged. Sums 
 # ruff: noqa: N803
 # Compile-time constants are upper case, as Triton code has them.
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from perflab.lab.attention.triton_pieces import dot, rounded
+from perflab.lab.experts.products import GRADIENT, PRODUCT, gradient_flops, product_flops
 from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import check_one_device, check_one_dtype, given
 from perflab.lab.kernels.tiles import power_of_two
@@ -185,25 +185,14 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]
     return dx, d_weight, None
 
 
-def _flops(x_shape: Sequence[int], weight_shape: Sequence[int], *rest: Any, **others: Any) -> int:
-    return 2 * x_shape[0] * weight_shape[1] * weight_shape[2]
-
-
-def _gradient_flops(x_shape: Sequence[int], dy_shape: Sequence[int], *rest: Any, **others: Any) -> int:
-    return 2 * x_shape[0] * x_shape[1] * dy_shape[1]
-
-
-_PRODUCT = "(Tensor x, Tensor weight, Tensor ends) -> Tensor"
-_once = operators.define("grouped_product_backward", _PRODUCT, run=_run, fake=_empty)
-_grouped_gradient = operators.define(
-    "grouped_gradient_backward", "(Tensor x, Tensor dy, Tensor ends) -> Tensor", run=_run_gradient, fake=_empty_gradient
-)
+_once = operators.define("grouped_product_backward", PRODUCT, run=_run, fake=_empty)
+_grouped_gradient = operators.define("grouped_gradient_backward", GRADIENT, run=_run_gradient, fake=_empty_gradient)
 _grouped_product = operators.define(
-    "grouped_product", _PRODUCT, run=_run, fake=_empty, save=_save, gradient=_gradient
+    "grouped_product", PRODUCT, run=_run, fake=_empty, save=_save, gradient=_gradient
 )  # fmt: skip
 for _product in (_once, _grouped_product):
-    register_flop_formula(_product.overloadpacket)(_flops)
-register_flop_formula(_grouped_gradient.overloadpacket)(_gradient_flops)
+    register_flop_formula(_product.overloadpacket)(product_flops)
+register_flop_formula(_grouped_gradient.overloadpacket)(gradient_flops)
 
 
 def triton_grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -61,7 +61,8 @@ def fft_long_convolution(u: Tensor, h: Tensor) -> Tensor:
     taps = min(length, h.shape[0])
     n = fft_length(length, taps)
     product = torch.fft.rfft(u.to(wide), n=n, dim=1) * torch.fft.rfft(h[:taps].to(wide), n=n, dim=0)
-    return torch.fft.irfft(product, n=n, dim=1)[:, :length].to(u.dtype)
+    y: Tensor = torch.fft.irfft(product, n=n, dim=1)[:, :length].to(u.dtype)
+    return y
 
 
 def fft_length(length: int, taps: int) -> int:

@@ -190,10 +190,14 @@ def padded(prompts: Prompts, config: ModelConfig, max_new_tokens: int) -> tuple[
 
 
 def _cache_for(model: LanguageModel, batch_size: int, capacity: int) -> KVCache | StateCache:
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
-    device = next((p.device for p in parameters), torch.device("cpu"))
     kind = StateCache if kind_of(model.config).has_state else KVCache
-    return kind(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype_of(model), device=device)
+    return kind(model.config, batch_size=batch_size, capacity=capacity, dtype=dtype_of(model), device=device_of(model))
+
+
+def device_of(model: LanguageModel) -> torch.device:
+    """The device of the model's first parameter; the CPU without any."""
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return next((p.device for p in parameters), torch.device("cpu"))
 
 
 def dtype_of(model: LanguageModel) -> torch.dtype:

@@ -123,6 +123,21 @@ class PagePool:
         if keep % self.page_size and len(sequence.pages) == self.pages_for(keep):
             self._make_writable(sequence)
 
+    def fork(self, sequence: Pages) -> Pages:
+        """A second sequence with the same tokens: it shares the full pages, and has a copy of one that is not full.
+
+        Raises:
+            PoolFullError: there is no page for the copy.
+        """
+        full = sequence.pages[: sequence.length // self.page_size]
+        forked = Pages([*full], sequence.length)
+        if sequence.length % self.page_size:
+            forked.pages.append(self._take())
+            self.memory.copy(self._slots_of(sequence.pages[len(full)]), self._slots_of(forked.pages[-1]))
+        for page in full:
+            self._holders[page] += 1
+        return forked
+
     def find(self, tokens: Sequence[int]) -> Pages:
         """A sequence of the known pages with which these tokens begin; at least one token is left to compute."""
         found, before = Pages(), 0

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from perflab.lab.inference.slots import sent
 from perflab.lab.models.config import ModelConfig
-from perflab.lab.models.mixers import MIXERS, State, StateMixer, kind_of, make_mixer
+from perflab.lab.models.mixers import MIXERS, State, StateMixer, empty_state, kind_of
 
 
 class StateCache:
@@ -74,9 +74,12 @@ class StateCache:
                 f"the model's dtype, such as torch.bfloat16"
             )
         self.config, self.batch_size, self.capacity = config, batch_size, capacity
-        with torch.device("meta"):
-            mixer = make_mixer(config)
-        self.states = [self._made(mixer, dtype, torch.device(device)) for _ in range(config.num_layers)]
+        empty = empty_state(config, batch_size, torch.device(device), dtype)
+        # Tensors of their own for each layer and row: what is expanded could not be written to.
+        self.states: list[State] = [
+            tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in empty)
+            for _ in range(config.num_layers)
+        ]
         self._empty = [tensor[:1].clone() for tensor in self.states[0]]
         self.dtype, self.device = dtype, self.states[0][0].device
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
@@ -211,11 +214,6 @@ class StateCache:
         """Take the states for those of so many tokens: to time one step again and again, whose work is the same."""
         self.counts = list(counts)
         self.lengths.copy_(sent(self.counts, self.device))
-
-    def _made(self, mixer: StateMixer, dtype: torch.dtype, device: torch.device) -> State:
-        # A tensor of its own for each row: what is expanded could not be written to.
-        state = mixer.initial_state(self.batch_size, device, dtype)
-        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in state)
 
 
 def _keep(state: State, moved: State) -> None:

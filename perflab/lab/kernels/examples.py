@@ -2,6 +2,7 @@
 
 Shapes: rows (R, D) of a transformer with D = 128 (a head), 4096, 8192 (a row in one tile) and 12288 (walked over);
 vocabularies of 32,000 and 128,256 words. Quantised products of one token (16 rows at least) and of 64, 4096 each way.
+Selective scans of 8 sequences of 2,048 positions with 4,096 channels.
 
 For whoever compiles ahead of time. The functions that make these launches are those that a GPU's calls go through.
 This module imports Triton.
@@ -20,6 +21,7 @@ from perflab.lab.kernels.triton_swiglu import swiglu_backward_launch, swiglu_lau
 from perflab.lab.kernels.triton_weighted_sum import backward_partials as weighted_sum_partials
 from perflab.lab.kernels.triton_weighted_sum import weighted_sum_backward_launch, weighted_sum_launch
 from perflab.lab.launch import Launch
+from perflab.lab.scan.examples import scan_launches
 
 _ROWS = 8192
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -40,6 +42,7 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
         found |= _named(_swiglu(11008, dtype), f"{short}-11008")
         for vocab_size in (32_000, 128_256):
             found |= _named(_cross_entropy(vocab_size, dtype), f"{short}-{vocab_size}")
+        found |= scan_launches(short, dtype)
         for num_rows in (1, 64):
             found |= _named(_quantised_product(num_rows, 4096, dtype), f"{short}-{num_rows}")
     return found

@@ -9,7 +9,8 @@ recompute.py    activation checkpointing: what of a block is kept for backward
 checkpoint.py   weights on disk, with the architecture that they are weights of
 build.py        from a name, or `package.module:factory`, to a model on a device
 cost.py         parameters, floating-point operations and peak memory of a pass, before building anything
-memory.py       where that peak comes from: the tensors alive at each instant that can hold it
+memory.py       where that peak comes from: the pass on fake tensors, and the storages alive at each instant
+remembered.py   traces on disk, so that each is made once
 """
 
 from perflab.lab.models.build import build_model, is_size, size_config

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.lab.models.config import ModelConfig
-from perflab.lab.models.mixers import kind_of, make_mixer
+from perflab.lab.models.mixers import empty_state, kind_of, make_mixer
 
 COUNTED_FORM = "chunked"
 """In which form operations are counted: a model's, whatever computes it; token by token they would take minutes."""
@@ -41,9 +41,8 @@ def mixer_matrices(config: ModelConfig) -> tuple[tuple[int, int], ...]:
 @lru_cache(maxsize=64)
 def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the states of all layers for one sequence, whatever its length."""
-    mixer = _mixer(config)
-    state = mixer.initial_state(1, torch.device("meta"), dtype)  # type: ignore[operator]
-    return config.num_layers * sum(tensor.nbytes for tensor in state)
+    state = empty_state(config, 1, torch.device("meta"), dtype)
+    return sum(config.num_layers * tensor.nbytes for tensor in state)
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""What a pass through the model costs, in closed form, before anything is built.
+"""What a pass through the model costs, before anything is built: operations in closed form, memory by tracing.
 
 B batch, T sequence, n = B T tokens, d d_model, F d_ff, L num_layers, V vocab_size, H heads, K heads of keys and
 values, D head dimension; f 3 for SwiGLU, 2 for GELU.
@@ -36,7 +36,7 @@ from perflab.lab.models.config import (
     feed_forward_weights_per_token,
     parameter_count,
 )
-from perflab.lab.models.memory import MemoryParts, Mode, Optimizer, peak_memory
+from perflab.lab.models.memory import MemoryParts, Mode, Optimizer, Pass, peak_memory
 from perflab.lab.models.mixers import kind_of
 from perflab.lab.models.recompute import check_checkpointing
 
@@ -47,7 +47,7 @@ class ModelCost:
 
     parameters  trainable parameters, exact
     flops       floating-point operations of the matrix products, exact for this module's formula
-    memory      estimated peak memory in bytes, by what it consists of
+    memory      peak memory in bytes, by what it consists of
     """
 
     parameters: int
@@ -56,7 +56,7 @@ class ModelCost:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated peak memory in bytes: everything alive at the worst instant, weights included."""
+        """Peak memory in bytes: everything alive at the worst instant, weights included."""
         return self.memory.total
 
 
@@ -74,15 +74,10 @@ def model_cost(
 ) -> ModelCost:
     """Cost of one pass of `TransformerLM(config)` over tokens (batch_size, seq_len).
 
-    The memory is an estimate for eager execution. Beside the peak of every allocation that PyTorch's profiler
-    saw on a CPU (`tiny`, and `small` cut to two layers; B = 4, T = 128 and 512; fp32, bf16 and bf16 autocast; 2.13):
-
-        sdpa                     forward_backward and train_step within 1 %, forward 5 %, inference 9 %
-        naive, tiled, reference  forward_backward and train_step within 8 %, forward 11 %, inference 19 %
-
-    The larger deviations are those of `tiny` with a vocabulary of 256, whose peaks are a few megabytes. There the
-    switches of the architecture, checkpointing, micro-batches and the optimizers stay within 8 % in passes with a
-    backward and within 11 % without one; dropout is counted as on a CPU, which keeps more of it than CUDA does.
+    The memory is that of eager execution, traced (`memory.py`). Beside the peak of every allocation that PyTorch's
+    profiler saw on a CPU (`tiny`, B = 4, T = 256; switches of the architecture, variants of attention, bf16 autocast,
+    checkpointing, micro-batches, optimizers; 2.13) it is within 0.2 % in every mode. Dropout is counted as on a CPU,
+    which keeps more of it than CUDA does, and a fused variant of attention as `sdpa`.
 
     Args:
         config: the model; its `attention` decides what the pass keeps.
@@ -125,14 +120,16 @@ def model_cost(
         flops=flops if mode in ("inference", "forward") else 3 * flops,
         memory=peak_memory(
             config,
-            batch_size=batch_size // micro_batches,
-            seq_len=seq_len,
-            mode=mode,
-            weight_bytes=param_dtype.itemsize,
-            autocast_bytes=None if autocast_dtype is None else autocast_dtype.itemsize,
-            checkpointing=check_checkpointing(checkpointing),
-            accumulates=micro_batches > 1,
-            optimizer=optimizer,
+            Pass(
+                batch_size=batch_size // micro_batches,
+                seq_len=seq_len,
+                mode=mode,
+                weight_dtype=param_dtype,
+                autocast_dtype=autocast_dtype,
+                checkpointing=check_checkpointing(checkpointing),
+                accumulates=micro_batches > 1,
+                optimizer=optimizer,
+            ),
         ),
     )
 

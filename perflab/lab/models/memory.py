@@ -1,29 +1,51 @@
-"""Where the peak memory of a pass comes from: an estimate, by adding up the tensors that the model keeps.
+"""Where the peak memory of a pass comes from: the pass itself, run on fake tensors, and what it allocates added up.
 
-Which tensors these are, and how many bytes each takes, is in `memory_terms.py`; here is which are there at a time.
+A fake tensor has a shape, a dtype and a storage of the right size, and no memory. The pass runs as it would on a CPU,
+and every storage is counted from where an operator returns it to where nothing holds it any more. So a mixer, a
+feed-forward or a variant of attention needs no equation here.
 
-The peak lies at one of a few instants: the end of the forward, the start of the backward, the feed-forward or
-the attention of the last block going back (all activations, few gradients), the same in the first block (few
-activations, all gradients), the end, and the optimizer. From the last block to the first both terms are linear in the
-layer, so no block in between can be the peak. With micro-batches all gradients are there throughout, and each new one
-beside them until it is added.
+Blocks are alike, so what is there at one stage (the last block's forward, the loss, the last block's backward, the
+first one's, the end, the optimizer) grows by the same bytes with each further block. Two and three blocks are traced,
+and deeper models follow:
 
-An estimate: allocator rounding, fragmentation, library workspaces and the CUDA context are left out, and
-`torch.compile` keeps less. `cost.py` says how close it comes.
+    bytes of a stage (L)  =  bytes (2) + (L - 2) (bytes (3) - bytes (2)),       peak (L) = the largest stage of L
+
+Stages of blocks between are never the peak: from the last block to the first activations go and gradients come, both
+linearly. A trace takes some tenths of a second; each is made once, and then read from the disk (`remembered.py`).
+
+An estimate: allocator rounding, fragmentation, the workspaces of libraries, what an operator allocates for itself, and
+the CUDA context are left out, and `torch.compile` keeps less. `cost.py` says how close it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from itertools import chain
-from typing import Literal
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
 
-from perflab.lab.models.config import ModelConfig, parameter_count
-from perflab.lab.models.memory_terms import Sizes
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from perflab.lab.attention import IMPLEMENTATIONS
+from perflab.lab.models.config import ModelConfig
+from perflab.lab.models.remembered import remembered
+from perflab.lab.models.transformer import TransformerLM
 
 Mode = Literal["inference", "forward", "forward_backward", "train_step"]
 Optimizer = Literal["fused", "foreach", "loop"]
+ADAMW: Mapping[str, dict[str, bool]] = MappingProxyType(
+    {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False, "fused": False}}
+)
+TRACED_AS_THEY_ARE = ("sdpa", "sdpa-math", "naive", "tiled", "reference")
+"""Variants of attention that run on fake tensors of a CPU. The others are FlashAttention, and need what sdpa does."""
+_FEW, _MORE = 2, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +53,11 @@ class MemoryParts:
     """What lies in memory at one instant, in bytes.
 
     parameters       the weights
-    buffers          the rotary tables, if there are any
+    buffers          the rotary tables, if there are any, and other tensors that a model holds
     gradients        of the weights, as far as backward has come
     optimizer_state  AdamW's two moments of every weight
     weight_copies    weights cast by autocast, as far as they are still needed
-    activations      what autograd keeps of the forward
+    activations      what is still there of the forward when that has ended, its result left out
     temporaries      what the operation at hand reads and writes besides
     """
 
@@ -53,146 +75,257 @@ class MemoryParts:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def peak_memory(
-    config: ModelConfig,
-    *,
-    batch_size: int,
-    seq_len: int,
-    mode: Mode,
-    weight_bytes: int,
-    autocast_bytes: int | None,
-    checkpointing: str = "none",
-    accumulates: bool = False,
-    optimizer: Optimizer = "fused",
-) -> MemoryParts:
-    """The largest instant of one pass.
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What is traced; arguments as `model_cost` has them, but for `batch_size`, of a micro-batch.
 
-    Args:
-        config, seq_len, mode, checkpointing, optimizer: as `model_cost` has them.
-        batch_size: sequences that are in memory at a time: of a micro-batch.
-        weight_bytes, autocast_bytes: item sizes of the weights and of autocast's dtype, if it is on.
-        accumulates: gradients of a micro-batch before are there already.
+    accumulates  gradients of a micro-batch before are there already
     """
-    if mode == "inference":  # nothing is dropped there
-        config = replace(config, attention_dropout=0.0, residual_dropout=0.0, embedding_dropout=0.0)
-    sizes = Sizes(
-        config=config,
-        batch_size=batch_size,
-        seq_len=seq_len,
-        weight_bytes=weight_bytes,
-        autocast_bytes=autocast_bytes,
-        checkpointing=checkpointing,
+
+    batch_size: int
+    seq_len: int
+    mode: Mode
+    weight_dtype: torch.dtype
+    autocast_dtype: torch.dtype | None
+    checkpointing: str = "none"
+    accumulates: bool = False
+    optimizer: Optimizer = "fused"
+
+
+FORWARD = ("beginning", "forward of the others", "forward of the last", "ending")
+BACKWARD = (
+    "loss",
+    "backward of the loss",
+    "backward of the last",
+    "backward of the others",
+    "backward of the first",
+    "end",
+)
+OPTIMIZER = ("optimizer",)
+STAGES_OF: Mapping[Mode, tuple[str, ...]] = MappingProxyType(
+    {
+        "inference": FORWARD,
+        "forward": FORWARD,
+        "forward_backward": (*FORWARD, *BACKWARD),
+        "train_step": (*FORWARD, *BACKWARD, *OPTIMIZER),
+    }
+)
+"""Stages of a pass, in order. One trace of a training step has those of three modes."""
+
+
+@lru_cache(maxsize=1024)
+def peak_memory(config: ModelConfig, one: Pass) -> MemoryParts:
+    """The largest instant of one pass. ValueError for attention that is for generating alone."""
+    config, mode = _traceable(config), one.mode
+    if mode != "inference":  # gradients from before are nothing to a forward by itself
+        one = replace(one, mode="train_step", accumulates=one.accumulates and mode != "forward")
+    largest = max(
+        (parts for stage, parts in stages_of(config, one).items() if stage in STAGES_OF[mode]),
+        key=lambda parts: parts.total,
     )
-    if mode == "inference":
-        instants = _inference(sizes)
-    elif mode == "forward":
-        instants = _forward(sizes)
-    else:
-        instants = _forward_backward(sizes, accumulates)
-    parameters = weight_bytes * parameter_count(config)
-    if mode == "train_step":
-        instants = chain(instants, [_optimizer(sizes, parameters, optimizer)])
-    peak = max(instants, key=lambda instant: instant.total)
-    return replace(
-        peak,
-        parameters=parameters,
-        # cos and sin: float32, half a head wide each
-        buffers=4 * config.context_length * config.head_dim if config.positions == "rope" else 0,
-        optimizer_state=2 * parameters if mode == "train_step" else 0,
-    )
+    return largest if mode == "train_step" else replace(largest, optimizer_state=0)
 
 
-def _inference(sizes: Sizes) -> Iterator[MemoryParts]:
-    """No graph: one layer's tensors at a time, besides the stream and its normed copy."""
-    copies = sizes.num_layers * sizes.block_copy
-    at_hand = 2 * sizes.stream
-    yield MemoryParts(weight_copies=copies, temporaries=at_hand + sizes.attention_inference)
-    yield MemoryParts(weight_copies=copies, temporaries=at_hand + sizes.feed_forward_inference)
-    yield MemoryParts(weight_copies=copies + sizes.head_copy, temporaries=at_hand + sizes.logits)
+def stages_of(config: ModelConfig, one: Pass) -> dict[str, MemoryParts]:
+    """The largest instant of each stage, from the disk if it has been traced before."""
+    layers = config.num_layers
+    traced = [
+        {stage: MemoryParts(**parts) for stage, parts in remembered(_trace, replace(config, num_layers=n), one).items()}
+        for n in ((layers,) if layers <= _MORE else (_FEW, _MORE))
+    ]
+    if len(traced) == 1:
+        return traced[0]
+    few, more = traced
+    return {stage: _grown(few[stage], more[stage], layers) for stage in few}
 
 
-def _forward(sizes: Sizes) -> Iterator[MemoryParts]:
-    """The graph grows; the last block's attention can need more than the logits."""
-    copies = sizes.num_layers * sizes.block_copy
-    above = sizes.embedded + (sizes.num_layers - 1) * sizes.kept_of_block
-    if sizes.recomputes:  # the last block runs as if there were no graph
-        for at_hand in (sizes.attention_inference, sizes.feed_forward_inference):
-            yield MemoryParts(weight_copies=copies, activations=above, temporaries=2 * sizes.stream + at_hand)
-    else:
-        yield MemoryParts(weight_copies=copies, activations=above + sizes.attention, temporaries=sizes.variant.forward)
-    yield MemoryParts(
-        weight_copies=copies + sizes.head_copy,
-        activations=above + sizes.kept_of_block + sizes.ending,
-        temporaries=sizes.logits,
-    )
-
-
-def _forward_backward(sizes: Sizes, accumulates: bool) -> Iterator[MemoryParts]:
-    """From the loss back to the embedding: activations go as gradients come."""
-    tied = sizes.config.tied_head
-    block_gradients = sizes.attention_weights + sizes.feed_forward_weights + 2 * sizes.norm_weights
-    ends = sizes.table + sizes.norm_weights + sizes.positions + (0 if tied else sizes.table)
-    every_gradient = ends + sizes.num_layers * block_gradients
-
-    def instant(*, done: int, new: int, activations: int, temporaries: int, copies: int) -> MemoryParts:
-        """Gradients that are done, and one that is new."""
-        if accumulates:  # each is there from before; the new one is beside it, and a tied head's waits for its table's
-            waiting = sizes.table if tied and done else 0
-            done, new, temporaries = every_gradient, 0, temporaries + new + waiting
-        return MemoryParts(
-            gradients=done + new,
-            temporaries=temporaries,
-            activations=sizes.embedded + activations,
-            weight_copies=copies,
+def _traceable(config: ModelConfig) -> ModelConfig:
+    """The same, computed by what runs on fake tensors and needs as much."""
+    if not IMPLEMENTATIONS[config.attention].trains:
+        able = ", ".join(name for name, claims in IMPLEMENTATIONS.items() if claims.trains)
+        raise ValueError(
+            f"attention={config.attention!r} is for generating, and a step of training cannot be traced with it; "
+            f"give attention= one of {able}"
         )
+    if config.attention not in TRACED_AS_THEY_ARE:
+        config = replace(config, attention="sdpa", window=None)
+    if config.experts.expert_product == "loop" and config.feed_forward == "moe":  # its sizes depend on numbers
+        config = replace(config, experts=replace(config.experts, expert_product="grouped"))
+    return config
 
-    # A block that runs again casts its weights again; autocast's copies of the forward went with it.
-    graph = sizes.num_layers * sizes.kept_of_block
-    copies = 0 if sizes.recomputes else sizes.num_layers * sizes.block_copy
-    yield instant(  # log-softmax going back: the gradients of its result and of its input
-        done=0,
-        new=0,
-        activations=graph + sizes.ending + sizes.wide_logits,
-        temporaries=2 * sizes.wide_logits,
-        copies=copies + sizes.head_copy,
-    )
-    yield instant(  # the head: a gradient under autocast is there twice, as computed and as kept
-        done=0,
-        new=sizes.table,
-        activations=graph + sizes.ending,
-        temporaries=sizes.logits + sizes.head_copy,
-        copies=copies + sizes.head_copy,
-    )
-    for layers_done in {0, sizes.num_layers - 1}:
-        left = sizes.num_layers - layers_done - 1
-        above = sizes.table + sizes.norm_weights + layers_done * block_gradients
-        copies = sizes.block_copy if sizes.recomputes else (left + 1) * sizes.block_copy
-        yield instant(  # the feed-forward going back: its inner gradients
-            done=above,
-            new=sizes.feed_forward_weight,
-            activations=left * sizes.kept_of_block + sizes.attention + sizes.feed_forward,
-            temporaries=sizes.feed_forward_backward + sizes.stream,
-            copies=copies,
+
+def _grown(few: MemoryParts, more: MemoryParts, layers: int) -> MemoryParts:
+    by_layer = {f.name: getattr(more, f.name) - getattr(few, f.name) for f in fields(few)}
+    return MemoryParts(**{name: getattr(few, name) + (layers - _FEW) * grown for name, grown in by_layer.items()})
+
+
+def _trace(config: ModelConfig, one: Pass) -> dict[str, dict[str, int]]:
+    """The largest instant of each stage, by the fields of `MemoryParts`."""
+    from perflab.lab.train.loss import cross_entropy_loss  # which needs the model
+
+    with FakeTensorMode():
+        model = _built(config, one.weight_dtype).train(one.mode != "inference")
+        model.checkpointing = one.checkpointing
+        tokens = torch.zeros(one.batch_size, one.seq_len, dtype=torch.int64)
+        parameters, ledger = list(model.parameters()), _Ledger()
+        ledger.hold("parameters", parameters)
+        ledger.hold("buffers", model.buffers())
+        if one.mode == "inference":
+            with ledger, _staged(model, ledger), torch.no_grad(), _autocast(one):
+                model(tokens)
+            return {stage: asdict(parts) for stage, parts in ledger.stages().items()}
+
+        adamw = torch.optim.AdamW(parameters, **ADAMW[one.optimizer])  # type: ignore[arg-type]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        adamw.step()  # makes the optimizer's state
+        ledger.hold(
+            "optimizer_state", (moment for of in adamw.state.values() for moment in of.values() if moment.dim())
         )
-        yield instant(  # attention going back
-            done=above + sizes.feed_forward_weights + sizes.norm_weights,
-            new=sizes.out_weight,
-            activations=left * sizes.kept_of_block + sizes.attention,
-            temporaries=sizes.attention_backward + sizes.stream,
-            copies=copies,
-        )
-    # All gradients, the embedding's last; of a tied one the head's share is there already, and the two are added.
-    done = every_gradient if tied else every_gradient - sizes.table
-    yield instant(done=done, new=sizes.table, activations=0, temporaries=sizes.stream, copies=0)
+        if one.accumulates:
+            ledger.hold("gradients", (parameter.grad for parameter in parameters if parameter.grad is not None))
+        else:
+            adamw.zero_grad()
+        with ledger, _staged(model, ledger):
+            with _autocast(one):
+                logits = model(tokens)
+            ledger.end_forward(logits)
+            ledger.stage = "loss"
+            loss = cross_entropy_loss(logits, tokens)
+            del logits
+            ledger.end_forward(loss)
+            ledger.stage, ledger.is_backward = "backward of the loss", True
+            loss.backward()  # type: ignore[no-untyped-call]
+            ledger.are("gradients", (parameter.grad for parameter in parameters if parameter.grad is not None))
+            ledger.stage = "optimizer"
+            adamw.step()
+        return {stage: asdict(parts) for stage, parts in ledger.stages().items()}
 
 
-def _optimizer(sizes: Sizes, gradients: int, optimizer: Optimizer) -> MemoryParts:
-    """AdamW: "foreach" makes the roots of all second moments at once, "loop" one tensor's after the other.
+def _autocast(one: Pass) -> AbstractContextManager[None]:
+    return torch.autocast("cpu", dtype=one.autocast_dtype, enabled=one.autocast_dtype is not None)
 
-    Those twice, once divided, while the last tensor's are still there: of equal ones in a row, three.
+
+def _built(config: ModelConfig, dtype: torch.dtype) -> TransformerLM:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # the parameters of a module of fake tensors cannot be cast afterwards
+    try:
+        return TransformerLM(config)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _staged(model: TransformerLM, ledger: _Ledger) -> Iterator[None]:
+    """Tell the ledger which block runs. In backward a block begins where the gradient of its output is there."""
+    last = len(model.blocks) - 1
+
+    def before(number: int) -> Callable[..., None]:
+        def enter(*_: Any) -> None:
+            if not ledger.is_backward:  # what runs again there is of the backward
+                ledger.stage = "forward of the last" if number == last else "forward of the others"
+
+        return enter
+
+    def after(number: int) -> Callable[..., None]:
+        def back(gradient: Tensor) -> None:
+            names = {last: "backward of the last", 0: "backward of the first"}
+            ledger.stage = names.get(number, "backward of the others")
+
+        def done(gradient: Tensor) -> None:
+            ledger.stage = "end"
+
+        def leave(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if number == last and not ledger.is_backward:
+                ledger.stage = "ending"
+            if output.requires_grad and not ledger.is_backward:
+                output.register_hook(back)  # type: ignore[no-untyped-call]
+                if number == 0 and inputs[0].requires_grad:
+                    inputs[0].register_hook(done)
+
+        return leave
+
+    handles = [block.register_forward_pre_hook(before(number)) for number, block in enumerate(model.blocks)]
+    handles += [block.register_forward_hook(after(number)) for number, block in enumerate(model.blocks)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the storages that operators return, while they live; remembers the largest instant of each stage.
+
+    stage        what runs now
+    is_backward  whether the forward has ended
     """
-    loop = max(2 * sizes.table, 3 * sizes.feed_forward_weight, 3 * sizes.out_weight)
-    if sizes.positions:
-        loop = max(loop, sizes.table + 2 * sizes.positions)
-    temporaries = {"fused": 0, "foreach": gradients, "loop": loop}[optimizer]
-    return MemoryParts(gradients=gradients, temporaries=temporaries)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stage, self.is_backward = "beginning", False
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._live: dict[int, int] = {}
+        self._bytes = self._made = 0
+        self._kind: dict[int, str] = {}
+        self._kept: Set[int] = frozenset()
+        self._ended: dict[str, MemoryParts] = {}
+        self._largest: dict[str, tuple[int, dict[int, int]]] = {}
+
+    def hold(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Count what is there from the beginning."""
+        for tensor in tensors:
+            self._kind[self._count(tensor)] = kind
+
+    def are(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are; they were that from where they were made."""
+        for tensor in tensors:
+            self._kind[self._numbers[tensor.untyped_storage()]] = kind
+
+    def end_forward(self, result: Tensor) -> None:
+        """What is there now, but for the result, is kept for backward; so it was from where it was made."""
+        own = self._numbers.get(result.untyped_storage())
+        kept = {number for number in self._live if number != own}
+        for stage, (_, live) in self._largest.items():
+            self._ended.setdefault(stage, self._parts(live, kept))
+        self._kept = kept
+
+    def stages(self) -> dict[str, MemoryParts]:
+        """The largest instant of each stage, by what it consisted of."""
+        return {stage: self._parts(live, self._kept) for stage, (_, live) in self._largest.items()} | self._ended
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_copy = func is torch.ops.aten._to_copy.default and isinstance(args[0], nn.Parameter)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                number = self._count(leaf)
+                if is_copy:
+                    self._kind[number] = "weight_copies"
+        largest = self._largest.get(self.stage)
+        if largest is None or self._bytes >= largest[0]:  # of equals the last, where more of it is kept
+            self._largest[self.stage] = self._bytes, dict(self._live)
+        return result
+
+    def _count(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(storage)
+        if number is None:
+            number = self._made = self._made + 1
+            self._numbers[storage] = number
+            self._live[number] = storage.nbytes()
+            self._bytes += storage.nbytes()
+            weakref.finalize(storage, self._free, number)
+        return number
+
+    def _free(self, number: int) -> None:
+        self._bytes -= self._live.pop(number)
+
+    def _parts(self, live: Mapping[int, int], kept: Set[int]) -> MemoryParts:
+        parts = dict.fromkeys((field.name for field in fields(MemoryParts)), 0)
+        for number, size in live.items():
+            kind = self._kind.get(number, "activations" if number in kept else "temporaries")
+            parts[kind] += size
+        return MemoryParts(**parts)

@@ -26,7 +26,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -181,13 +181,18 @@ def kind_of(config: ModelConfig) -> Kind:
     return MIXERS[config.mixer]
 
 
+def target_of(config: ModelConfig) -> Callable[[ModelConfig], nn.Module]:
+    """What makes the configuration's mixer, imported. ImportError if that fails."""
+    return _found(kind_of(config).target, f"mixer={config.mixer!r}")
+
+
 def make_mixer(config: ModelConfig) -> nn.Module:
     """A mixer of the configuration's kind.
 
     ImportError if the module that has it cannot be imported; TypeError if what it makes is no mixer.
     """
     kind = kind_of(config)
-    made = _found(kind.target, f"mixer={kind.name!r}")(config)
+    made = target_of(config)(config)
     lacking = [name for name in ("initial_state", "advance") if not callable(getattr(made, name, None))]
     if kind.has_state and (lacking or not isinstance(made, nn.Module)):
         raise TypeError(
@@ -195,6 +200,14 @@ def make_mixer(config: ModelConfig) -> nn.Module:
             f"initial_state and advance, see perflab.lab.models.mixers"
         )
     return made
+
+
+def empty_state(config: ModelConfig, batch_size: int, device: torch.device, dtype: torch.dtype) -> State:
+    """The state before the first token, which depends on no weight: the mixer is built on `meta` for it."""
+    with torch.device("meta"):
+        mixer: Any = make_mixer(config)
+    state: State = mixer.initial_state(batch_size, device, dtype)
+    return state
 
 
 def make_feed_forward(config: ModelConfig) -> nn.Module:

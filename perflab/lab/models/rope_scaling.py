@@ -66,7 +66,7 @@ class RopeScaling:
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
     """Radians a position that each pair turns by: (D / 2,) in float64, on the CPU."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    frequencies = theta**-exponents
+    frequencies = torch.pow(theta, -exponents)
     if scaling is None:
         return frequencies
     if scaling.kind == "linear":
@@ -74,7 +74,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = 
     if scaling.kind == "ntk":
         if head_dim < 4:
             raise ValueError(f"RoPE scaling 'ntk' wants head_dim of 4 or more, got {head_dim}; choose kind='linear'")
-        return (theta * scaling.factor ** (head_dim / (head_dim - 2))) ** -exponents
+        return torch.pow(theta * scaling.factor ** (head_dim / (head_dim - 2)), -exponents)
     kept = _kept_share(head_dim, theta, scaling)
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
@@ -90,7 +90,7 @@ def _kept_share(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
     """YaRN's g: (D / 2,), 1 where a pair keeps its frequency."""
     fast, slow, trained = scaling.fast_rotations, scaling.slow_rotations, scaling.trained_context_length
     if scaling.kind == "yarn-rotations":
-        turns = trained * theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim) / (2 * math.pi)
+        turns = rope_frequencies(head_dim, theta) * trained / (2 * math.pi)
         return ((turns - slow) / (fast - slow)).clamp(0, 1)
 
     def pair_that_turns(times: float) -> float:

@@ -1,8 +1,8 @@
 """The recurrence's kernels in the configurations that they are shipped in, as launches on `meta` tensors.
 
-Shapes: q, k (8, 16, 4096, K); v (8, 16, 4096, V): heads of 64 (RWKV-6), 128 and 64 (Mamba-2), 128 and 256 (RetNet).
-Nothing is allocated or run. For whoever compiles ahead of time: the functions that make these launches are those that a
-GPU's calls go through, and the chunks are all that may be chosen there. This module imports Triton.
+Shapes: q, k (8, 16, 4096, K); v (8, 16, 4096, V): heads of 64 (RWKV-6), 128 and 64 (Mamba-2). Nothing is
+allocated or run. For whoever compiles ahead of time: the functions that make these launches are those that a GPU's
+calls go through, and the chunks are all that may be chosen there. This module imports Triton.
 """
 
 import torch
@@ -18,7 +18,7 @@ _DEFAULT_CHUNK = 64
 
 
 def launches(shared_limit_bytes: int) -> dict[str, Launch]:
-    """Name -> launch, such as "recurrence_values-bf16-64x64-c64": every chunk at one width, the default at others.
+    """Name -> launch, such as "recurrence_values-bf16-64x64-c64": every chunk at one width, the default at another.
 
     shared_limit_bytes: what one program may have. Tiles are 64 wide at most and fit everywhere; it is here because
     every room's examples are asked for in the same way.
@@ -27,9 +27,7 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     for dtype_name in _DTYPES:
         for chunk in TRITON_CHUNKS:
             found |= _all(dtype_name, 64, 64, chunk)
-    for widths in ((128, 64), (128, 256)):
-        found |= _all("bf16", *widths, _DEFAULT_CHUNK)
-    return found
+    return found | _all("bf16", 128, 64, _DEFAULT_CHUNK)
 
 
 def _all(dtype_name: str, width_k: int, width_v: int, chunk: int) -> dict[str, Launch]:

@@ -8,8 +8,8 @@ B batch, T sequence, d model width, H heads, P = 2 d / H head width, N state wid
     S_t = exp(-exp(A) dt_t) S_{t-1} + b_t^T (dt_t x'_t) S (N, P) a head; b and c are those of all heads
     y = W_out (RMSNorm((c_t S_t + D x'_t) silu(z)))
 
-Dao & Gu (2024), "Transformers are SSMs", sections 5 and 7 (the block, with one group of b and c, of which that of
-multi-value attention is the name there). In the words of `linear_recurrence`: q is c, k is b and v is dt x'.
+Dao & Gu (2024), "Transformers are SSMs", sections 5 (the duality) and 7 (the block; that all heads share b and c is its
+multi-value attention). In the words of `linear_recurrence`: q is c, k is b and v is dt x'.
 """
 
 import math

@@ -26,8 +26,10 @@ from perflab.lab.recurrence.triton_recurrence_kernels import (
     recurrence_values_kernel,
 )
 
-# Columns of a tile of a state: of 64 x 64 float32 numbers each of 128 threads holds 32, beside as many of a product.
-_WIDEST = 64
+# Columns of a tile, by bytes of an element: of 64 x 64 float32 numbers each of 256 threads holds 16. Products of
+# float32 run without tensor cores, their operands unrolled into registers: at 64 columns they spill. So do the
+# gradients, which hold most, in chunks of 64.
+_WIDEST = {2: 64, 4: 32}
 _NARROWEST = 16
 """What tl.dot takes at least."""
 # Offsets within a tile, of 64 rows and up to 64 columns, are 32 bits wide.
@@ -74,6 +76,8 @@ def gradients_launch(
 ) -> Launch:  # fmt: skip
     """Write dq, dk and dg."""
     widths = _widths(q, v, chunk)
+    if chunk == 64:
+        widths["BLOCK_K"] = min(widths["BLOCK_K"], 32)
     tiles = triton.cdiv(q.shape[2], chunk) * triton.cdiv(widths["K"], widths["BLOCK_K"])
     arguments = {
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "g_ptr": log_decay,
@@ -88,14 +92,15 @@ def _launch(kernel: Any, whose: Tensor, tiles: int, arguments: dict[str, Any]) -
     """So many tiles for each head; one grid axis, since the others end at 65,535."""
     batch, heads, length, _ = whose.shape
     arguments |= {"num_heads": heads, "length": length, "EMULATE_BF16": emulates_bf16(whose.dtype)}
-    # Eight warps where a chunk is two: each thread's share of a 64 x 64 tile of float32 is then 16 registers.
-    num_warps = 8 if arguments["BLOCK_T"] == 64 else 4
-    return Launch(kernel, (batch * heads * tiles,), arguments, whose.device, num_warps=num_warps, num_stages=2)
+    # Eight warps where tiles of 4 would fill the registers; float32 products spill less with 4.
+    many = arguments["BLOCK_T"] == 64 and (whose.dtype.itemsize == 2 or kernel is recurrence_gradients_kernel)
+    return Launch(kernel, (batch * heads * tiles,), arguments, whose.device, num_warps=8 if many else 4, num_stages=2)
 
 
 def _widths(of_keys: Tensor, of_values: Tensor, chunk: int) -> dict[str, int]:
     width_k, width_v = of_keys.shape[-1], of_values.shape[-1]
-    block_k, block_v = (min(_WIDEST, max(_NARROWEST, power_of_two(width))) for width in (width_k, width_v))
+    widest = _WIDEST[of_values.dtype.itemsize]
+    block_k, block_v = (min(widest, max(_NARROWEST, power_of_two(width))) for width in (width_k, width_v))
     return {"K": width_k, "V": width_v, "BLOCK_T": chunk, "BLOCK_K": block_k, "BLOCK_V": block_v}
 
 

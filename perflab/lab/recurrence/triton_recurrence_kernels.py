@@ -259,12 +259,16 @@ def recurrence_gradients_kernel(
         pairs = tl.sum(tl.where(rows[None, :] == rows[:, None] - distance, d_scores, 0.0), 0)
         of_pairs += pairs[:, None] * tl.exp(between) * other.to(tl.float32)
     of_state = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    before = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)  # of_state, a row further on
     for first_value in range(0, V, BLOCK_V):
         values = first_value + tl.arange(0, BLOCK_V)
+        v_before = _rows(v_ptr, rows - 1, values, stride_vt, stride_vd, inside & (rows > 0), V)
         v = _rows(v_ptr, rows, values, stride_vt, stride_vd, inside, V)
         place, state_mask = _states_tile(batch_head, chunk, num_chunks, keys, values, K, V)
         leaving = tl.load(leaving_ptr + place, mask=state_mask, other=0.0)
-        of_state = dot(v, tl.trans(rounded(leaving, v.dtype, EMULATE_BF16)), of_state, EMULATE_BF16)
+        leaving = tl.trans(rounded(leaving, v.dtype, EMULATE_BF16))
+        of_state = dot(v, leaving, of_state, EMULATE_BF16)
+        before = dot(v_before, leaving, before, EMULATE_BF16)
     of_state *= tl.exp(_sums_after(g_ptr, rows, keys, stride_gt, stride_gd, num_rows, K))
     q = _rows(q_ptr, rows, keys, stride_qt, stride_qd, inside, K).to(tl.float32)
     k = _rows(k_ptr, rows, keys, stride_kt, stride_kd, inside, K).to(tl.float32)
@@ -274,6 +278,8 @@ def recurrence_gradients_kernel(
 
     g = _rows(g_ptr, rows, keys, stride_gt, stride_gd, inside, K).to(tl.float32)
     dg = tl.cumsum(from_here, 0, reverse=True) + (passing * tl.exp(tl.sum(g, 0)))[None, :]
-    written = k * of_state
-    dg += tl.cumsum(written, 0) - written
+    # Of keys before t alone. To subtract t's own from a sum that includes it would leave its rounding, and strong decay
+    # makes what is before it far smaller.
+    k_before = _rows(k_ptr, rows - 1, keys, stride_kt, stride_kd, inside & (rows > 0), K).to(tl.float32)
+    dg += tl.cumsum(k_before * before * tl.exp(tl.cumsum(g, 0, reverse=True)), 0)
     tl.store(dg_ptr + first + offsets, dg, mask=mask)

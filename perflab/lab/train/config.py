@@ -36,9 +36,9 @@ class TrainingConfig:
         warmup_steps, total_steps, final_learning_rate_share: the schedule, see `schedule.py`.
         loss_clamp: losses above are replaced by it, and their gradient by zero: the step then learns nothing from
             that (micro-)batch but still decays weights and moments. `None`, the default: never.
-        balance_weight, router_z_weight: of a mixture's two losses beside the model's own (`perflab.lab.experts.router`);
-            0.01 and 0.001 are Fedus et al. 2021, section 2.2, and Zoph et al. 2022, section 3.2. Without experts nothing.
-        router_bias_rate: how far a step moves the bias of a "sigmoid" router (DeepSeek-V3, section 4.2: 0.001).
+        balance_weight, router_z_weight: of both losses of a model with experts (`perflab.lab.experts.router`) beside
+            its own; 0.01 and 0.001 are of Fedus et al. 2021, section 2.2, and Zoph et al. 2022, section 3.2.
+        router_bias_rate: how far a step moves the bias of a "sigmoid" router; 0.001 as in DeepSeek-V3, section 4.2.
         fused_loss: cross-entropy by the lab's Triton kernel.
         cudnn_benchmark: `torch.backends.cudnn.benchmark` during the step: cuDNN tries its convolutions and keeps the
             fastest. A model without convolutions, such as `TransformerLM`, is not changed by it.

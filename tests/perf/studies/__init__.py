@@ -13,4 +13,6 @@ test_compile.py         eager beside compiled, for attention and for the model
 test_mixers.py          attention, the other mixers and experts, at two context lengths
 test_memory.py          where memory goes, by context length
 test_precision.py       accumulation, the dtypes under autocast, norms in low precision
+test_reasoning.py, reasoning_findings.py
+                        searches at test time: accuracy against tokens, time and memory
 """

@@ -17,6 +17,8 @@ from .inference_findings import decode_findings, load_findings, switch_findings
 from .mixer_findings import mixer_findings
 from .precision_findings import precision_findings
 from .profile_findings import profile_findings
+from .reasoning_findings import STUDY as REASONING
+from .reasoning_findings import reasoning_findings
 from .recommendation import LEAST_TIME, ladder_findings, number, optimisation_findings, result_parameters
 
 Parameters = Mapping[str, object]
@@ -224,6 +226,7 @@ FINDINGS: Mapping[str, Callable[[Sequence[Result]], list[str]]] = {
     "decode": decode_findings,
     "inference switches": switch_findings,
     "load": load_findings,
+    REASONING: reasoning_findings,
 }
 """By title of the study."""
 
