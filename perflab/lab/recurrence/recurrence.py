@@ -14,6 +14,7 @@ recurrence of keys, values and decays that come one step late, and the token's o
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -68,8 +69,9 @@ def linear_recurrence(
         out, last = recurrence_definition(q, k, v, log_decay, bonus, state, starts)
         return out.to(q.dtype), last.to(accumulation_dtype(q.dtype))
     run = _form(form, chunk, q.dtype)
-    # Under autocast products would round what has to be summed in float32.
-    with torch.autocast(q.device.type, enabled=False):
+    # Under autocast, which `meta` has not, products would round what has to be summed in float32.
+    kind = q.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
         decay = log_decay if log_decay.dim() == 4 else log_decay[..., None]
         if bonus is None:
             if starts is not None:
