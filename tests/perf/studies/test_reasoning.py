@@ -86,7 +86,7 @@ def trained(style: str, steps: int, device: torch.device) -> Asker:
 
 
 def _warm(problem: Problem) -> Sampling:
-    """Sampling with seeds of the problem's own: with the same seeds for all, one unlucky number would spoil them all."""
+    """Sampling with seeds of the problem's own: with the same for all, one unlucky number would spoil them all."""
     return replace(WARM, seed=N * (problem[0] * 10**DIGITS + problem[1]))
 
 
