@@ -8,7 +8,7 @@ way answers the same held-out problems; one call of a case is one answer. Interv
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import pytest
@@ -17,6 +17,7 @@ import torch
 from perflab import Perf
 from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.generate import generate
+from perflab.lab.inference.sampling import Sampling
 from perflab.lab.models import ModelConfig, TransformerLM, parameter_count
 from perflab.lab.reasoning.addition import ALPHABET, END, NEXT, Addition, Problem, decode, encode
 from perflab.lab.reasoning.branches import Question
@@ -84,6 +85,11 @@ def trained(style: str, steps: int, device: torch.device) -> Asker:
     return Asker(task, model.eval().requires_grad_(False))
 
 
+def _warm(problem: Problem) -> Sampling:
+    """Sampling with seeds of the problem's own: with the same for all, one unlucky number would spoil them all."""
+    return replace(WARM, seed=N * (problem[0] * 10**DIGITS + problem[1]))
+
+
 def _unshared(ask: Asker, problem: Problem) -> Found:
     """The samples of `samples`, each with a cache of its own; the first is taken, since this is about their cost."""
     question = ask.question(problem)
@@ -92,14 +98,15 @@ def _unshared(ask: Asker, problem: Problem) -> Found:
         device=next(ask.model.parameters()).device,
     )  # fmt: skip
     made = generate(
-        ask.model, [question.prompt] * N, max_new_tokens=question.max_new_tokens, cache=cache, sampling=WARM,
+        ask.model, [question.prompt] * N, max_new_tokens=question.max_new_tokens, cache=cache,
+        sampling=_warm(problem),
         stop=question.stop,
     )  # fmt: skip
     return Found(made[0], 0.0, sum(map(len, made)))
 
 
 def _shared(ask: Asker, problem: Problem) -> Found:
-    drawn = samples(ask.question(problem), N)
+    drawn = samples(ask.question(problem), N, _warm(problem))
     return Found(drawn.all[0].tokens, drawn.all[0].log_probability, drawn.computed_tokens)
 
 
@@ -113,11 +120,12 @@ def _greedy(ask: Asker, problem: Problem) -> Found:
 
 
 def _majority(ask: Asker, problem: Problem) -> Found:
-    return self_consistency(ask.question(problem), N, ask.read)
+    return self_consistency(ask.question(problem), N, ask.read, _warm(problem))
 
 
 def _tree(ask: Asker, problem: Problem) -> Found:
-    return tree_search(ask.question(problem), breadth=2, proposals=4, step_ends=encode(NEXT + ":" + END))
+    step_ends = encode(NEXT + ":" + END)
+    return tree_search(ask.question(problem), breadth=2, proposals=4, step_ends=step_ends, sampling=_warm(problem))
 
 
 def _refined(rounds: int) -> Answerer:
@@ -131,8 +139,8 @@ WAYS: dict[str, tuple[str, int, Answerer]] = {
     f"direct-long-majority-{N}": ("direct", LONG_STEPS, _majority),
     "refined-long-1": ("refined", LONG_STEPS, _refined(1)),
     f"refined-long-{ROUNDS}": ("refined", LONG_STEPS, _refined(ROUNDS)),
-    "sample": ("thought", STEPS, lambda ask, problem: best_of_n(ask.question(problem), 1)),
-    f"best-of-{N}": ("thought", STEPS, lambda ask, problem: best_of_n(ask.question(problem), N)),
+    "sample": ("thought", STEPS, lambda ask, problem: best_of_n(ask.question(problem), 1, _warm(problem))),
+    f"best-of-{N}": ("thought", STEPS, lambda ask, problem: best_of_n(ask.question(problem), N, _warm(problem))),
     f"majority-{N}": ("thought", STEPS, _majority),
     "beam-4": ("thought", STEPS, lambda ask, problem: beam_search(ask.question(problem), 4)),
     "tree-2x4": ("thought", STEPS, _tree),
