@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from perflab.attention.covering import cover
 from torch import Tensor
 
 from perflab.correctness import Report, expanded_ones, random_upstream, verify
+from perflab.correctness.covering import cover
 from perflab.lab.attention.inputs import accumulation_dtype
 from perflab.lab.scan.definition import reference_selective_scan
 

@@ -243,7 +243,7 @@ def lists_turned_round(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern) -> Ten
 
 
 @pytest.mark.parametrize(
-    ("wrong", "clue"), [(one_block_short, "out is wrong"), (lists_turned_round, "dk is wrong")], ids=lambda x: str(x)
+    ("wrong", "clue"), [(one_block_short, "out is wrong"), (lists_turned_round, "dk is wrong")], ids=["block", "lists"]
 )
 def test_a_wrong_pattern_attention_is_caught(wrong: Callable[..., Tensor], clue: str) -> None:
     with pytest.raises(AssertionError, match=clue):
