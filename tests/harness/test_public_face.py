@@ -43,6 +43,7 @@ INSIDE = {
     "test_profile_causes.py": "the insides of profiling, on changes of the lab's model",
     "test_profile_findings.py": "findings from profiles that are made by hand",
     "test_profile_of_a_call.py": "the insides of profiling, on the lab's models",
+    "test_reasoning.py": "findings from records that are made by hand",
     "test_study_findings.py": "findings from records that are made by hand",
     "test_training_update.py": "a step on the fake tensors of predicting",
     "test_triton_compiles.py": "the lab's kernels, asked of the compiler's processes one by one",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from perflab import Result
-from perflab.doctor.rates import Rate
 from perflab.units import format_ns
 
 from .recommendation import number, result_parameters
@@ -18,7 +19,10 @@ BASE = "thought"
 
 def interval(right: int, asked: int) -> tuple[float, float]:
     """95 % interval of the share of right answers: Wilson's score interval (1927)."""
-    return Rate(right, asked).interval()
+    z, share = NormalDist().inv_cdf(0.975), right / asked
+    middle = (share + z * z / (2 * asked)) / (1 + z * z / asked)
+    half = z / (1 + z * z / asked) * math.sqrt(share * (1 - share) / asked + z * z / (4 * asked * asked))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True)
