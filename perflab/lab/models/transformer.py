@@ -297,6 +297,7 @@ class Block(nn.Module):
         else:
             mixed = cached.cache.advance(cached.layer, self.mixer, self.mixer_norm(x))
         x = x + dropped(mixed, self.dropout, self.training)
+        del mixed  # else it lies in memory beside all that the feed-forward makes
         x = x + dropped(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
         return x
 
