@@ -99,5 +99,7 @@ def test_the_fused_examples_hold_every_kernel_forward_and_backward_and_no_memory
         "cross_entropy_kernel",
         "cross_entropy_backward_kernel",
         "quantised_product_kernel",
+        "selective_scan_kernel",
+        "selective_scan_backward_kernel",
     }
     assert {launch.device.type for launch in found.values()} == {"meta"}
