@@ -44,6 +44,7 @@ HAVE_DEFECTS = {
     "sdpa": ("negative_scale", "grouped_16_bit"),
     "sdpa-flash": ("negative_scale", "grouped_16_bit"),
     "sdpa-math": ("grouped_16_bit",),
+    "compiled": ("grouped_16_bit",),
 }
 
 

@@ -90,7 +90,8 @@ def test_a_known_defect_of_pytorchs_leaves_cases_out(candidate: Candidate, defec
     """As long as it is there: once it is mended, the cases are to be taken in again."""
     if getattr(candidate.claims, defect):
         return
-    if candidate.name != "sdpa-math":  # which has no case as small as that
+    # The first has no case as small as that; the second is compiled anew on each machine.
+    if candidate.name not in ("sdpa-math", "compiled"):
         assert complaint(candidate, WITNESSES[defect], device), f"fixed here: remove {defect} from KNOWN_DEFECTS"
     pytest.skip(f"{candidate.name}: {KNOWN_DEFECTS[defect]}: not tested")
 
