@@ -97,7 +97,7 @@ class Claims:
     features      out of the registry's FEATURES, and "scale": any other than 1 / sqrt(D)
     is_causal     "bottom-right" where that is what `is_causal` means, and nothing else can be had
     gradients     it can be differentiated; lse_gradients: through its log-sum-exp too
-    negative_scale, grouped_16_bit: known defects of PyTorch's own; without them no such cases
+    negative_scale, grouped_16_bit, softcap_16_bit: known defects of PyTorch's own; without them no such cases
     on_cpu        long lengths are dear there: each occurs with each dtype and relation, in any other company
     interpreted   its kernels run in Triton's interpreter: cases are small, and long lengths in any company
     few           every level occurs, not every pair: each case costs seconds (a compilation, say)
@@ -111,6 +111,7 @@ class Claims:
     lse_gradients: bool = True
     negative_scale: bool = True
     grouped_16_bit: bool = True
+    softcap_16_bit: bool = True
     on_cpu: bool = False
     interpreted: bool = False
     few: bool = False
@@ -196,7 +197,10 @@ def _affordable(row: Mapping[str, Any], claims: Claims) -> bool:
     if lengths is None:
         return False
     n_q, n_k = lengths
-    if not claims.grouped_16_bit and row.get("heads") in GROUPED and row.get("dtype", "fp32") != "fp32":
+    is_16_bit = row.get("dtype", "fp32") != "fp32"
+    if is_16_bit and not claims.grouped_16_bit and row.get("heads") in GROUPED:
+        return False
+    if is_16_bit and not claims.softcap_16_bit and row.get("softcap"):
         return False
     if row.get("layout") == "expanded" and row.get("heads") == "h1:1" and row.get("batch") == 1:
         return False  # there is nothing to expand
