@@ -22,6 +22,7 @@ perf: $(INSTALLED)
 # What the models need on a GPU that is not here, against the saved predictions; nothing is run.
 predict: $(INSTALLED)
 	$(BIN)/pytest -m perf --perf-predict --model=small,2.7B tests/perf/test_transformer.py
+	$(BIN)/pytest -m perf --perf-predict --model=2.7B --context-length=1024 -k "(prefill or decode) and bf16" tests/perf/test_inference.py
 
 # What each optimisation is worth here: precision, compilation, memory, every switch of the lab's model.
 studies: $(INSTALLED)

@@ -14,6 +14,7 @@ from torch import nn
 from perflab.lab.experts.config import ExpertConfig
 from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, architecture, load_checkpoint, save_checkpoint
 from perflab.lab.models.config import WITHOUT_A_TENSOR
+from perflab.lab.models.rope_scaling import RopeScaling
 from perflab.lab.train import random_tokens
 
 pytestmark = pytest.mark.correctness
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.correctness
 TINY = replace(MODEL_SIZES["tiny"], vocab_size=31, context_length=16, num_layers=1, attention="naive")
 HOW = {"attention": "tiled", "mixer_form": "definition", "fused_norm": True, "fused_feed_forward": True}
 HOW_OF_EXPERTS = {"experts.expert_product"}
+YARN = RopeScaling(kind="yarn", factor=4.0)
 # Of each switch of the architecture, another value.
 OTHERWISE: dict[str, Any] = {
     "vocab_size": 32,
@@ -61,14 +63,16 @@ def test_every_setting_is_either_architecture_or_how_it_is_computed() -> None:
     """A switch that is added has to be put on one of the two sides."""
     learned = architecture(replace(TINY, positions="learned"))
     moe = architecture(replace(TINY, feed_forward="moe"))
-    of_experts = {f"experts.{field.name}" for field in fields(ExpertConfig)}
-    known = {*architecture(TINY), *learned, *moe, *HOW, *HOW_OF_EXPERTS}
-    assert known == {field.name for field in fields(ModelConfig)} - {"experts"} | of_experts
+    scaled = architecture(replace(TINY, rope_scaling=YARN))
+    within = {f"experts.{field.name}" for field in fields(ExpertConfig)}
+    within |= {f"rope_scaling.{field.name}" for field in fields(RopeScaling)}
+    known = {*architecture(TINY), *learned, *moe, *scaled, *HOW, *HOW_OF_EXPERTS}
+    assert known == {field.name for field in fields(ModelConfig)} - {"experts", "rope_scaling"} | within
     # Of another mixer, and of experts: test_mixers.py and test_experts.py.
-    assert OTHERWISE.keys() | HOW.keys() | {"context_length", "mixer"} == known - of_experts
+    assert OTHERWISE.keys() | HOW.keys() | {"context_length", "mixer"} == known - within
     assert moe.keys() - HOW_OF_EXPERTS == moe.keys()
     assert "context_length" not in architecture(TINY)
-    assert "rope_theta" not in learned
+    assert {"rope_theta", "rope_scaling.kind"}.isdisjoint(learned)
     assert architecture(replace(TINY, **HOW)) == architecture(TINY)  # type: ignore[arg-type]
     assert architecture(replace(TINY, num_kv_heads=4)) == architecture(TINY)  # as many as there are anyway
 
@@ -110,12 +114,36 @@ def test_another_architecture_is_refused_by_the_name_of_the_switch(switch: str, 
     assert same_weights(model, before)
 
 
-@pytest.mark.parametrize("switch", [name for name in WITHOUT_A_TENSOR if not name.startswith("experts.")])
+@pytest.mark.parametrize("switch", [name for name in WITHOUT_A_TENSOR if "." not in name])
 def test_a_switch_that_changes_no_tensor_can_be_accepted(switch: str, path: Path) -> None:
     saved, model = make(replace(TINY, **{switch: OTHERWISE[switch]})), make(seed=1)
     save_checkpoint(path, saved)
     load_checkpoint(path, model, accept=(switch,))
     assert same_weights(saved, model)
+
+
+def test_a_stretched_context_is_another_function_of_the_same_weights(path: Path) -> None:
+    """Refused in one line and accepted by name; of two stretched ones the settings that differ are told."""
+    save_checkpoint(path, make())
+    model = make(replace(TINY, rope_scaling=YARN), seed=1)
+    with pytest.raises(ValueError, match=r"rope_scaling\.kind: saved 'none', wanted 'yarn'") as caught:
+        load_checkpoint(path, model)
+    assert "rope_scaling.factor" not in str(caught.value)
+    load_checkpoint(path, model, accept=("rope_scaling.kind",))
+    assert same_weights(make(), model)
+    assert not torch.equal(model(random_tokens(1, 8, vocab_size=31)), make()(random_tokens(1, 8, vocab_size=31)))
+    save_checkpoint(path, model)
+    further = replace(YARN, factor=8.0)
+    with pytest.raises(ValueError, match=r"rope_scaling\.factor: saved 4\.0, wanted 8\.0"):
+        load_checkpoint(path, make(replace(TINY, rope_scaling=further)))
+
+
+def test_a_checkpoint_that_knows_no_scaling_is_of_a_model_without(path: Path) -> None:
+    save_checkpoint(path, make())
+    document = torch.load(path, weights_only=True)
+    del document["architecture"]["rope_scaling.kind"]
+    torch.save(document, path)
+    load_checkpoint(path, make(seed=1))
 
 
 def test_each_switch_that_differs_is_named_and_the_accepted_is_not(path: Path) -> None:
@@ -143,7 +171,9 @@ def test_positions_differ_in_one_line_and_a_learned_table_has_its_length(path: P
 @pytest.mark.parametrize("accept", [("norm",), ("rope",), "window"])
 def test_what_cannot_be_accepted_is_refused(accept: Any, path: Path) -> None:
     save_checkpoint(path, make())
-    with pytest.raises(ValueError, match=r"wanted a tuple of switches that change no tensor, out of rope_theta, norm_"):
+    with pytest.raises(
+        ValueError, match=r"wanted a tuple of switches that change no tensor, out of rope_theta, rope_s"
+    ):
         load_checkpoint(path, make(), accept=accept)
 
 

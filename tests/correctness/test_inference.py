@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from perflab.lab.inference.cache import KVCache
 from perflab.lab.inference.generate import generate, prefill, stream
@@ -16,6 +17,7 @@ from perflab.lab.inference.sampling import Sampling
 from perflab.lab.inference.scheduler import Request, Scheduler
 from perflab.lab.inference.slots import through_8_bits
 from perflab.lab.inference.speculative import generate_speculatively
+from perflab.lab.inference.weight_layout import lay_out_for_decode
 from perflab.lab.inference.window_cache import WindowCache
 from perflab.lab.models import TransformerLM
 from tests.correctness.inference import (
@@ -118,6 +120,20 @@ def test_generation_ends_at_a_stop_token_and_where_it_is_cancelled() -> None:
     assert stopped == tokens[: tokens.index(stop) + 1]
     streamed = stream(model, PROMPTS[:1], max_new_tokens=30, cache=cache_of("contiguous", PLAIN, 1))
     assert [int(next(streamed)) for _ in range(3)] == tokens[:3]  # and nobody asks for more
+
+
+@pytest.mark.parametrize("name", ["plain", "learned positions"])
+def test_weights_that_are_laid_out_for_decoding_are_the_same_weights(name: str) -> None:
+    """The second model's head is its embedding, which lookups read by rows."""
+    model, plain = model_of(CONFIGS[name]), model_of(CONFIGS[name])
+    lay_out_for_decode(model)
+    laid_out = [n for n, weight in model.named_parameters() if not weight.is_contiguous()]
+    wide = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features > m.in_features]
+    assert wide
+    assert laid_out == [f"{n}.weight" for n in wide]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    check_decoding(model, cache_of("contiguous", CONFIGS[name], 1), [9], steps=4)
+    assert [n for n, weight in model.float().named_parameters() if not weight.is_contiguous()] == laid_out
 
 
 def test_a_compiled_step_generates_what_an_eager_one_does_and_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

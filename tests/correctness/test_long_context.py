@@ -28,6 +28,8 @@ from perflab.lab.attention.long_context import (
 from perflab.lab.attention.pattern import Pattern
 from perflab.lab.attention.pattern_attention import pattern_attention, reference_pattern_attention
 from perflab.lab.attention.scoring import make_scoring, pairs_in_band
+from perflab.lab.inference.generate import generate
+from perflab.lab.models import TransformerLM, build_model
 from perflab.lab.models.rope_scaling import RopeScaling, rope_frequencies, rope_temperature
 
 pytestmark = [
@@ -412,6 +414,22 @@ def test_the_paper_s_ramp_is_linear_in_rotations() -> None:
     assert rope_temperature(scaling) == pytest.approx(0.1 * math.log(8) + 1)
 
 
+def test_the_model_turns_by_the_scaled_frequencies_and_temperature() -> None:
+    """Also where its settings are given in the model's name, and behind a cache, whose tokens come one by one."""
+    model = build_model("tiny+rope_scaling.kind=yarn+rope_scaling.factor=4+rope_scaling.trained_context_length=64")
+    assert isinstance(model, TransformerLM)
+    scaling = RopeScaling(kind="yarn", factor=4.0, trained_context_length=64)
+    assert model.config.rope_scaling == scaling
+    assert model.rope is not None
+    angles = torch.outer(torch.arange(1024, dtype=torch.float64), rope_frequencies(16, 10_000.0, scaling))
+    torch.testing.assert_close(model.rope.cos, ((0.1 * math.log(4) + 1) * angles.cos()).float())
+    torch.testing.assert_close(model.rope.sin, ((0.1 * math.log(4) + 1) * angles.sin()).float())
+    prompt = [3, 1, 4, 1, 5]
+    (tokens,) = generate(model.eval(), [prompt], max_new_tokens=4)
+    whole = model(torch.tensor([prompt + tokens]))[0, len(prompt) - 1 : -1].argmax(-1)
+    assert tokens == whole.tolist()
+
+
 def test_ntk_slows_the_last_pair_by_the_factor_and_keeps_the_first() -> None:
     got = rope_frequencies(64, 10_000.0, RopeScaling(kind="ntk", factor=8, trained_context_length=1024))
     plain = rope_frequencies(64, 10_000.0)
@@ -422,7 +440,8 @@ def test_ntk_slows_the_last_pair_by_the_factor_and_keeps_the_first() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"kind": "cubic"}, r"unknown RoPE scaling kind='cubic'; choose one of: linear, ntk, yarn, yarn-rotations"),
+        ({"kind": "cubic"}, r"unknown RoPE scaling kind='cubic'; choose one of: none, linear, ntk"),
+        ({"kind": "none"}, r"kind='none' with factor=2.0: choose a kind that scales"),
         ({"factor": 0.5}, r"factor=0.5: wanted 1 or more; 1 leaves all as it was"),
         ({"trained_context_length": 0}, r"trained_context_length=0: wanted the length in tokens"),
         ({"slow_rotations": 40.0}, r"wanted 0 < slow_rotations < fast_rotations; the paper has 1 and 32"),

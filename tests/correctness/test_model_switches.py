@@ -17,6 +17,7 @@ from torch import Tensor
 from perflab.correctness import compare
 from perflab.lab.models import MODEL_SIZES, ModelConfig, TransformerLM, parameter_count
 from perflab.lab.models.config import DROPOUTS
+from perflab.lab.models.rope_scaling import RopeScaling
 from perflab.lab.train import cross_entropy_loss, random_tokens
 
 pytestmark = pytest.mark.correctness
@@ -29,6 +30,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "window": {"window": 5},
     "layer-norm": {"norm": "layer"},
     "learned": {"positions": "learned"},
+    "stretched": {"rope_scaling": RopeScaling(kind="linear", factor=4.0)},
     "gelu": {"feed_forward": "gelu"},
     "tied": {"tied_head": True},
     "all": {
@@ -40,6 +42,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
         "tied_head": True,
     },
 }
+STRETCHED = SWITCHES["stretched"]["rope_scaling"]
 DROPPING = {name: {name: 0.25} for name in DROPOUTS}
 T = 24
 
@@ -73,6 +76,8 @@ def written_out(config: ModelConfig, weights: dict[str, Tensor], tokens: Tensor)
             return x
         pairs = torch.arange(0, config.head_dim, 2, device=x.device, dtype=torch.float64)
         angle = position * config.rope_theta ** (-pairs / config.head_dim)
+        if config.rope_scaling.kind == "linear":
+            angle = angle / config.rope_scaling.factor
         turn = torch.complex(angle.cos().float().double(), angle.sin().float().double())  # the tables are float32
         return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * turn).flatten(-2)
 
@@ -323,6 +328,8 @@ def test_a_missing_triton_is_told_when_the_model_is_built(monkeypatch: pytest.Mo
         ({"num_heads": 5}, ValueError, "d_model=64 does not divide into num_heads=5; give a multiple such as d_mo"),
         ({"d_model": 60}, ValueError, "odd head dimension 15, and RoPE turns pairs; give d_model=64"),
         ({"rope_theta": -1.0}, ValueError, "rope_theta=-1.0: wanted a positive, finite number"),
+        ({"rope_scaling": "yarn"}, TypeError, "wanted a RopeScaling, such as RopeScaling(kind='yarn', factor=4.0)"),
+        ({"rope_scaling": STRETCHED, "positions": "learned"}, ValueError, "means nothing where nothing is turned"),
         ({"norm_eps": math.nan}, ValueError, "norm_eps=nan: wanted a positive, finite number"),
         ({"attention": "flesh"}, ValueError, "attention='flesh': wanted one of reference, naive, tiled"),
         ({"num_kv_heads": 3}, ValueError, "num_heads=4 do not divide among num_kv_heads=3; give one of 1, 2, 4"),

@@ -136,6 +136,7 @@ def test_switches_cover_every_choice_of_the_configurations() -> None:
         "num_layers",
         "num_heads",
         "rope_theta",
+        "rope_scaling",
         "norm_eps",
     }
     of_mixers = {"mixer", "mixer_form", "experts"}  # have a study of their own: tests/perf/studies/test_mixers.py

@@ -23,6 +23,7 @@ from perflab.lab.inference.generate import prefill
 from perflab.lab.inference.paged_cache import PagedCache
 from perflab.lab.inference.quantised import quantise
 from perflab.lab.inference.state_cache import StateCache
+from perflab.lab.inference.weight_layout import lay_out_for_decode
 from perflab.lab.inference.window_cache import WindowCache
 from perflab.lab.models import MIXERS, ModelConfig, TransformerLM, build_model, is_size, size_config
 from perflab.lab.models.cost import forward_flops
@@ -43,6 +44,7 @@ class Serving:
     bits       8 or 4: weights are quantised; None: they are not
     kernel     what reads the cache, out of `KERNELS`
     how        a decode step's way: "eager", "compiled" or "graph"
+    laid_out   weights lie as `lay_out_for_decode` stores them
     changes    fields of `ModelConfig` that differ from the named size's
     """
 
@@ -56,6 +58,7 @@ class Serving:
     bits: int | None = None
     kernel: str = "sdpa"
     how: str = "eager"
+    laid_out: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -157,7 +160,7 @@ class Serving:
         if self.bits is not None:
             product = "triton" if self.device.type == "cuda" else "torch"
             return quantise(model, bits=self.bits, group_size=self.group_size, product=product)
-        return model
+        return lay_out_for_decode(model) if self.laid_out else model
 
     def new_cache(self) -> KVCache | StateCache:
         """An empty cache for the batch."""

@@ -68,7 +68,7 @@ def test_prefill(perf: Perf, device: torch.device, model_name: str, context: int
 )
 def test_decode(perf: Perf, device: torch.device, model_name: str, context: int, batch: int, precision: str) -> None:
     """One token of each sequence, behind `context` less one."""
-    one = Serving(model_name, batch, context, device, precision)
+    one = Serving(model_name, batch, context, device, precision, laid_out=device.type == "cpu")
     _declare_decode(perf, one)
     step = DecodeStep(one, filled=not perf.predicts)
     logits = perf(step)
@@ -123,6 +123,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "paged": {"cache": "paged"},
     "int8-cache": {"cache_bits": 8},
+    "weights-laid-out": {"laid_out": True},
     "int8-weights": {"bits": 8},
     "int4-weights": {"bits": 4},
     "grouped-heads": {"changes": {"num_kv_heads": 2}},

@@ -160,7 +160,10 @@ def _read(path: Path) -> dict[str, Any]:
     for part in ("architecture", "weights", "extra"):
         if not isinstance(document.get(part), dict):
             raise _damaged(path, f"it has no {part}")
-    document["architecture"].setdefault("mixer", "attention")  # as all were that do not state it
+    saved = document["architecture"]
+    saved.setdefault("mixer", "attention")  # as all were that do not state it
+    if "rope_theta" in saved:
+        saved.setdefault("rope_scaling.kind", "none")
     if not all(isinstance(tensor, Tensor) for tensor in document["weights"].values()):
         raise _damaged(path, "some of its weights are not tensors")
     return document
@@ -177,7 +180,7 @@ def _require_architecture(
     path: str | os.PathLike[str], saved: Mapping[str, Any], wanted: Mapping[str, Any], accept: Collection[str]
 ) -> None:
     names = [name for name in {**saved, **wanted} if saved.get(name, _ABSENT) != wanted.get(name, _ABSENT)]
-    if any(saved.get(kind) != wanted[kind] for kind in ("mixer", "positions", "feed_forward")):
+    if any(saved.get(kind) != wanted.get(kind) for kind in ("mixer", "positions", "feed_forward", "rope_scaling.kind")):
         # Each kind has settings that the other has not: that follows, and is no news.
         names = [name for name in names if name in saved and name in wanted]
     differ = [name for name in names if name not in accept]

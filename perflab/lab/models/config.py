@@ -34,6 +34,7 @@ from perflab.lab.attention import IMPLEMENTATIONS
 from perflab.lab.attention.registry import DROPOUT, variants_with
 from perflab.lab.experts.config import ExpertConfig
 from perflab.lab.models.mixers import ATTENTION_FIELDS, FEED_FORWARDS, check_mixer, kind_of
+from perflab.lab.models.rope_scaling import NO_SCALING, RopeScaling
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned"]
@@ -46,7 +47,10 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 NO_EXPERTS = ExpertConfig()
 """What `experts` holds where it means nothing; with feed_forward="moe" it is a mixture like any other."""
 
-WITHOUT_A_TENSOR = ("rope_theta", "norm_eps", "window", *DROPOUTS, "experts.capacity_factor")
+WITHOUT_A_TENSOR = (
+    *("rope_theta", *(f"rope_scaling.{field.name}" for field in fields(RopeScaling))),
+    *("norm_eps", "window", *DROPOUTS, "experts.capacity_factor"),
+)
 """Switches of the architecture that change the function, and no parameter's name or shape."""
 
 
@@ -68,6 +72,7 @@ class ModelConfig:
         positions: "rope" turns queries and keys, and is nothing to a mixer without them; "learned" adds a table (C, d)
             to the embedding.
         rope_theta: base of the rotary frequencies (Su et al. 2021, section 3.3 uses 10,000).
+        rope_scaling: how those are stretched, for contexts longer than the model was trained with.
         mixer: what mixes the tokens of a block: "attention", or another of `perflab.lab.models.mixers`.
         feed_forward: "swiglu", three matrices, "gelu", two, or "moe", a mixture of experts.
         experts: that mixture's; it means nothing to the others.
@@ -95,6 +100,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     positions: Positions = "rope"
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling = NO_SCALING
     mixer: str = "attention"
     feed_forward: str = "swiglu"
     experts: ExpertConfig = NO_EXPERTS
@@ -116,6 +122,7 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: wanted one of {', '.join(choices)}")
         _check_experts(self)
+        _check_scaling(self)
         _check_how(self)
 
     @property
@@ -143,8 +150,9 @@ def architecture(config: ModelConfig) -> dict[str, int | float | str | bool | No
     """What function `TransformerLM(config)` is, up to its weights: a checkpoint of another one is another model's.
 
     The dimensions and the switches that have a meaning in this configuration: `context_length` where positions are a
-    table of that length (RoPE goes on as far as one likes), `rope_theta` where there is RoPE, attention's switches
-    with attention, those of experts, as "experts.num_experts", where there are any. Never how it is computed.
+    table of that length (RoPE goes on as far as one likes), `rope_theta` and "rope_scaling.kind" where there is RoPE,
+    the other settings of scaling where it is scaled, attention's switches with attention, those of experts, as
+    "experts.num_experts", where there are any. Never how it is computed.
     """
     kind = kind_of(config)
     names = [
@@ -157,6 +165,8 @@ def architecture(config: ModelConfig) -> dict[str, int | float | str | bool | No
     signature = {name: getattr(config, name) for name in names if name not in idle}
     if "num_kv_heads" not in idle:
         signature = {"num_kv_heads": config.kv_heads, **signature}
+    if config.rotates:
+        signature |= {f"rope_scaling.{name}": value for name, value in config.rope_scaling.architecture().items()}
     if config.feed_forward == "moe":
         signature |= {f"experts.{name}": value for name, value in config.experts.architecture().items()}
     return signature
@@ -277,6 +287,23 @@ def _check_experts(config: ModelConfig) -> None:
         raise ValueError(
             f"experts={config.experts!r} mean nothing to feed_forward={config.feed_forward!r}; give "
             f"feed_forward='moe', or no experts="
+        )
+
+
+def _check_scaling(config: ModelConfig) -> None:
+    if not isinstance(config.rope_scaling, RopeScaling):
+        raise TypeError(
+            f"rope_scaling={config.rope_scaling!r}: wanted a RopeScaling, such as RopeScaling(kind='yarn', factor=4.0)"
+        )
+    if not config.rotates and config.rope_scaling != NO_SCALING:
+        raise ValueError(
+            f"rope_scaling={config.rope_scaling!r} means nothing where nothing is turned by RoPE "
+            f"(mixer={config.mixer!r}, positions={config.positions!r}); give no rope_scaling="
+        )
+    if config.rope_scaling.kind == "ntk" and config.head_dim < 4:
+        raise ValueError(
+            f"rope_scaling.kind='ntk' with a head dimension of {config.head_dim}: wanted 4 or more; give fewer heads, "
+            f"or rope_scaling.kind='linear'"
         )
 
 

@@ -29,6 +29,7 @@ from perflab.lab.attention.scoring import Settings
 from perflab.lab.models.config import ModelConfig, check_cache
 from perflab.lab.models.mixers import StateMixer, kind_of, make_feed_forward, make_mixer
 from perflab.lab.models.recompute import check_checkpointing, run_block
+from perflab.lab.models.rope_scaling import NO_SCALING, RopeScaling, rope_frequencies, rope_temperature
 
 
 class Cache(Protocol):
@@ -57,8 +58,7 @@ class StateCache(Cache, Protocol):
         """The mixer's outputs (B, T, d) for x (B, T, d), behind the layer's state, which moves on."""
 
 
-Angles = tuple[Tensor, Tensor]
-"""Cosines and sines, as RoPE turns by them."""
+Angles = tuple[Tensor, Tensor]  # cosines and sines of what RoPE turns by
 C = TypeVar("C", bound=Cache)
 
 
@@ -152,7 +152,7 @@ class LayerNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """RoPE: position m turns the pair (x_2i, x_2i+1) by m * theta^(-2i / D) (Su et al. 2021, equation 34).
+    """RoPE: position m turns the pair (x_2i, x_2i+1) by m * theta^(-2i / D) (Su et al. 2021, equation 34), or scaled.
 
     After it, the product of a query and a key depends on their positions only through the difference. The
     tables `cos` and `sin` are (context_length, D / 2) float32 buffers that no checkpoint carries.
@@ -161,9 +161,9 @@ class RotaryEmbedding(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_dim: int, context_length: int, theta: float) -> None:
+    def __init__(self, head_dim: int, context_length: int, theta: float, scaling: RopeScaling = NO_SCALING) -> None:
         super().__init__()
-        self.head_dim, self.context_length, self.theta = head_dim, context_length, theta
+        self.head_dim, self.context_length, self.theta, self.scaling = head_dim, context_length, theta, scaling
         cos, sin = self._tables(None)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -184,10 +184,10 @@ class RotaryEmbedding(nn.Module):
 
     def _tables(self, device: torch.device | None) -> tuple[Tensor, Tensor]:
         # In float64: at position 100,000 a float32 angle is already off by 0.004 rad.
-        pair = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64)
         position = torch.arange(self.context_length, device=device, dtype=torch.float64)
-        angle = torch.outer(position, self.theta ** (-pair / self.head_dim))
-        return angle.cos().float(), angle.sin().float()
+        angle = torch.outer(position, rope_frequencies(self.head_dim, self.theta, self.scaling, device))
+        scale = rope_temperature(self.scaling)
+        return (scale * angle.cos()).float(), (scale * angle.sin()).float()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
         # `.to(bfloat16)` would round the tables, and `to_empty` leave them uninitialised with no checkpoint
@@ -321,7 +321,7 @@ class TransformerLM(nn.Module):
         learned, rotary = config.positions == "learned", (config.head_dim, config.context_length, config.rope_theta)
         # Of the tokens' own size, so that neither drowns the other.
         self.positions = Embedding(config.context_length, config.d_model, std) if learned else None
-        self.rope = RotaryEmbedding(*rotary) if config.rotates else None
+        self.rope = RotaryEmbedding(*rotary, config.rope_scaling) if config.rotates else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = make_norm(config)
         # A tied head is no module: moved from "meta", two modules that share a parameter would share it no more.
