@@ -7,10 +7,9 @@ tiers' records alone; what runs, judges and shows cases is loaded with the first
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from perflab.compared.records import ComparedCase
 from perflab.compiled.records import CompiledCase
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     import argparse
 
     import pytest
+    from typing_extensions import override as override
 
     from perflab.plugin.case.fresh_process import Job
     from perflab.plugin.config.settings import Given, Settings
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from perflab.results import Document, Result
     from perflab.store.join import Part
     from perflab.store.stale import StoredFile
+else:  # Python 3.12 has it, and only mypy reads it: in a tier's class, what overrides nothing is an error
+
+    def override(method):
+        """Return the method."""
+        return method
+
 
 Run = Callable[["argparse.Namespace"], int]
 """Runs a command of ``perflab``; returns its exit status."""
@@ -40,16 +46,15 @@ Outcome = MeasuredCase | ComparedCase | PredictedCase | CompiledCase
 
 
 class Tier:
-    """What a tier can be asked for; its module ``tier`` has one, ``TIER``. What it leaves out, it has nothing of."""
+    """What a tier can be asked for. Its module ``tier`` has one, ``TIER``, which overrides what it has to say to.
 
-    def __init__(self, folder: str | None = None, unit: str = "case", **functions: str | Callable[..., Any]) -> None:
-        """``folder``: how those of its baselines begin, if any; ``unit``: what a test with its fixture is called.
+    A method loads what it calls when it is called: each run has all tiers, and uses one or two.
+    """
 
-        ``functions``: what it has of the methods below; a text says where one is that is loaded when it is called.
-        """
-        self.folder, self.unit = folder, unit
-        for name, function in functions.items():
-            setattr(self, name, partial(_call, function) if isinstance(function, str) else function)
+    folder: str | None = None
+    """How the folders of its baselines begin; None: it stores none."""
+    unit = "case"
+    """What a test with its fixture is called."""
 
     def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
         """Its commands of ``perflab``, by name."""
@@ -142,10 +147,6 @@ class Tier:
             BaselineError: a file is damaged or foreign.
         """
         raise NotImplementedError
-
-
-def _call(place: str, *arguments: Any) -> Any:
-    return resolve_name(place)(*arguments)
 
 
 def names() -> list[str]:

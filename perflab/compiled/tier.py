@@ -1,22 +1,107 @@
-"""The compiled tier, behind the protocol of ``tiers.py``: Triton kernels compiled ahead of time, nothing run.
+"""The compiled tier, behind the protocol of ``tiers.py``: Triton kernels compiled ahead of time, nothing run."""
 
-It has no stale files: what is registered is not known from tests, so ``perflab kernels --update`` removes them.
-"""
+from __future__ import annotations
 
-from perflab.tiers import Tier
+from typing import TYPE_CHECKING
 
-TIER = Tier(
-    folder="triton-",
-    unit="kernel",
-    commands="perflab.compiled.command:commands",
-    settings="perflab.compiled.settings:read",
-    spread="perflab.compiled.run.cases:spread",
-    run="perflab.compiled.run.cases:run",
-    explain="perflab.compiled.report:explain_kernel",
-    lines="perflab.compiled.report:lines",
-    sections="perflab.compiled.report:sections",
-    describe="perflab.compiled.report:describe",
-    judge_runs="perflab.compiled.judge:judge_runs",
-    save="perflab.compiled.run.kernels:save",
-    join="perflab.compiled.store:join",
-)
+from perflab.tiers import Tier, override
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from perflab.compiled.settings import Compiling
+    from perflab.plugin.case.fresh_process import Job
+    from perflab.plugin.config.settings import Given, Settings
+    from perflab.plugin.session.saving import Saving
+    from perflab.records import Judgement, Policy
+    from perflab.report.contents import Case
+    from perflab.report.lines import Line, Section
+    from perflab.report.view import View
+    from perflab.results import Document, Result
+    from perflab.store.join import Part
+    from perflab.tiers import Run
+
+
+class CompiledTier(Tier):
+    """Triton kernels compiled ahead of time, nothing run.
+
+    It has no stale files: what is registered is not known from tests, so ``perflab kernels --update`` removes them.
+    """
+
+    folder = "triton-"
+    unit = "kernel"
+
+    @override
+    def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
+        from perflab.compiled.command import commands
+
+        return commands()
+
+    @override
+    def settings(self, given: Given) -> Compiling:
+        from perflab.compiled.settings import read
+
+        return read(given)
+
+    @override
+    def spread(self, metafunc: pytest.Metafunc) -> None:
+        from perflab.compiled.run.cases import spread
+
+        spread(metafunc)
+
+    @override
+    def run(
+        self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
+    ) -> list[pytest.Item]:
+        from perflab.compiled.run.cases import run
+
+        return run(config, settings, items, job)
+
+    @override
+    def explain(self, result: Result, accept: str | None) -> str:
+        from perflab.compiled.report import explain_kernel
+
+        return explain_kernel(result, accept)
+
+    @override
+    def lines(self, document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
+        from perflab.compiled.report import lines
+
+        return lines(document, results, width, view)
+
+    @override
+    def sections(self, document: Document, results: Sequence[Result], view: View) -> list[Section]:
+        from perflab.compiled.report import sections
+
+        return sections(document, results, view)
+
+    @override
+    def describe(self, result: Result, case: Case) -> Case:
+        from perflab.compiled.report import describe
+
+        return describe(result, case)
+
+    @override
+    def judge_runs(self, before: Result, now: Result, policy: Policy) -> Judgement | None:
+        from perflab.compiled.judge import judge_runs
+
+        return judge_runs(before, now, policy)
+
+    @override
+    def save(self, saving: Saving) -> None:
+        from perflab.compiled.run.kernels import save
+
+        save(saving)
+
+    @override
+    def join(self, paths: Sequence[Path]) -> Part:
+        from perflab.compiled.store import join
+
+        return join(paths)
+
+
+TIER = CompiledTier()

@@ -1,21 +1,119 @@
 """The measured tier, behind the protocol of ``tiers.py``: cases that run here, compared with stored numbers."""
 
-from perflab.tiers import Tier
+from __future__ import annotations
 
-TIER = Tier(
-    folder="",
-    run="perflab.measured.run.cases:run",
-    explain="perflab.measured.report.failure:explain",
-    lines="perflab.measured.report.section:lines",
-    sections="perflab.measured.report.section:sections",
-    notes="perflab.measured.report.section:notes",
-    describe="perflab.measured.report.contents:describe",
-    judge_runs="perflab.measured.judge.two_runs:judge_runs",
-    data="perflab.measured.report.section:data",
-    sets_beside="perflab.measured.report.side_by_side:side_by_side",
-    own_columns="perflab.measured.report.columns:own_columns",
-    take_turns="perflab.measured.run.tables:take_turns",
-    save="perflab.measured.run.saving:save",
-    stored="perflab.measured.store.stored:stored",
-    join="perflab.measured.store.stored:join",
-)
+from typing import TYPE_CHECKING
+
+from perflab.tiers import Tier, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from perflab.plugin.case.fresh_process import Job
+    from perflab.plugin.config.settings import Settings
+    from perflab.plugin.session.saving import Saving
+    from perflab.records import Environment, Judgement, Policy
+    from perflab.report.contents import Case
+    from perflab.report.lines import Line, Section
+    from perflab.report.view import View
+    from perflab.results import Document, Result
+    from perflab.store.join import Part
+    from perflab.store.stale import StoredFile
+
+
+class MeasuredTier(Tier):
+    """Cases that run here, compared with stored numbers."""
+
+    folder = ""
+
+    @override
+    def run(
+        self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
+    ) -> list[pytest.Item]:
+        from perflab.measured.run.cases import run
+
+        return run(config, settings, items, job)
+
+    @override
+    def explain(self, result: Result, accept: str | None) -> str:
+        from perflab.measured.report.failure import explain
+
+        return explain(result, accept)
+
+    @override
+    def lines(self, document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
+        from perflab.measured.report.section import lines
+
+        return lines(document, results, width, view)
+
+    @override
+    def sections(self, document: Document, results: Sequence[Result], view: View) -> list[Section]:
+        from perflab.measured.report.section import sections
+
+        return sections(document, results, view)
+
+    @override
+    def notes(self, document: Document, results: Sequence[Result], width: int) -> list[str]:
+        from perflab.measured.report.section import notes
+
+        return notes(document, results, width)
+
+    @override
+    def describe(self, result: Result, case: Case) -> Case:
+        from perflab.measured.report.contents import describe
+
+        return describe(result, case)
+
+    @override
+    def judge_runs(self, before: Result, now: Result, policy: Policy) -> Judgement | None:
+        from perflab.measured.judge.two_runs import judge_runs
+
+        return judge_runs(before, now, policy)
+
+    @override
+    def data(self, document: Document, results: Sequence[Result]) -> dict[str, object]:
+        from perflab.measured.report.section import data
+
+        return data(document, results)
+
+    @override
+    def sets_beside(self, results: Sequence[Result], parameter: str) -> bool:
+        from perflab.measured.report.side_by_side import side_by_side
+
+        return bool(side_by_side(results, parameter))
+
+    @override
+    def own_columns(self, results: Sequence[Result]) -> list[str]:
+        from perflab.measured.report.columns import own_columns
+
+        return own_columns(results)
+
+    @override
+    def take_turns(self, saving: Saving) -> None:
+        from perflab.measured.run.tables import take_turns
+
+        take_turns(saving)
+
+    @override
+    def save(self, saving: Saving) -> None:
+        from perflab.measured.run.saving import save
+
+        save(saving)
+
+    @override
+    def stored(self, directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
+        from perflab.measured.store.stored import stored
+
+        return stored(directory, environments)
+
+    @override
+    def join(self, paths: Sequence[Path]) -> Part:
+        from perflab.measured.store.stored import join
+
+        return join(paths)
+
+
+TIER = MeasuredTier()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,17 @@ PROCESSES = 3
 """That hold the case at once while it is confirmed, beside this one."""
 CALLS_IN_A_PAIR = 16
 """Of a case whose call is long: two warm-ups, two blocks of four turns, memory's and the last one."""
-_UNCHANGED = "no tracked file has changed since"
 LEAST_S = 10.0
 """What two pairs of processes take even of a quick case: mostly their start."""
+
+
+@dataclass(frozen=True)
+class NoTurns:
+    """Why a case was not measured in turns with its baseline's code."""
+
+    told: str
+    out_of_time: bool = False
+    """Whether only the run's time was missing."""
 
 
 def may_settle(one: Judged) -> bool:
@@ -70,20 +78,22 @@ class Settling:
         entry, policy = one.baseline.times, turns_policy(one.settings.policy)
         assert entry is not None, "what is unsettled was compared with stored times"
         notes: list[str] = []
-        compared: dict[str, Comparison | str] = {}
+        compared: dict[str, Comparison | NoTurns] = {}
         last: Compared | None = None
+        same_code = False
         for what in one.judgement.unsettled:
             saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
             code = self.code(what, saved)
             if code.commit is None:
                 notes.append(code.told)
+                same_code |= code.is_here
                 continue
             there = f"{code.commit[:7]}, {code.told}"
             if code.commit not in compared:
                 compared[code.commit] = self._in_turns(one, code.commit)
             found = compared[code.commit]
-            if isinstance(found, str):
-                notes.append(found if found == _no_time(one) else f"no A/B re-run with {there}: {found}")
+            if isinstance(found, NoTurns):
+                notes.append(found.told if found.out_of_time else f"no A/B re-run with {there}: {found.told}")
                 continue
             last = found.cases[one.case]
             said = latency_findings({one.case: last.logs}, found.controls, policy)[one.case]
@@ -93,7 +103,7 @@ class Settling:
             if one.judgement.verdict is Verdict.REGRESSED:
                 break
         judgement = one.judgement
-        if looks_faster(judgement) and any(note.startswith(_UNCHANGED) for note in notes):
+        if looks_faster(judgement) and same_code:
             judgement = changed(judgement, verdict=Verdict.INCONCLUSIVE)
         if last is not None:
             judgement = with_outputs(with_evidence(judgement, last, one.record.environment), last)
@@ -105,7 +115,7 @@ class Settling:
     def code(self, what: str, saved: Saved) -> CodeOf:
         """The commit to compare with, or why there is none."""
         code = self.code_of(what, saved)
-        if code.commit is None and code.told and not code.told.startswith(_UNCHANGED):
+        if code.commit is None and code.told and not code.is_here:
             return CodeOf(None, f"no A/B re-run: {code.told}")
         return code
 
@@ -116,9 +126,10 @@ class Settling:
         if code.commit is None or self._differs_from(code.commit, root, baselines):
             return code
         there = f"{code.commit[:7]}, {code.told}"
-        return CodeOf(None, f"{_UNCHANGED} {there}: the machine or an installed package may have changed")
+        told = f"no tracked file has changed since {there}: the machine or an installed package may have changed"
+        return CodeOf(None, told, is_here=True)
 
-    def _in_turns(self, one: Judged, commit: str) -> Comparison | str:
+    def _in_turns(self, one: Judged, commit: str) -> Comparison | NoTurns:
         """A comparison that is decided, or why there is none."""
         device = one.state.device
         assert device is not None
@@ -126,7 +137,7 @@ class Settling:
         there, left_s = (commit, one.case.split("::")[0]), self._budget.measuring_s()
         problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, device, PROCESSES)
         if problem is not None:
-            return problem
+            return NoTurns(problem)
         if left_s is not None and left_s < LEAST_S:
             return _no_time(one)
         found = Comparison()
@@ -134,16 +145,16 @@ class Settling:
             self._compare(one, commit, found)
         except RivalError as error:
             self._unusable[there] = in_short(error.problem, commit)
-            return self._unusable[there]
+            return NoTurns(self._unusable[there])
         except OSError as error:  # the cache may be full, or another's: no reason to fail a test
-            return str(error)
+            return NoTurns(str(error))
         compared, policy = found.cases[one.case], turns_policy(one.settings.policy)
         why = why_not_settled(compared, commit)
         open_ones = found.in_stage(Stage.UNSCREENED, policy) + found.in_stage(Stage.OPEN, policy)
         undecided = why is not None or compared in open_ones
         if undecided and found.out_of_time:
             return _no_time(one)
-        return why or ("the case measured nothing there" if undecided else found)
+        return NoTurns(why or "the case measured nothing there") if undecided else found
 
     def _compare(self, one: Judged, commit: str, found: Comparison) -> None:
         case, moved, show = one.case, one.old_name, self._progress.show
@@ -172,8 +183,8 @@ def limits_of(one: Judged, seconds_left: Callable[[], float | None]) -> Limits:
     )
 
 
-def _no_time(one: Judged) -> str:
-    return one.settings.over_before("it could be re-run A/B with its baseline's commit")
+def _no_time(one: Judged) -> NoTurns:
+    return NoTurns(one.settings.over_before("it could be re-run A/B with its baseline's commit"), out_of_time=True)
 
 
 def _too_long(one: Judged) -> str | None:

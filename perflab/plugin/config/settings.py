@@ -114,13 +114,6 @@ class Settings:
         """A tier's own settings."""
         return next(one for one in self.parts if isinstance(one, kind))
 
-    def __getattr__(self, name: str) -> Any:
-        """A tier's own setting too is read as one of these: ``settings.gpu``."""
-        for one in () if name.startswith("__") or name == "parts" else self.parts:
-            if hasattr(one, name):
-                return getattr(one, name)
-        raise AttributeError(name)
-
     @property
     def policy(self) -> Policy:
         """What counts as worse."""

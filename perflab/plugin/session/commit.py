@@ -19,6 +19,8 @@ class CodeOf:
     commit: str | None
     told: str
     """With a commit: how it belongs to the baseline. Without: why there is none; empty where there is no git."""
+    is_here: bool = False
+    """Whether there is none because the code here is the same: no tracked file has changed since."""
 
 
 def current_commit(root: Path, baselines: Path, results: Path | None = None) -> str | None:
