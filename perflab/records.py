@@ -164,6 +164,8 @@ class Uncompared(Data, frozen=True):
     """Whether ``--perf-update-new`` saves a value that the next run here compares with."""
     calls_differ: bool = False
     """Whether it was exact before and is not now, since calls differ: then nobody can tell whether it rose."""
+    elsewhere: bool = False
+    """Whether its baseline was saved with other threads, instructions or caches than there are here."""
 
 
 class Judgement(Data, frozen=True):

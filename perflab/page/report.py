@@ -11,12 +11,12 @@ from perflab.page.case_tables import compared_table, identity, rank, run_table
 from perflab.page.case_view import CaseView, case_view
 from perflab.page.pictures import differences
 from perflab.page.render import render
-from perflab.page.sentences import evidence_of
+from perflab.page.sentences import disturbances_of
 from perflab.page.sets import SetView, sets_of
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, short
 from perflab.records import Environment, Verdict
 from perflab.report.beside_text import run_facts
-from perflab.report.contents import CALIBRATION, Contents, RunContents
+from perflab.report.contents import Contents, RunContents
 from perflab.report.lines import MARKED
 from perflab.report.tally import ACCEPTED, said_of
 from perflab.units import format_names
@@ -116,9 +116,8 @@ def _disturbances_of(run: RunContents) -> list[str]:
     """What went on beside cases, each sentence once with the cases that it is of."""
     found: dict[str, list[str]] = {}
     for case in run.cases:
-        for text in evidence_of(case):
-            if not text.startswith(("the machine ", CALIBRATION)):
-                found.setdefault(text, []).append(case.name)
+        for text in disturbances_of(case):
+            found.setdefault(text, []).append(case.name)
     return [f"{text}: {format_names([short(name) for name in names])}" for text, names in found.items()]
 
 

@@ -55,15 +55,20 @@ def _looked_at(case: Case) -> list[str]:
     return told
 
 
-def evidence_of(case: Case) -> list[str]:
-    """What was going on beside the case, as far as that is known."""
+def disturbances_of(case: Case) -> list[str]:
+    """What disturbed the case's measurement, as far as that is known, a sentence each."""
     told = list(case.disturbed or [])
     told += [text for text in case.beside if not any(one.startswith(text) for one in told)]
     times = case.times
     if times is not None and times.settled is False:
         told.append(f"its readings had not settled after {times.warmup_calls} warm-up calls")
     told += [f"work ran on in {name} after the call had returned" for name in (times.ran_on if times else [])]
-    told += [f"no profile: {case.not_profiled}"] if case.not_profiled else []
+    return told + ([f"no profile: {case.not_profiled}"] if case.not_profiled else [])
+
+
+def evidence_of(case: Case) -> list[str]:
+    """What was going on beside the case: disturbances, the calibration workload's times, the machine's counters."""
+    told = disturbances_of(case)
     read = {name: one for name, one in case.quantities.items() if name.startswith(CALIBRATION)}
     if read:
         figures = [f"{name.removeprefix(CALIBRATION)} {amount(one.now, one.unit)}" for name, one in read.items()]

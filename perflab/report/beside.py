@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.documents import weave
-from perflab.environment import differences, differing, exact_environment
+from perflab.environment import differing, exact_environment
 from perflab.records import Environment
 from perflab.report.contents import Case, Compared, Quantity, RunContents
 
@@ -56,12 +56,10 @@ def _obstacles(
         pairs = {name: (value, other.compared_by.get(name)) for name, value in base.compared_by.items()}
         told = ", ".join(f"{name} {then} -> {now}" for name, (then, now) in pairs.items() if then != now)
         return told or None, told or None
-    times = differences(base_environment, environment)
+    times = differing(base_environment, environment)
     exact = list(differing(exact_environment(base_environment), exact_environment(environment)).values())
-    moved = base_environment.machine != environment.machine
-    label = [OTHER_MACHINE] if moved else []
-    more = [text for text in times if not text.startswith("machine ")]
-    return ", ".join([*label, *more]) or None, ", ".join(exact) or None
+    label = [OTHER_MACHINE] if times.pop("machine", None) else []
+    return ", ".join([*label, *times.values()]) or None, ", ".join(exact) or None
 
 
 def _ratio(before: Quantity, now: Quantity) -> float | None:

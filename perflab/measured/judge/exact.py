@@ -185,7 +185,7 @@ def judge_exact(
     for name, why in found.doubtful.items():
         if name in counts and counts[name].now != counts[name].before:
             del counts[name]
-            missed += [Uncompared(name, why, can_be_saved=True)] if policy.gate_counts else []
+            missed += [Uncompared(name, why, can_be_saved=True, elsewhere=True)] if policy.gate_counts else []
     return Needs(memory, counts, drift, missed)
 
 
@@ -197,7 +197,8 @@ def _memory(
     if memory.change is None:
         return memory, {}, missed or [Uncompared("memory", "not measured here")] * bool(exact.peak_bytes)
     if why is not None and memory.change.now != memory.change.before:
-        return NOT_COMPARED, {}, [Uncompared("memory", why, can_be_saved=True, calls_differ=bool(memory.reasons))]
+        differ = bool(memory.reasons)
+        return NOT_COMPARED, {}, [Uncompared("memory", why, can_be_saved=True, calls_differ=differ, elsewhere=True)]
     anchor = exact.memory_anchor
     if anchor is None or memory.reasons:
         return memory, {}, []

@@ -54,7 +54,7 @@ def _without_quantities(results: Sequence[Result]) -> list[str]:
         for missed, count in here.items():
             same.setdefault(count, []).append(in_words(missed.quantity))
         said = ", ".join(f"{listed(names)} of {format_count(count, 'case')}" for count, names in same.items())
-        save = "save here too" if reason.startswith("saved with") else "save"
+        save = "save here too" if any(missed.elsewhere for missed in here) else "save"
         remedy = f" ({save}: --perf-update-new)" if any(missed.can_be_saved for missed in here) else ""
         lines.append(f"{said} not compared: {reason}{remedy}")
     return lines
