@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean, geometric_mean, median, stdev
+from statistics import fmean, median
 
 from perflab.measured.judge.robust import robust_spread
 
@@ -125,7 +125,9 @@ def together(sides: Sequence[Sequence[TurnTime]]) -> list[TurnTime]:
     """The turns of several processes of one side as one process's; as many as the shortest of them has."""
     return [
         TurnTime(
-            geometric_mean(turn.fastest_ns for turn in turns), fmean(turn.mean_ns for turn in turns), turns[0].calls
+            math.prod(turn.fastest_ns for turn in turns) ** (1 / len(turns)),
+            math.fsum(turn.mean_ns for turn in turns) / len(turns),
+            turns[0].calls,
         )
         for turns in zip(*sides, strict=False)
     ]
@@ -167,20 +169,25 @@ def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
     # Means are taken in units of what a call takes in the block at best, so that a slow block weighs as much as any.
     means = []
     for block in blocks:
-        turns = slice(2 * block, 2 * block + 2)
-        level_ns = geometric_mean(min(turn.fastest_ns for turn in side[turns]) for side in (new, old))
-        means.append([fmean(turn.mean_ns for turn in side[turns]) / level_ns for side in (new, old)])
+        pairs = [(side[2 * block], side[2 * block + 1]) for side in (new, old)]
+        level_ns = math.sqrt(math.prod(min(one.fastest_ns, other.fastest_ns) for one, other in pairs))
+        means.append([(one.mean_ns + other.mean_ns) / (2 * level_ns) for one, other in pairs])
     of_new, of_old = zip(*means, strict=True)
     groups = len(means) // math.ceil(LEAST_CALLS / (2 * min(new[0].calls, old[0].calls)))
     share = TRIMMED if groups >= LEAST_GROUPS else 0.0
     groups = groups if share else len(means)
     logs_of_means = [math.log(fmean(of_new[i::groups]) / fmean(of_old[i::groups])) for i in range(groups)]
     middle, middle_error = _middle(logs_of_means, share)
-    one_sided = len(blocks) > 1 and stdev(of_new) > LOPSIDED * stdev(of_old)
     mean_new, mean_old = fmean(of_new), fmean(of_old)
+    one_sided = _squares(of_new, mean_new) > LOPSIDED**2 * _squares(of_old, mean_old)
     all_error = _middle([new / mean_new - old / mean_old for new, old in means], 0.0)[1]
     of_all = math.log(mean_new / mean_old) - log
     return Reading(log, error, middle - log, middle_error, of_all, all_error, one_sided)
+
+
+def _squares(values: Sequence[float], mean: float) -> float:
+    """The sum of squared distances from the mean."""
+    return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _middle(values: Sequence[float], share: float) -> tuple[float, float]:
@@ -189,5 +196,6 @@ def _middle(values: Sequence[float], share: float) -> tuple[float, float]:
     kept = ordered[out : len(ordered) - out]
     if len(kept) < 2:
         return fmean(kept), math.inf
-    spread = stdev([*kept[:1] * out, *kept, *kept[-1:] * out])
+    drawn_in = [*kept[:1] * out, *kept, *kept[-1:] * out]
+    spread = math.sqrt(_squares(drawn_in, fmean(drawn_in)) / (len(values) - 1))
     return fmean(kept), spread * math.sqrt(len(values)) / len(kept)
