@@ -2,8 +2,8 @@
 
 A digest is of what a result depends on: the source of a kernel and of everything of this repository that it calls,
 with the constants that they read; its arguments; the configuration; Triton's version. `kernels.digests.json` holds
-those that `make kernels` has compiled and proven. PERFLAB_KERNELS=all checks everything, PERFLAB_ROTATION=7 the tenth of
-that day.
+those that `make kernels` has compiled and proven. PERFLAB_KERNELS=all checks everything, PERFLAB_ROTATION=7 the tenth
+of that day.
 """
 
 import hashlib
