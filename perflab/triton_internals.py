@@ -20,6 +20,7 @@ from perflab.internals import TRITON, attribute, needs
 _COMPILE = "compile a kernel without a GPU"
 _LOG = "read what the assembler says of a kernel"
 _INTERPRETER = "tell whether the interpreter runs a kernel"
+_TUNER = "know the configurations of an autotuned kernel"
 
 NO_GPU = "0 active drivers"
 """What Triton says of a launch that finds no GPU (``triton/runtime/driver.py``). If it says another thing, the error is
@@ -152,6 +153,75 @@ def is_assembler_error(error: object) -> bool:
     from triton.runtime.errors import PTXASError
 
     return isinstance(error, PTXASError)
+
+
+@needs(TRITON, "triton.compiler.errors:CompileTimeAssertionFailure", "triton.runtime.errors:PTXASError", to=_TUNER)
+def tuner_passes_over(error: object) -> bool:
+    """Whether the autotuner goes on to its next configuration after such an error, as after one that does not fit."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import PTXASError
+
+    return isinstance(error, CompileTimeAssertionFailure | PTXASError)
+
+
+@needs(TRITON, "triton.runtime.autotuner:Autotuner", to=_TUNER)
+def is_autotuner(kernel: object) -> bool:
+    """Whether ``@triton.autotune`` made it."""
+    from triton.runtime.autotuner import Autotuner
+
+    return isinstance(kernel, Autotuner)
+
+
+@needs(TRITON, "triton.runtime.autotuner:Heuristics", to=_TUNER)
+def has_heuristics(kernel: object) -> bool:
+    """Whether ``@triton.heuristics`` made it."""
+    from triton.runtime.autotuner import Heuristics
+
+    return isinstance(kernel, Heuristics)
+
+
+def below(kernel: Any) -> Any:
+    """What ``@triton.autotune`` or ``@triton.heuristics`` decorated."""
+    return attribute(TRITON, kernel, "fn", _TUNER)
+
+
+def heuristics_of(kernel: Any) -> Mapping[str, Callable[[dict[str, Any]], Any]]:
+    """Parameter -> function of all arguments, of a kernel with heuristics."""
+    return dict(attribute(TRITON, kernel, "values", _TUNER))
+
+
+def configs_of(tuner: Any) -> list[Any]:
+    """The ``triton.Config`` of an autotuned kernel, in their order."""
+    return list(attribute(TRITON, tuner, "configs", _TUNER))
+
+
+def parameters_of(tuner: Any) -> list[str]:
+    """The parameters of an autotuned kernel, in their order."""
+    return list(attribute(TRITON, tuner, "arg_names", _TUNER))
+
+
+def pruning_of(tuner: Any) -> Callable[..., Any] | None:
+    """``early_config_prune`` of ``prune_configs_by``; None where the tuner has none."""
+    found: Callable[..., Any] | None = attribute(TRITON, tuner, "early_config_prune", _TUNER)
+    return found
+
+
+@contextmanager
+def tuner_held_to(tuner: Any, config: Any, before: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Within, each launch of an autotuned kernel runs ``config``, after ``before(arguments by name)``."""
+    configs, names = attribute(TRITON, tuner, "configs", _TUNER), parameters_of(tuner)
+    run = attribute(TRITON, tuner, "run", _TUNER)
+
+    def run_one(*arguments: Any, **keywords: Any) -> Any:
+        before({**dict(zip(names, arguments, strict=False)), **keywords})
+        return run(*arguments, **keywords)
+
+    tuner.configs, tuner.run = [config], run_one  # with one there is no choice
+    try:
+        yield
+    finally:
+        tuner.configs = configs
+        del tuner.run
 
 
 def interpreter_is_loaded() -> bool:

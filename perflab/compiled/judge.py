@@ -37,6 +37,8 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
     """Compare a compiled kernel with its baseline, or with none."""
     here = now.resources
     before = baseline.resources if baseline is not None else None
+    if now.passed_over and (here is None or before is None or not before.fits):
+        return Judgement(verdict=Verdict.SKIPPED, reasons=[_passed_over(now)])
     if here is None:
         first = (now.problem or "the compiler gave no message").splitlines()[0]
         reasons = [f"does not compile for sm_{now.arch}: {first}"]
@@ -44,6 +46,8 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
             return Judgement(verdict=Verdict.FAILED, reasons=reasons)
         return Judgement(verdict=Verdict.REGRESSED, worse=["compiling"], reasons=reasons)
     too_much = _too_much(here, now.arch)
+    if too_much and now.tuned is not None and not now.passed_over:
+        too_much.append(f"no configuration of {now.tuned} can run there: its autotuner has nothing to choose")
     if too_much and (before is None or _too_much(before, now.arch)):
         return Judgement(verdict=Verdict.FAILED, reasons=too_much)
     if baseline is None or before is None:
@@ -70,7 +74,14 @@ def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
 
 def is_broken(kernel: CompiledKernel) -> bool:
     """Whether the kernel cannot run at all, so that no option lets it pass, and nobody saves it."""
-    return kernel.resources is None or bool(_too_much(kernel.resources, kernel.arch))
+    return not kernel.passed_over and (kernel.resources is None or not kernel.resources.fits)
+
+
+def _passed_over(now: CompiledKernel) -> str:
+    """Why the autotuner goes on to another configuration."""
+    said = (now.problem or "it does not compile").splitlines()[0]
+    why = said if now.resources is None else "; ".join(_too_much(now.resources, now.arch))
+    return f"the autotuner passes it over on sm_{now.arch}: {why}"
 
 
 def _too_much(here: KernelResources, arch: int) -> list[str]:

@@ -41,6 +41,11 @@ class KernelResources(Data, frozen=True):
         """Shared memory of a block."""
         return self.static_shared_bytes + self.dynamic_shared_bytes
 
+    @property
+    def fits(self) -> bool:
+        """Whether a multiprocessor has room for a block, so that a launch can run."""
+        return self.shared_bytes <= self.shared_limit_bytes and self.blocks_per_sm > 0
+
 
 class CompiledKernel(Data, frozen=True):
     """A registered kernel, compiled for one architecture: what it takes, or why there is nothing to take."""
@@ -54,6 +59,10 @@ class CompiledKernel(Data, frozen=True):
     resources: KernelResources | None = None
     problem: str | None = None
     """What the compiler said, if it did not compile."""
+    tuned: str | None = None
+    """The autotuned example that it is a configuration of."""
+    passed_over: bool = False
+    """The autotuner goes on to another configuration on this architecture, which can run."""
 
 
 class KernelBaseline(Data, frozen=True):

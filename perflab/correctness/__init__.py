@@ -4,12 +4,15 @@
 
 `budget` says how far off a tensor may be, `compare` how far off it is and where, `poison` makes memory
 that was never written visible, and `verify` puts a candidate through all of it. `diagnosis` and `hints`
-look for the cause of what is wrong. Nothing here knows attention, or pytest.
+look for the cause of what is wrong. `configurations` and `forced` run an autotuned kernel in each
+configuration that its tuner may choose. Nothing here knows attention, or pytest.
 """
 
+from perflab.configurations import Configuration, configurations
 from perflab.correctness.budget import Budget, Errors, derive_budget, measure_errors, rounding_band
 from perflab.correctness.compare import Numbers, Report, TensorReport, compare, compare_all
 from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, explained, find_causes
+from perflab.correctness.forced import PrunedError, forced
 from perflab.correctness.hints import find_hints
 from perflab.correctness.operator import Operator, OperatorCase
 from perflab.correctness.poison import PoisonedMemory
@@ -18,6 +21,7 @@ from perflab.correctness.verify import expanded_ones, random_upstream, verify
 
 __all__ = [
     "Budget",
+    "Configuration",
     "Errors",
     "Evidence",
     "Explanation",
@@ -26,15 +30,18 @@ __all__ = [
     "Operator",
     "OperatorCase",
     "PoisonedMemory",
+    "PrunedError",
     "Report",
     "TensorReport",
     "compare",
     "compare_all",
+    "configurations",
     "derive_budget",
     "expanded_ones",
     "explained",
     "find_causes",
     "find_hints",
+    "forced",
     "measure_errors",
     "random_upstream",
     "rounding_band",

@@ -65,7 +65,7 @@ class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return _resize(func, args, kwargs)
         result = func(*args, **kwargs)
         if func.overloadpacket in _ALLOCATING:
-            _fill(result)
+            fill(result)
         return result
 
     def _call_custom_operator(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -88,11 +88,12 @@ def _resize(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     old = args[0].numel()
     result = func(*args, **kwargs)
     if result.numel() > old and result.is_contiguous():
-        _fill(result.view(-1)[old:])
+        fill(result.view(-1)[old:])
     return result
 
 
-def _fill(tensor: Tensor) -> None:
+def fill(tensor: Tensor) -> None:
+    """Overwrite a tensor with NaN, True, or the largest integer of its dtype."""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         tensor.fill_(float("nan"))
     elif tensor.dtype == torch.bool:

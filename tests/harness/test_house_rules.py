@@ -110,6 +110,7 @@ ROOMS = {
     "internals": Room(below="errors"),
     "torch_internals": Room(below="internals", torch=When.CALLED),
     "triton_internals": Room(below="internals", torch=When.CALLED),
+    "configurations": Room(below="errors triton_internals"),
     "environment": Room(below="records errors units torch_internals", packages="msgspec", torch=When.CALLED),
     "files": Room(),
     "locks": Room(below="files", packages="filelock"),
@@ -132,7 +133,7 @@ ROOMS = {
     "report": Room(below=f"{_GROUND} page"),
     "page": Room(below=f"perflab {_BARE} report", packages="jinja2 markupsafe"),
     "snapshots": Room(below="errors units files event_lines report tiers page", packages="markupsafe"),
-    "correctness": Room(below=f"{_GROUND} {_PRIVATE}", packages="syrupy", torch=When.IMPORTED),
+    "correctness": Room(below=f"{_GROUND} {_PRIVATE} configurations", packages="syrupy", torch=When.IMPORTED),
     # The tiers. A measured case may turn into a prediction, and be settled by turns with its baseline's commit.
     **tier_rooms("measured", "run", f"{_COMPARED} predicted.settings predicted.run"),
     **tier_rooms("compared", "sides interleave callables rounds comparison", _MEASURED),
@@ -163,7 +164,9 @@ ROOMS = {
         torch=When.IMPORTED,
     ),
     "compiled.command": Room(below=f"{_GROUND} report compiled.compiler compiled.run"),
-    "compiled.compiler": Room(below=f"{_GROUND} {_PRIVATE} compiled.records", packages="msgspec", torch=When.CALLED),
+    "compiled.compiler": Room(
+        below=f"{_GROUND} {_PRIVATE} configurations compiled.records", packages="msgspec", torch=When.CALLED
+    ),
     # pytest's side. What every run loads stands beside its folders.
     "plugin": Room(
         below=f"errors attention tiers {_PLUGIN} plugin.fixtures plugin.hooks predicted.dry_run", packages=_PYTEST

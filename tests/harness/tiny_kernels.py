@@ -126,3 +126,43 @@ def silent(arch: int) -> list[KernelExample]:
 def by_architecture(arch: int) -> list[KernelExample]:
     """Larger tiles where there is more shared memory."""
     return [ADD, *([of_product("large", 128, 256, 64)] if arch >= 90 else [])]
+
+
+def no_wider_than_the_sum(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
+    """A pruning rule that reads the arguments."""
+    return [config for config in configs if config.kwargs["DEPTH"] <= named["depth"]]
+
+
+PRODUCT_CONFIGS = [
+    triton.Config({"COLUMNS": 64, "DEPTH": 32}, num_warps=4, num_stages=2),
+    triton.Config({"COLUMNS": 256, "DEPTH": 128}, num_warps=8, num_stages=4),
+    triton.Config({"COLUMNS": 64, "DEPTH": 32}, num_warps=4, num_stages=2, maxnreg=128),
+    triton.Config({"COLUMNS": 64, "DEPTH": 2048}, num_warps=4, num_stages=1),
+]
+tuned_product = triton.autotune(
+    PRODUCT_CONFIGS, key=["depth"], prune_configs_by={"early_config_prune": no_wider_than_the_sum}
+)(triton.heuristics({"ROWS": lambda given: 64 if given["COLUMNS"] < 256 else 128})(product))
+_WHOLES = {"a_ptr": meta(128, 1024), "b_ptr": meta(1024, 256), "out_ptr": meta(128, 256, dtype=torch.float32)}
+TUNED = [KernelExample("tuned", tuned_product, {**_WHOLES, "depth": 1024})]
+NONE_FITS = [
+    KernelExample(
+        "none-fits",
+        triton.autotune(PRODUCT_CONFIGS[1:2] * 2, key=["depth"])(product),
+        {**_WHOLES, "depth": 1024, "ROWS": 128},
+    )
+]
+
+
+@triton.jit
+def refusing(x_ptr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK <= 16, "too wide")
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+REFUSING = [
+    KernelExample(
+        "refusing",
+        triton.autotune([triton.Config({"BLOCK": size}) for size in (16, 32)], key=[])(refusing),
+        {"x_ptr": X},
+    )
+]

@@ -35,6 +35,7 @@ def setup(
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The main job first, the models. What compiles for seconds comes last where time is short."""
     _leave_to_whoever_asks(config, items)
+    _leave_out_unchanged_kernels(config, items)
     items.sort(key=lambda item: not _is_main_job(item))
     for item in items:
         if item.get_closest_marker("perf") is not None and _compiles(item):
@@ -55,6 +56,27 @@ def _leave_to_whoever_asks(config: pytest.Config, items: list[pytest.Item]) -> N
         and asked.isdisjoint((item.path, *item.path.parents))
         and (not _is_main_job(item) or "warmup_steps" in getattr(item, "fixturenames", ()))
     }
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
+def _leave_out_unchanged_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of compiled kernels those that differ from the committed digests stay, and today's tenth."""
+    compiled = {item for item in items if "compiled_kernel" in getattr(item, "fixturenames", ())}
+    if not compiled:
+        return
+    from tests.correctness.digests import is_due, rotation
+    from tests.correctness.proofs import compiled_digests
+
+    now, reporter = compiled_digests(), config.pluginmanager.get_plugin("terminalreporter")
+    names = {item: item.callspec.id for item in compiled if hasattr(item, "callspec")}
+    left = {item for item, name in names.items() if not is_due(name, now.get(name, ""))}
+    if reporter is not None:
+        reporter.write_line(
+            f"{len(compiled) - len(left)} of {len(compiled)} compiled kernels: those that differ from the digests, and "
+            f"the tenth of PERFLAB_ROTATION={rotation()}; PERFLAB_KERNELS=all takes all"
+        )
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
+from collections.abc import Iterable
 from typing import Any
 
 from perflab import triton_internals
@@ -15,6 +16,7 @@ from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
 from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
 from perflab.compiled.records import CompiledKernel, KernelResources
+from perflab.data import changed
 from perflab.errors import KernelError
 from perflab.internals import switched_off
 from perflab.triton_internals import Specialised
@@ -25,31 +27,52 @@ _PTXAS_S = 60.0
 """What the assembler may take to say its version."""
 
 
-def compile_example(registration: str, example: KernelExample, arch: int) -> CompiledKernel:
+def compile_example(
+    registration: str, example: KernelExample, arch: int, siblings: Iterable[KernelExample] = ()
+) -> CompiledKernel:
     """Compile the example; what does not compile is a result, with what the compiler said.
+
+    ``siblings``: the registered examples. A configuration that the autotuner would pass over is marked so if another
+    one of the same kernel can run; these are compiled until one can.
 
     Raises:
         KernelError: there is nothing here that could compile it.
         InternalsError: this version of Triton has not what perflab asks of it.
     """
+    compiled, refused = _compiled(registration, example, arch)
+    if example.tuned is None or _runs(compiled) or (compiled.resources is None and not refused):
+        return compiled
+    others = (one for one in siblings if one.tuned == example.tuned and one.name != example.name)
+    return changed(compiled, passed_over=any(_runs(_compiled(registration, one, arch)[0]) for one in others))
+
+
+def _runs(kernel: CompiledKernel) -> bool:
+    return kernel.resources is not None and kernel.resources.fits
+
+
+def _compiled(registration: str, example: KernelExample, arch: int) -> tuple[CompiledKernel, bool]:
+    """The compiled kernel; and whether an error refused it after which an autotuner tries the next configuration."""
     import triton
 
     _check(example)
+    refused = False
     try:
         resources, problem = _resources(example, arch), None
     except Exception as error:
         off = switched_off(error)
         if off is not None:
             raise off from error  # the kernel is as it was: there is no telling what it takes
-        resources, problem = None, _words(error, arch)
-    return CompiledKernel(
+        resources, problem, refused = None, _words(error, arch), triton_internals.tuner_passes_over(error)
+    compiled = CompiledKernel(
         registration=registration,
         name=example.name,
         arch=arch,
         triton=triton.__version__,
         resources=resources,
         problem=problem,
+        tuned=example.tuned,
     )
+    return compiled, refused
 
 
 def specialise(example: KernelExample, arch: int) -> Specialised:

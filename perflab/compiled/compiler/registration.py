@@ -16,7 +16,7 @@ _WANTED = "a list or tuple of perflab.compiled.compiler.KernelExample, or a func
 
 
 def load_examples(registration: str, arch: int) -> list[KernelExample]:
-    """The examples that are registered for an architecture, in their order.
+    """The examples that are registered for an architecture, in their order; of an autotuned kernel one a configuration.
 
     Args:
         registration: ``package.module:attribute``. The attribute is a list or a tuple, or a function that returns one:
@@ -74,12 +74,13 @@ def _checked(registered: Any, registration: str) -> list[KernelExample]:
     for position, example in enumerate(registered):
         if not isinstance(example, KernelExample):
             raise KernelError(f"item {position} of {registration} is {type(example).__name__!r}", f"make it {_WANTED}")
-    names = [example.name for example in registered]
+    examples = [one for example in registered for one in example.configured()]
+    names = [example.name for example in examples]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         names_twice = ", ".join(map(repr, twice))
         raise KernelError(f"{registration} has several kernels named {names_twice}", "give each kernel its own name")
-    return list(registered)
+    return examples
 
 
 def _broken(what: str, error: Exception) -> KernelError:

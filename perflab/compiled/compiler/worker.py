@@ -61,7 +61,7 @@ def answer(request: Request, log: Path) -> Answer:
             )
         from perflab.compiled.compiler.compile import compile_example
 
-        compiled = compile_example(request.registration, examples[request.name], request.arch)
+        compiled = compile_example(request.registration, examples[request.name], request.arch, examples.values())
     except PerflabError as error:
         return Answer(problem=error.problem, remedy=error.remedy)
     if compiled.problem is not None:

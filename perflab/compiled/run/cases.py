@@ -34,6 +34,7 @@ from perflab.plugin.config.marker import for_case
 from perflab.plugin.config.settings import Settings
 from perflab.plugin.noting import case_id
 from perflab.plugin.stash import is_worker, settings_of
+from perflab.records import Verdict
 from perflab.results import Result
 from perflab.store.json_files import check_writable
 
@@ -194,7 +195,7 @@ class CompiledCases:
         """Run the test's body, then judge its kernel; one that does not compile has no body to run."""
         state = item.stash.get(_STATE, None)
         result = state.result if state is not None else None
-        if state is not None and result is not None and _of(result).now.resources is None:
+        if state is not None and result is not None and not _is_to_run(_of(result).now):
             self._conclude(state, result)
         outcome = yield
         if state is not None and result is not None:
@@ -208,6 +209,8 @@ class CompiledCases:
             judgement = unless_unchecked(result.judgement, settings)
             result = state.result = msgspec.structs.replace(result, judgement=judgement)
         state.done = True
+        if result.judgement.verdict is Verdict.SKIPPED:
+            pytest.skip("; ".join(result.judgement.reasons))
         failure = failure_of(self._config, result, settings, broken=broken)
         if failure is not None:
             pytest.fail(failure, pytrace=False)
@@ -229,6 +232,11 @@ class CompiledCases:
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
         return report
+
+
+def _is_to_run(kernel: CompiledKernel) -> bool:
+    """Whether there is something for the test's body to look at."""
+    return kernel.resources is not None and not kernel.passed_over
 
 
 def _of(result: Result) -> CompiledCase:

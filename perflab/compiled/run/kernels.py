@@ -95,11 +95,12 @@ def save_kernels(
 
 
 def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
-    """Whether a kernel can run and its own test did not fail, and an option says that it is to be saved."""
+    """Whether a kernel can run, its own test did not fail and no tuner passes it over, and an option wants it saved."""
     if (
         not isinstance(result.outcome, CompiledCase)
+        or result.outcome.now.resources is None
         or is_broken(result.outcome.now)
-        or result.judgement.verdict is Verdict.FAILED
+        or result.judgement.verdict in (Verdict.FAILED, Verdict.SKIPPED)
     ):
         return False
     return update or (update_new and result.judgement.verdict in (Verdict.NEW, Verdict.INCOMPARABLE))

@@ -33,12 +33,11 @@ _SEQUENCES, _QUERY_HEADS, _KEY_HEADS, _CAPACITY, _PAGE = 16, 32, 8, 8192, 64
 def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     """Name -> launch, such as "attention_forward-bf16-d128-causal-128x64-w8", for a GPU with so much shared memory.
 
-    All tiles at head dimensions 64 and 128 in bfloat16; at others, in float32, without a mask and with every feature
-    at once those that are taken first. The TMA kernel is there where the limit is Hopper's or more.
+    All tiles that may be chosen, for each mask. The TMA kernel is there where the limit is Hopper's or more.
     """
     found: dict[str, Launch] = {}
     for head_dim in (64, 128):
-        found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes, first=False))
+        found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes))
         found |= dict(_each("fp32", head_dim, "causal", shared_limit_bytes))
         found |= dict(_each("bf16", head_dim, "full", shared_limit_bytes))
     for head_dim in (80, 256):
@@ -51,7 +50,7 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
     for dtype_name, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 128)):
         found |= _decode(dtype_name, head_dim, "plain", shared_limit_bytes)
-    for kind in ("paged", "int8", "windowed", "many", "windowed-many"):
+    for kind in ("paged", "int8", "windowed", "several", "many", "windowed-many"):
         found |= _decode("bf16", 128, kind, shared_limit_bytes)
     found |= _decode("bf16", 256, "windowed-many", shared_limit_bytes)
     found |= _decode("fp32", 128, "windowed-many", shared_limit_bytes)
@@ -59,7 +58,8 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
 
 
 def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) -> dict[str, Launch]:
-    """One token of each sequence; `many`: 32, which fill tiles. `windowed` is capped, and has pages of int8."""
+    """One token of each sequence; `several`: 8, which fill half a tile; `many`: 32, a whole one. `windowed` is capped,
+    and has pages of int8."""
     dtype, every = _DTYPES[dtype_name], kind.startswith("windowed")
     paged, held = every or kind == "paged", torch.int8 if every or kind == "int8" else dtype
     place = (_SEQUENCES * _CAPACITY // _PAGE, _PAGE) if paged else (_SEQUENCES, _CAPACITY)
@@ -67,7 +67,8 @@ def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) 
     scales = torch.empty(*place, _KEY_HEADS, device="meta") if held == torch.int8 else None
     keys = torch.empty(*place, _KEY_HEADS, head_dim, dtype=held, device="meta")
     stored = Stored(keys, keys, torch.empty(_SEQUENCES, dtype=torch.int32, device="meta"), pages, scales, scales)
-    q = torch.empty(_SEQUENCES, _QUERY_HEADS, 32 if kind.endswith("many") else 1, head_dim, dtype=dtype, device="meta")
+    tokens = {"several": 8, "many": 32}.get(kind.rpartition("-")[2], 1)
+    q = torch.empty(_SEQUENCES, _QUERY_HEADS, tokens, head_dim, dtype=dtype, device="meta")
     scoring = Scoring(default_scale(head_dim), _SOFTCAP if every else None, 1 - _WINDOW if every else None, 0)
     tiles = decode_tiles(q, _KEY_HEADS, shared_limit_bytes)
     num_splits, _ = splits_of(q, stored, tiles)
@@ -97,16 +98,13 @@ def _pattern(dtype_name: str, head_dim: int, side: int, shared_limit_bytes: int)
         yield name, pattern_launch(kernel, lists, default_scale(head_dim), True, side, tiles, q=q, k=q, v=q, **tensors)
 
 
-def _each(
-    dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int, *, first: bool = True
-) -> Iterator[tuple[str, Launch]]:
+def _each(dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int) -> Iterator[tuple[str, Launch]]:
     dtype = _DTYPES[dtype_name]
     kernels: tuple[str, ...] = _KERNELS
     if shared_limit_bytes >= SHARED_BYTES[90] and mask != "sinks":
         kernels = ("forward_tma", *_KERNELS)
     for kernel in kernels:
-        candidates = candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes)
-        for tiles in candidates[:1] if first else candidates:
+        for tiles in candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes):
             shape = f"{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
             name = f"attention_{kernel}-{dtype_name}-d{head_dim}-{mask}-{shape}"
             yield name, _launch(kernel, head_dim, dtype, mask, tiles)

@@ -1,7 +1,7 @@
 """The fused kernels in the configurations that matter, as launches on `meta` tensors: nothing is allocated or run.
 
 Shapes: rows (R, D) of a transformer with D = 128 (a head), 4096, 8192 (a row in one tile) and 12288 (walked over);
-vocabularies of 32,000 and 128,256 words. Quantised products of one token (16 rows at least) and of 64, 4096 each way.
+vocabularies of 32,000 and 128,256 words. Quantised products of one token (16 rows at least), 32 and 64, 4096 each way.
 Selective scans of 8 sequences of 2,048 positions with 4,096 channels.
 
 For whoever compiles ahead of time. The functions that make these launches are those that a GPU's calls go through.
@@ -43,7 +43,7 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
         for vocab_size in (32_000, 128_256):
             found |= _named(_cross_entropy(vocab_size, dtype), f"{short}-{vocab_size}")
         found |= scan_launches(short, dtype)
-        for num_rows in (1, 64):
+        for num_rows in (1, 32, 64):
             found |= _named(_quantised_product(num_rows, 4096, dtype), f"{short}-{num_rows}")
     return found
 
