@@ -47,7 +47,8 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     out, ends = _meta(_HEADS, 128, torch.bfloat16), _ends()
     for dtype_name, head_dim, side in (("bf16", 64, 64), ("bf16", 128, 128), ("fp32", 128, 64)):
         found |= dict(_pattern(dtype_name, head_dim, side, shared_limit_bytes))
-    found |= dict(_each("bf16", 128, "sinks", shared_limit_bytes))
+    for head_dim in (64, 128):
+        found |= dict(_each("bf16", head_dim, "sinks", shared_limit_bytes))
     found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
     for dtype_name, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 128)):
         found |= _decode(dtype_name, head_dim, "plain", shared_limit_bytes)

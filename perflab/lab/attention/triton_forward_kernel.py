@@ -27,7 +27,6 @@ import triton.language as tl
 from perflab.lab.attention.triton_pieces import (
     LN_2,
     dot,
-    in_band,
     load_tile,
     rounded,
     score,
@@ -56,29 +55,45 @@ def fold(
 
 @triton.jit
 def attend(
-    acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-    key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
+    acc, row_max, row_sum, q, k_ptr, v_ptr, queries, columns,
+    key_start, key_stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+    score_factor, softcap_log2, lower, upper, sinks, second_from, to_second, third_from, to_third,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr, JUMPS: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Fold the keys [key_start, key_stop) into the running softmax; returns it with advanced pointers."""
-    for start in tl.range(key_start, key_stop, BLOCK_K):
-        keys = start + tl.arange(0, BLOCK_K)
-        k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
-        v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+    """Fold the keys [key_start, key_stop) of one head into the running softmax.
+
+    k_ptr and v_ptr point to its first key. With JUMPS tiles from second_from on lie to_second further on, and those
+    from third_from on to_third.
+    """
+    # A tile's pointers are one of 64 bits and offsets of 32 bits that all tiles share: a tile of pointers that moves on
+    # would take twice the registers.
+    rows = tl.arange(0, BLOCK_K)
+    k_offsets = rows[:, None] * stride_kn + columns[None, :] * stride_kd
+    v_offsets = rows[:, None] * stride_vn + columns[None, :] * stride_vd
+    for at in tl.range(key_start, key_stop, BLOCK_K):
+        start = at
+        if JUMPS:
+            start += tl.where(at >= third_from, to_third, tl.where(at >= second_from, to_second, 0))
+        keys = start + rows
+        first = tl.cast(start, tl.int64)
+        k = load_tile(k_ptr + first * stride_kn + k_offsets, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
+        v = load_tile(v_ptr + first * stride_vn + v_offsets, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
         scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
         if MASKED:
-            ahead = keys[None, :] - queries[:, None]
-            seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
-            scores = tl.where(seen & (keys[None, :] < num_keys), scores, float("-inf"))
+            # Compared with each row's own bounds: a tile of differences would take registers (float32 spills on sm_80).
+            seen = (keys < num_keys)[None, :]
+            if HAS_UPPER:
+                seen = keys[None, :] <= tl.minimum(queries + upper, num_keys - 1)[:, None]
+            if HAS_LOWER:
+                not_before = keys[None, :] >= (queries + lower)[:, None]
+                seen = seen & (not_before | (keys < sinks)[None, :] if HAS_SINKS else not_before)
+            scores = tl.where(seen, scores, float("-inf"))
         acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16)
-        # Pointers advance by one tile, so no 32-bit offset ever spans the whole sequence.
-        k_ptrs += BLOCK_K * stride_kn
-        v_ptrs += BLOCK_K * stride_vn
-    return acc, row_max, row_sum, k_ptrs, v_ptrs
+    return acc, row_max, row_sum
 
 
 @triton.jit
@@ -122,53 +137,48 @@ def attention_forward_kernel(
     first, whole, cut, stop = stretches(
         query_start, num_keys, lower, upper, HAS_LOWER, HAS_UPPER, BLOCK_Q, BLOCK_K
     )  # fmt: skip
-    first_key = tl.full([], first, tl.int64)
-
     rows = tl.arange(0, BLOCK_Q)
-    keys = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_D)
     queries = query_start + rows
     key_head = head // group
     q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, first_query, rows, columns)
+    k_ptr += batch * stride_kb + key_head * stride_kh
+    v_ptr += batch * stride_vb + key_head * stride_vh
 
     inside = (queries[:, None] < num_queries) & (columns[None, :] < HEAD_DIM)
     q = tl.load(q_ptrs, mask=inside, other=0.0)
     acc = tl.zeros([BLOCK_Q, BLOCK_D], dtype=tl.float32)
     row_max = tl.full([BLOCK_Q], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_Q], dtype=tl.float32)
-    if HAS_SINKS:
-        # Their tiles, as far as those of the band do not begin there.
-        key_rows = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, 0, keys, columns)
-        value_rows = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, 0, keys, columns)
-        acc, row_max, row_sum, key_rows, value_rows = attend(
-            acc, row_max, row_sum, q, key_rows, value_rows, queries, columns,
-            0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
-            score_factor, softcap_log2, lower, upper, sinks,
-            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
-            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
-        )  # fmt: skip
-    k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
-    v_ptrs = tile_pointers(v_ptr, stride_vb, stride_vh, stride_vn, stride_vd, batch, key_head, first_key, keys, columns)
     if HAS_LOWER:
-        acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-            acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-            first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
-            score_factor, softcap_log2, lower, upper, sinks,
-            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        # Tiles that an edge of the band cuts, and of sinks as far as the band does not begin there, in one loop: with
+        # one each registers would spill (sm_80). Each piece begins where the one before ends, rounded up to a tile.
+        by_sinks = 0
+        if HAS_SINKS:
+            by_sinks = tl.cdiv(tl.maximum(tl.minimum(tl.minimum(sinks, first), stop), 0), BLOCK_K) * BLOCK_K
+        by_lower = by_sinks + tl.maximum(tl.cdiv(tl.minimum(whole, stop) - first, BLOCK_K), 0) * BLOCK_K
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, q, k_ptr, v_ptr, queries, columns,
+            0, by_lower + tl.maximum(stop - cut, 0), num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+            score_factor, softcap_log2, lower, upper, sinks, by_sinks, first - by_sinks, by_lower, cut - by_lower,
+            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING, True,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-        acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
-        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+    acc, row_max, row_sum = attend(
+        acc, row_max, row_sum, q, k_ptr, v_ptr, queries, columns,
+        whole, cut, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+        score_factor, softcap_log2, lower, upper, sinks, 0, 0, 0, 0,
+        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING, False,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
-    acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
-        acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
-        cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
-        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
-        True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
-    )  # fmt: skip
+    if not HAS_LOWER:
+        acc, row_max, row_sum = attend(
+            acc, row_max, row_sum, q, k_ptr, v_ptr, queries, columns,
+            cut, stop, num_keys, stride_kn, stride_kd, stride_vn, stride_vd,
+            score_factor, softcap_log2, lower, upper, sinks, 0, 0, 0, 0,
+            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING, False,
+            True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+        )  # fmt: skip
 
     out, logsumexp = finished(acc, row_max, row_sum, MAY_SEE_NOTHING)
     out_ptrs = tile_pointers(
