@@ -1,7 +1,7 @@
 """perflab tells whether PyTorch and Triton code became slower, hungrier or wrong.
 
-Importing this package costs next to nothing: neither torch nor triton is loaded until something measures, and each of
-the names below loads its module when it is first used. Public are these names, and the modules ``perflab.correctness``,
+Importing this package is cheap: neither torch nor triton is loaded until something measures, and each of the names
+below loads its module when it is first used. These names are public, and so are the modules ``perflab.correctness``,
 ``perflab.attention``, ``perflab.lab``, ``perflab.serving``, ``perflab.units`` and ``perflab.instruments``. Everything
 else may change.
 """
@@ -85,7 +85,7 @@ _HOMES = {
     "settings_of": "perflab.plugin.stash",
     "verify": "perflab.correctness",
 }
-"""In which module each name is defined, which is imported when the name is first asked for (PEP 562)."""
+"""Public name -> the module that defines it, which is imported when the name is first used (PEP 562)."""
 
 
 def __getattr__(name: str) -> object:
@@ -103,10 +103,10 @@ def __dir__() -> list[str]:
 
 
 def cuda_timer() -> float:
-    """Seconds on a monotonic clock, read once every CUDA device in use has finished its queued work.
+    """Return seconds on a monotonic clock, read once every CUDA device in use has finished its queued work.
 
-    Made for ``pytest --benchmark-timer=perflab.cuda_timer``: pytest-benchmark reads its timer before and after
-    the timed calls, so both readings must wait for the GPU. Without CUDA it is ``time.perf_counter``.
+    The function is made for ``pytest --benchmark-timer=perflab.cuda_timer``: pytest-benchmark reads its timer before
+    and after the timed calls, so both readings must wait for the GPU. Without CUDA it returns ``time.perf_counter()``.
     """
     import time
 

@@ -1,4 +1,4 @@
-"""The ``perflab`` command, also as ``python -m perflab``: loads the rest of it, and ends at Ctrl-C with one line."""
+"""The ``perflab`` command, also as ``python -m perflab``: loads ``perflab.cli``, and ends at Ctrl-C with one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command line; returns the exit status, 130 for Ctrl-C, which may come while modules are loaded."""
+    """Run the command line; return the exit status: 130 for Ctrl-C, which may come while modules are loaded."""
     try:
         from perflab.cli import main as run
 

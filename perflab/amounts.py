@@ -1,4 +1,4 @@
-"""Checks numbers that user code gives, while an error can still name the argument."""
+"""Checks numbers from user code early, so that an error can name the argument."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from perflab.errors import UsageError
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _MOST = 1e30
-"""Units of work, or seconds: what is more is a mistake, and its rate might be no number."""
+"""The largest accepted number of units of work, or of seconds: a larger one is a mistake, and its rate may overflow."""
 
 
 def positive(call: str, amount: Any, wanted: str, scale: float = 1.0, *, or_none: bool = False) -> float:
-    """A positive number, times ``scale``, as JSON can hold it.
+    """Return a positive number, times ``scale``, as a float that JSON can hold.
 
     Args:
-        call: how it was given, up to the number, for the error.
-        amount: what was given; numbers of NumPy will do.
-        wanted: what to give instead.
-        scale: such as nanoseconds in a second.
-        or_none: whether 0 will do too.
+        call: the call that gave the number, up to the number, for the error.
+        amount: the number; NumPy's numbers are accepted.
+        wanted: the remedy: what to give instead.
+        scale: a factor, such as nanoseconds in a second.
+        or_none: whether 0 is accepted too.
 
     Raises:
-        UsageError: it is none, or is too large for a float.
+        UsageError: the amount is not a positive number, or is larger than 1e30.
     """
     if not _is_number(amount):
         raise UsageError(f"{call}...) got {type(amount).__name__!r}", wanted)
@@ -39,5 +39,5 @@ def _is_number(amount: Any) -> bool:
 
 
 def _in_bits(amount: int) -> str:
-    """Of an int whose digits nobody counts, and Python may refuse to."""
+    """Describe a huge int by its bits; Python may refuse to write its digits."""
     return f"an int of {amount.bit_length()} bits"

@@ -1,8 +1,8 @@
 """Child processes with a time limit: they end by themselves, when they hang, or with their parent (``lifeline.py``).
 
-Whatever ends a child, all that it has started ends with it; whatever ends this process but a kill, its temporary files
-go. What a child was to do, and what its silence means, its caller knows. Children have sessions of their own, so which
-processes are of this run is told by descent.
+When a child ends, all processes that it has started end too. When this process ends, except by a kill, its temporary
+files are removed. The caller defines a child's task and the meaning of its silence. Children run in separate process
+sessions, so the processes of this run are found by descent.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from perflab.lifeline import with_lifeline
 
 _LINES_SHOWN = 15
 _CLEANING_S = 5.0
-"""What a child that is asked to end may take to remove its files."""
+"""Seconds that a child which is asked to end may take to remove its files."""
 _YEAR_S = 365 * 24 * 3600.0
 _RUN_VARIABLE = "PERFLAB_RUN"
-"""Tells a child the process that the run began in."""
+"""Environment variable of a child: the id of the process in which the run began."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child came to its end."""
+    """How a child ended: its exit status and last output."""
 
     status: int
     said: str
-    """The last lines that it printed, on either stream."""
+    """The last lines that the child printed, on either stream."""
     hung_after_s: float | None = None
-    """How long it had run, where it was ended because it gave no sign of life."""
+    """Seconds that the child had run, if it was ended because it gave no sign of life; None otherwise."""
 
 
 @contextlib.contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP, where they would end this process at once, interrupt the block as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP interrupt the block as Ctrl-C does, if they would end this process at once."""
     ends = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
-    can = threading.current_thread() is threading.main_thread()  # of others Python takes no handlers
+    can = threading.current_thread() is threading.main_thread()  # Python sets handlers only in the main thread
     taken = [number for number in ends if can and signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, signal.default_int_handler)
@@ -61,9 +61,9 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder in TMPDIR for what this process and its children tell each other, removed after the block.
+    """Yield a folder in TMPDIR for files exchanged by this process and its children; remove it after the block.
 
-    It is locked as long as its owner lives: folders of killed owners are removed by whoever needs one next.
+    The folder is locked as long as its owner lives. The next caller removes folders of killed owners.
     """
     shared = Path(tempfile.gettempdir())
     for leftover in temporaries(shared, "perflab"):
@@ -95,13 +95,13 @@ def run_child(
 
     Args:
         command: program and arguments.
-        directory: where it runs.
-        environment: its variables.
-        sign: a file; the child is alive at the time that stands there as the file's modification, which may be to come.
-        patience_s: so long after that, and after its start, the child is ended.
-        most_s: so long after its start it is ended in any case.
+        directory: the working directory.
+        environment: the environment variables.
+        sign: a file whose modification time, which may lie in the future, is the child's last sign of life.
+        patience_s: seconds after the last sign of life, or the start if later, after which the child is ended.
+        most_s: seconds after its start after which the child is ended in any case.
     """
-    # No pipe, which would be held open by whatever the child leaves behind.
+    # A file instead of a pipe: processes that the child leaves behind would keep a pipe open.
     with interrupted_by_signals(), tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             with_lifeline(command),
@@ -127,7 +127,10 @@ def run_child(
 
 
 def _wait(process: subprocess.Popen[bytes], sign: Path, patience_s: float, most_s: float) -> float | None:
-    """Until the process has ended, or been silent for too long. Nothing wakes up meanwhile: somebody may measure."""
+    """Wait until the process has ended (return None) or been silent for too long (return the seconds it has run).
+
+    Nothing polls meanwhile, since a measurement may be running.
+    """
     ended = threading.Event()
 
     def wait() -> None:
@@ -151,26 +154,26 @@ def _alive_at_s(sign: Path) -> float:
 
 
 def promise_life(sign: Path, for_s: float) -> None:
-    """In a child: say by its file that silence means nothing for so long."""
+    """Set a child's sign of life ``for_s`` seconds into the future, so that its silence until then is accepted."""
     until_s = time.time() + min(for_s, _YEAR_S)
-    with contextlib.suppress(OSError):  # whoever started this process is gone, and took the file along
+    with contextlib.suppress(OSError):  # the parent has ended, and removed the file
         os.utime(sign, (until_s, until_s))
 
 
 class Process(Protocol):
-    """What is needed of a child to end it."""
+    """The attributes of a child that ``end_group`` needs."""
 
     pid: int
 
     def wait(self, timeout: float | None = None) -> int:
-        """Until it has ended."""
+        """Wait until the process has ended."""
 
     def kill(self) -> None:
-        """At once."""
+        """End the process at once."""
 
 
 def end_group(process: Process) -> None:
-    """End a process that was started in a session of its own, and all that it has started there."""
+    """End a process that was started in a separate session, and all processes that it has started there."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -180,21 +183,21 @@ def end_group(process: Process) -> None:
 
 
 def variables_of_a_child() -> dict[str, str]:
-    """This process's environment for a child that runs pytest: it is no worker of pytest-xdist, and of this run."""
+    """Return the environment of a child that runs pytest: without xdist's variables, with this run's process id."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     return {**kept, _RUN_VARIABLE: str(run_process())}
 
 
 def run_process() -> int:
-    """The process that this run began in, of which all others descend: pytest, or the controller of its workers."""
+    """Return the id of the process in which this run began, the ancestor of all others: pytest or its controller."""
     told = os.environ.get(_RUN_VARIABLE, "")
-    if told.isdecimal() and int(told) in descent_of(os.getpid()):  # else it was inherited from a run that is over
+    if told.isdecimal() and int(told) in descent_of(os.getpid()):  # otherwise inherited from a run that has ended
         return int(told)
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
 def descent_of(pid: int) -> list[int]:
-    """A process, its parent, and so on, as far as the system tells."""
+    """Return the ids of a process, its parent, and so on, as far as the system reveals them."""
     found: list[int] = []
     while pid > 0 and pid not in found:
         found.append(pid)
@@ -207,6 +210,6 @@ def _parent_of(pid: int) -> int:
         return os.getppid()
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat.rpartition(b")")[2].split()[1])  # behind the program's name, which may hold anything
+        return int(stat.rpartition(b")")[2].split()[1])  # after the program's name, which may contain anything
     except (OSError, IndexError, ValueError):
-        return 0  # ended meanwhile, not to be seen, or not Linux
+        return 0  # ended meanwhile, not visible, or not Linux

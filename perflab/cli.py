@@ -1,7 +1,7 @@
-"""The ``perflab`` command: merges, reports and checks the machine, without a test run; and what tiers do beside it.
+"""The ``perflab`` command: merges, reports and checks the machine, without a test run; and the tiers' own commands.
 
-A command is a function that declares its arguments on a parser and returns what runs them; its docstring is its
-help. One more is one more function, and a line in ``COMMANDS``, or a tier's own. Nothing here loads torch.
+A command is a function that declares its arguments on a parser and returns the function that runs it; its docstring is
+its help. A new command is a function and a line in ``COMMANDS``, or a command of a tier. This module loads no torch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def doctor_command(parser: argparse.ArgumentParser) -> Run:
         if not given.gate:
             print("\n".join(checkup()))
             return 0
-        from perflab.doctor.gate import measure_gate  # it loads pytest, for its processes' sake
+        from perflab.doctor.gate import measure_gate  # loads pytest, to run processes
 
         if given.trials < 0:
             raise UsageError(f"--trials={given.trials}", "give how many trials to record, 0 to judge a log alone")
@@ -131,11 +131,11 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line: every command with its options, and what runs it as ``run``."""
+    """Return the command line's parser: every command with its options, and the function that runs it as ``run``."""
     parser = argparse.ArgumentParser(
         prog="perflab", description="Work with perflab's results, test and compile kernels, and check this machine."
     )
-    parser.set_defaults(hint="")  # a command's own: what to do about arguments that are unknown
+    parser.set_defaults(hint="")  # a command may set a hint for unknown arguments
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, declare in COMMANDS.items():
         first, _, rest = (declare.__doc__ or "").partition("\n")
@@ -146,7 +146,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 2 for input that cannot be used."""
+    """Run the command line; return the exit status: 2 for input that cannot be used."""
     parser = build_parser()
     given, unknown = parser.parse_known_args(arguments)
     if unknown:

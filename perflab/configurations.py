@@ -1,7 +1,7 @@
 """The configurations that Triton's autotuner may choose for a kernel, as data; and what heuristics add to each.
 
-Compiling ahead of time (``KernelExample``) and proving in the interpreter (``perflab.correctness.forced``) go through
-the same ones. Importing this loads no Triton.
+Compiling ahead of time (``KernelExample``) and proving in the interpreter (``perflab.correctness.forced``) use the same
+configurations. Importing this module loads no Triton.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from perflab.errors import KernelError
 from perflab.triton_internals import below, configs_of, has_heuristics, heuristics_of, is_autotuner, pruning_of
 
 _LAUNCH = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-"""What a ``triton.Config`` gives a launch beside the kernel's parameters."""
+"""Options of a ``triton.Config`` that apply to a launch, besides the kernel's parameters."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration that the autotuner of a kernel may choose.
+    """A configuration that a kernel's autotuner may choose.
 
     Attributes:
-        name: unique within the kernel, the same in every process: ``BLOCK_M64-BLOCK_K32-w4-s3`` for its constants, 4
+        name: unique within the kernel, and equal in every process: ``BLOCK_M64-BLOCK_K32-w4-s3`` for its constants, 4
             warps and 3 stages; ``c2`` follows for clusters of 2 blocks, ``r128`` for at most 128 registers.
         config: the ``triton.Config``.
     """
@@ -36,7 +36,7 @@ class Configuration:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What it gives a launch: the kernel's constants, warps, stages, and options that are not the default."""
+        """The arguments of a launch with this configuration: constants, warps, stages, and options set explicitly."""
         launch = {name: getattr(self.config, name, None) for name in _LAUNCH}
         if launch["num_ctas"] == 1:
             del launch["num_ctas"]
@@ -44,13 +44,13 @@ class Configuration:
 
 
 def configurations(kernel: Any, arguments: Mapping[str, Any] | None = None) -> tuple[Configuration, ...]:
-    """Every configuration that the kernel's autotuner may choose, in the order of ``@triton.autotune``; each once.
+    """Return every configuration that the kernel's autotuner may choose, each once, in the order of the decorator.
 
     Args:
-        kernel: what ``@triton.autotune`` made, or ``@triton.heuristics`` above it.
-        arguments: an example of a launch's arguments by name. Given these, ``early_config_prune`` is asked, with all of
-            them both as its ``named_args`` and as its keywords. If it raises, because it asks for a GPU, say, all
-            configurations stay. A ``perf_model`` with its ``top_k`` is not asked: its guess depends on the machine.
+        kernel: the object that ``@triton.autotune`` made, or ``@triton.heuristics`` above it.
+        arguments: an example of a launch's arguments by name. If given, ``early_config_prune`` is called, with all of
+            them both as its ``named_args`` and as its keywords. If it raises, for example because it needs a GPU, all
+            configurations stay. A ``perf_model`` with its ``top_k`` is not called: its guess depends on the machine.
 
     Raises:
         KernelError: the kernel is not autotuned, or all of its configurations are pruned.
@@ -66,17 +66,17 @@ def configurations(kernel: Any, arguments: Mapping[str, Any] | None = None) -> t
 
 
 def unpruned(tuner: Any, found: tuple[Configuration, ...], arguments: Mapping[str, Any]) -> tuple[Configuration, ...]:
-    """Those of the tuner's configurations that its ``early_config_prune`` leaves, as ``configurations`` says.
+    """Return the items of ``found`` that the tuner's ``early_config_prune`` leaves; all if it is absent or raises.
 
     Raises:
-        KernelError: it leaves none.
+        KernelError: ``early_config_prune`` leaves none.
     """
     prune = pruning_of(tuner)
     if prune is None:
         return found
     try:
         kept = list(prune([one.config for one in found], dict(arguments), **arguments))
-    except Exception:  # a user's function, which may ask for what is not here: more configurations are no harm
+    except Exception:  # the user's function may need a GPU: extra configurations are no harm
         return found
     if not kept:
         raise KernelError(
@@ -87,9 +87,9 @@ def unpruned(tuner: Any, found: tuple[Configuration, ...], arguments: Mapping[st
 
 
 def settled(kernel: Any, arguments: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What a launch with such arguments may give the function below the decorators: all arguments and options.
+    """Return the arguments and options that launches with ``arguments`` may pass to the function below the decorators.
 
-    By the name of the configuration; the name is empty where no autotuner chooses.
+    Each item is (name of the configuration, arguments); the name is empty without an autotuner.
 
     Raises:
         KernelError: a heuristic failed, or all configurations are pruned.
@@ -115,20 +115,20 @@ def settled(kernel: Any, arguments: Mapping[str, Any]) -> list[tuple[str, dict[s
 
 
 def is_decorated(kernel: Any) -> bool:
-    """Whether ``@triton.autotune`` or ``@triton.heuristics`` is around what ``@triton.jit`` made."""
+    """Whether ``@triton.autotune`` or ``@triton.heuristics`` wraps the object that ``@triton.jit`` made."""
     plain = inspect.isfunction(getattr(kernel, "fn", None)) or not hasattr(kernel, "fn")
     return not plain and (is_autotuner(kernel) or has_heuristics(kernel))
 
 
 def undecorated(kernel: Any) -> Any:
-    """What ``@triton.jit`` made, below its autotuner and heuristics."""
+    """Return the object that ``@triton.jit`` made, below its autotuner and heuristics."""
     while is_decorated(kernel):
         kernel = below(kernel)
     return kernel
 
 
 def decided(kernel: Any) -> set[str]:
-    """The parameters that its autotuner and heuristics give, so that a launch does not."""
+    """Return the parameters that the kernel's autotuner and heuristics set, so that a launch must not."""
     found: set[str] = set()
     while is_decorated(kernel):
         if is_autotuner(kernel):
@@ -140,10 +140,10 @@ def decided(kernel: Any) -> set[str]:
 
 
 def tuner_of(kernel: Any) -> Any:
-    """The part of a kernel that ``@triton.autotune`` made.
+    """Return the layer of a kernel that ``@triton.autotune`` made.
 
     Raises:
-        KernelError: it has none.
+        KernelError: the kernel has none.
     """
     layer = kernel
     while is_decorated(layer):
@@ -156,7 +156,7 @@ def tuner_of(kernel: Any) -> Any:
 
 
 def name_of(kernel: Any) -> str:
-    """The name of the function that ``@triton.jit`` decorated."""
+    """Return the name of the function that ``@triton.jit`` decorated."""
     function = getattr(undecorated(kernel), "fn", None)
     return str(getattr(function, "__name__", "the kernel"))
 
@@ -170,5 +170,5 @@ def _name(config: Any) -> str:
 
 
 def _word(value: object) -> str:
-    """A value as a part of a case's name."""
+    """Return a value as a part of a case's name."""
     return "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in str(value))

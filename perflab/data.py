@@ -1,4 +1,4 @@
-"""The base of all records: frozen data that checks its types when read. Imports nothing of ours."""
+"""The base of all records: frozen data that checks its types when read. Imports no other module of perflab."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-"""A time that can be compared: ratios and logarithms are taken of it."""
+"""A time that can be compared: its ratios and logarithms exist."""
 Amount = Annotated[int, msgspec.Meta(ge=0)]
-"""A number of bytes, or of anything that is counted."""
+"""A number of bytes, or another count."""
 Layers = Annotated[int, msgspec.Meta(ge=1)]
-"""How many layers one stands for."""
+"""The number of equal layers that one entry stands for, 1 or more."""
 Share = Annotated[float, msgspec.Meta(ge=0)]
-"""A spread, in a unit or as a share: never below zero."""
+"""A spread, in a unit or as a share: zero or more."""
 Parameters = dict[str, str | int | float | bool | None]
-"""A case's parameters as pytest has them; values that are no plain data stand as their text."""
+"""A case's parameters in pytest; a value that is not plain data is replaced by its text."""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -27,7 +27,7 @@ Changed = TypeVar("Changed", bound=Data)
 
 
 def changed(data: Changed, **fields: Any) -> Changed:
-    """The same data with some fields changed."""
+    """Return a copy of the data with some fields changed."""
     return msgspec.structs.replace(data, **fields)
 
 
@@ -42,7 +42,7 @@ def to_plain(data: Data) -> Any:
 
 
 def to_json(data: Data) -> bytes:
-    """The record as JSON on one line."""
+    """Return the record as JSON on one line."""
     try:
         return msgspec.json.encode(data)
     except UnicodeEncodeError:
@@ -50,17 +50,17 @@ def to_json(data: Data) -> bytes:
 
 
 def to_readable_json(data: Data) -> str:
-    """The record as JSON on many lines, for people and other programs; ends with a newline."""
+    """Return the record as indented JSON, for people and other programs; it ends with a newline."""
     return msgspec.json.format(to_json(data), indent=1).decode("utf-8") + "\n"
 
 
 def speakable(text: str) -> str:
-    """The text as UTF-8 can hold it: halves of a character, as undecodable file names have them, are escaped."""
+    """Return the text in a form that UTF-8 can hold: lone surrogates, as in undecodable file names, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def speakable_throughout(plain: Any) -> Any:
-    """Plain data, each text in it as UTF-8 can hold it."""
+    """Return plain data with each text in a form that UTF-8 can hold."""
     if isinstance(plain, str):
         return speakable(plain)
     if isinstance(plain, dict):
@@ -69,7 +69,7 @@ def speakable_throughout(plain: Any) -> Any:
 
 
 def with_texts(data: Changed, change: Callable[[str], str]) -> Changed:
-    """The same data with each text in it changed, keys included; data itself if none is."""
+    """Return the data with ``change`` applied to each text in it, keys included; ``data`` itself if no text changes."""
     found: Changed = _with_texts(data, change)
     return found
 

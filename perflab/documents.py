@@ -1,6 +1,6 @@
-"""Reads and writes results files (``--perf-json``), and merges those of several runs.
+"""Reads and writes results files (``--perf-json``), and merges the files of several runs.
 
-The same rules make a run's own results one: the last result of a case counts, and cases stand in collected order.
+The same rules apply within one run: the last result of a case counts, and cases are in collected order.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from perflab.results import Document, Result, by_study
 Name = TypeVar("Name", bound=Hashable)
 
 OLDEST, SCHEMA = 1, 3
-"""1 had a key for each tier where ``outcome`` is; 2 and before called ``calibration_ns`` ``yardsticks_ns``."""
+"""The oldest and the newest version of the format. Version 1 had a key for each tier instead of ``outcome``; up to 2,
+``calibration_ns`` was called ``yardsticks_ns``."""
 _REPORT, _HEAD = b'"perflab report"', 200
-"""How a report as JSON begins: its kind, within so many bytes."""
+"""The mark of a JSON report, which appears within the first ``_HEAD`` bytes."""
 _WANTED = "name a file that pytest wrote with --perf-json=FILE"
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
-"""pytest's exit statuses that a run ends with in peace; with any other one it ended early."""
+"""pytest's exit statuses of a complete run; a run with any other status ended early."""
 
 
 def read_document(path: Path) -> Document:
     """Read a results file.
 
     Raises:
-        DocumentError: it is missing, damaged, from a newer perflab, or not one of ours.
+        DocumentError: the file is missing, damaged, from a newer perflab, or not a results file.
     """
     try:
         raw = read_regular(path)
@@ -60,7 +61,7 @@ def read_document(path: Path) -> Document:
 
 
 def upgrade(document: Any) -> None:
-    """What an older schema had, as the newest has it; what is new already stays."""
+    """Convert plain data of an older schema to the newest schema in place; keys of the newest schema stay."""
     results = document.get("results")
     for result in results if isinstance(results, list) else ():
         if isinstance(result, dict):
@@ -73,21 +74,21 @@ def upgrade(document: Any) -> None:
 
 
 def write_document(document: Document, path: Path) -> None:
-    """Write the whole file, or leave what is there.
+    """Write the whole file, or leave the existing one unchanged.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     write_whole(path, msgspec.json.format(to_json(document), indent=1) + b"\n")
 
 
 def merge(parts: Sequence[Document]) -> Document:
-    """Parts of one run as the run that they are parts of; at least one.
+    """Merge the parts of a run, at least one, into one document.
 
-    Where a case stands in several, the result of the part that was written last counts: that is a rerun. It is one
-    only of what came to its verdict in the same way (``Result.way``): beside what was run a prediction stands by
-    itself, and so does an A/B comparison; they take no failure back. Neither does a result that judged less than the
-    one before it (``_takes_back``).
+    If several parts have a case, the result of the part that was written last counts, as a rerun. It replaces only a
+    result that came to its verdict in the same way (``Result.way``): a prediction and an A/B comparison stand beside
+    the result of a run, and do not take back its failure. Neither does a result that judged less than the earlier one
+    (``_takes_back``).
     """
     by_age = sorted(parts, key=lambda part: part.created)
     newest = by_age[-1]
@@ -113,7 +114,7 @@ def merge(parts: Sequence[Document]) -> Document:
 
 
 def only_cases(document: Document, text: str) -> Document:
-    """The run as if it had had only the cases whose names contain a text: nothing else that failed, or was found."""
+    """Return the document with only the cases whose names contain a text, without other failures and findings."""
     results = [result for result in document.results if text in result.case]
     studies = {result.study for result in document.results if result not in results}
     chosen = changed(
@@ -129,7 +130,10 @@ def only_cases(document: Document, text: str) -> Document:
 
 
 def _findings(by_age: Sequence[Document], results: Iterable[Result]) -> dict[str, list[str]]:
-    """What was found in studies of which all results that count are one part's; of others each part saw only some."""
+    """Return the findings of studies whose counting results all come from one part.
+
+    The findings of other studies are left out: each part saw only some of their results.
+    """
     members, found = by_study(results), {}
     for part in by_age:
         own = {id(one) for ones in _standing([part.results]).values() for one in ones}
@@ -145,7 +149,7 @@ def _exit_status(parts: Sequence[Document], merged: Document) -> int:
             return part.exitstatus
     if merged.other_failures or any(result.failure for result in merged.results):
         return FAILED
-    # A part that failed for something we do not know: no later part may take that back.
+    # A part that failed for an unknown reason: no later part may take that back.
     unexplained = [part for part in parts if not (part.other_failures or any(one.failure for one in part.results))]
     if any(part.exitstatus == FAILED for part in unexplained):
         return FAILED
@@ -153,14 +157,15 @@ def _exit_status(parts: Sequence[Document], merged: Document) -> int:
 
 
 def ended_early(document: Document) -> bool:
-    """Whether its run was interrupted or broke, so that cases may be missing."""
+    """Whether the document's run was interrupted or crashed, so that cases may be missing."""
     return document.exitstatus not in (PASSED, FAILED, NOTHING_RUN)
 
 
 def _standing(parts: Iterable[Sequence[Result]]) -> dict[str, list[Result]]:
-    """Each case with its results that count, one for each way in which it came to one, or was to.
+    """Return case -> its counting results, one for each way to a verdict (``Result.way``).
 
-    Within a part that is the last one, since plugins run a test again; a later part's has to take it back.
+    Within a part the last result counts, since plugins may rerun a test. A result of a later part counts if it takes
+    the earlier one back (``_takes_back``).
     """
     found: dict[str, dict[str, Result]] = {}
     for results in parts:
@@ -172,10 +177,10 @@ def _standing(parts: Iterable[Sequence[Result]]) -> dict[str, list[Result]]:
 
 
 def _takes_back(later: Result, earlier: Result) -> bool:
-    """Whether a rerun's result stands for the case from now on.
+    """Whether a rerun's result replaces the earlier one.
 
-    One that fails stands in for one that passed. Else the rerun has to have judged as much: a test that did not run
-    takes nothing back, one that ran without a verdict no verdict, and none a quantity that it did not compare.
+    A failure replaces a pass. Otherwise the rerun must have judged as much: a test that did not run replaces nothing, a
+    run without a verdict replaces no verdict, and no rerun replaces a regression of a quantity that it did not compare.
     """
     if later.failure is not None and earlier.failure is None:
         return True
@@ -195,12 +200,16 @@ def _weight(result: Result) -> int:
 
 
 def in_order(results: Mapping[str, Result], order: Sequence[str]) -> list[Result]:
-    """Results in the order in which their cases were collected, however they came in."""
+    """Return the results in the order in which their cases were collected."""
     return [results[case] for case in weave([order, list(results)]) if case in results]
 
 
 def weave(orders: Iterable[Sequence[Name]]) -> list[Name]:
-    """One order out of several: what an order adds stands after the same case as there, or before it if it leads."""
+    """Combine several orders into one.
+
+    A name that only a later order has follows the same name as there; names that lead that order come before its first
+    known name.
+    """
     woven: list[Name] = []
     for order in orders:
         known = set(woven)

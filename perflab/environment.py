@@ -1,4 +1,4 @@
-"""Describes machine and versions, and decides which environments can be compared."""
+"""Describes the machine and versions, and decides which environments can be compared."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def current_environment(device: torch.device, machine: str | None = None) -> Environment:
-    """The environment of measurements that this process takes on ``device``.
+    """Return the environment of measurements that this process takes on ``device``.
 
     Args:
-        device: what is measured.
-        machine: the pool of machines that this one belongs to; None: it stands for itself.
+        device: the device that is measured.
+        machine: the name of the pool of machines to which this one belongs; None uses this machine's own identifier.
     """
     import torch
 
@@ -39,7 +39,7 @@ def current_environment(device: torch.device, machine: str | None = None) -> Env
         features=_features(),
         system=f"{platform.system()} {platform.machine()}",
         python=".".join(platform.python_version_tuple()[:2]),
-        torch=str(torch.__version__),  # a subclass of str, which no encoder takes
+        torch=str(torch.__version__),  # a subclass of str, which msgspec cannot encode
         triton=installed_version("triton"),
         cuda=torch.version.cuda if on_cuda else None,
         driver=_nvidia_driver() if on_cuda else None,
@@ -48,12 +48,12 @@ def current_environment(device: torch.device, machine: str | None = None) -> Env
 
 
 def exact_environment(environment: Environment) -> ExactEnvironment:
-    """What of an environment exact quantities may depend on."""
+    """Return the part of an environment on which exact quantities may depend."""
     on_cuda = environment.device == "cuda"
     return ExactEnvironment(
         device=environment.device,
         system=environment.system,
-        # What is computed on a CPU is the same in PyTorch's CPU and CUDA builds.
+        # PyTorch's CPU and CUDA builds compute the same on a CPU.
         torch=environment.torch if on_cuda else environment.torch.partition("+")[0],
         python=environment.python,
         threads=environment.threads,
@@ -66,21 +66,21 @@ def exact_environment(environment: Environment) -> ExactEnvironment:
 
 
 def differing(before: Environment | ExactEnvironment, now: Environment | ExactEnvironment) -> dict[str, str]:
-    """In which fields two environments differ: ``{"torch": "torch 2.12.0 -> 2.13.0"}``; empty if in none."""
+    """Return the fields in which two environments differ: ``{"torch": "torch 2.12.0 -> 2.13.0"}``; empty if in none."""
     old, new = msgspec.structs.asdict(before), msgspec.structs.asdict(now)
     return {key: f"{key.replace('_', ' ')} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]}
 
 
 def differences(before: Environment, now: Environment) -> list[str]:
-    """Why times from the two may not be compared; empty if they may.
+    """Return why times from two environments may not be compared; empty if they may.
 
-    Everything counts: one that moved with the driver or the thread count says nothing about code.
+    Every field counts: a time that changed with the driver or the thread count says nothing about the code.
     """
     return list(differing(before, now).values())
 
 
 def slug(environment: Environment) -> str:
-    """Folder name for an environment's times: ``cpu-amd-epyc-25-17-2c-torch2.13-5f0c21d9``."""
+    """Return the folder name for an environment's times: ``cpu-amd-epyc-25-17-2c-torch2.13-5f0c21d9``."""
     parts = [environment.device, re.sub(r"\b(family|model)\b", " ", environment.device_name)]
     if environment.device == "cpu":
         parts.append(f"{environment.cores}c")
@@ -91,7 +91,7 @@ def slug(environment: Environment) -> str:
 
 
 def whole_slug(environment: Environment) -> str:
-    """The same with all that times depend on: of two environments whose times may not be compared, another name."""
+    """Return a folder name that depends on every field, so that environments with incomparable times differ in it."""
     whole = repr(sorted(msgspec.structs.asdict(environment).items()))
     return _joined([slug(environment), f"{environment.threads}t", f"python{environment.python}", _short_hash(whole)])
 
@@ -101,13 +101,13 @@ def _short_hash(text: str) -> str:
 
 
 def exact_slug(environment: ExactEnvironment) -> str:
-    """Folder name for exact quantities: ``exact-cpu-torch2.13``, ``exact-cuda-nvidia-h200-torch2.13``."""
+    """Return the folder name for exact quantities: ``exact-cpu-torch2.13``, ``exact-cuda-nvidia-h200-torch2.13``."""
     parts = [EXACT, environment.device, *filter(None, [environment.device_name])]
     return _joined([*parts, f"torch{_minor(environment.torch)}"])
 
 
 EXACT = "exact"
-"""How folders of exact quantities begin. No device is called so."""
+"""The first word of the names of folders with exact quantities. No device has this name."""
 
 
 def _minor(version: str) -> str:
@@ -121,11 +121,11 @@ def _joined(parts: list[str]) -> str:
 
 @functools.cache
 def this_machine() -> str:
-    """A name for this machine: eight hexadecimal digits that stay the same and tell nothing about it.
+    """Return a name for this machine: eight hexadecimal digits that stay the same and reveal nothing about it.
 
-    A hash of the system's own identifier: host names change with networks. Copies of one image that kept it are one
-    machine. Where there is none, as in most containers, of the host's name and the network card's address; in a
-    container both may be other ones at each start, and ``is_fleeting`` says so.
+    The name is a hash of the system's own identifier, since host names change with networks. Copies of one image that
+    kept the identifier are one machine. Without an identifier, as in most containers, it is a hash of the host's name
+    and the network card's address; in a container both may change at each start, which ``is_fleeting`` reports.
     """
     identifier = machine_identifier()
     parts = ["perflab", *([identifier] if identifier else [f"{_card_address():012x}", platform.node()])]
@@ -133,51 +133,51 @@ def this_machine() -> str:
 
 
 def stands_for_itself(machine: str) -> bool:
-    """Whether this is such a name, and not one that somebody gave to a pool of machines."""
+    """Whether ``machine`` has the form of ``this_machine``, and is not a user's name for a pool of machines."""
     return re.fullmatch(r"[0-9a-f]{8}", machine) is not None
 
 
 def is_fleeting() -> bool:
-    """Whether ``this_machine`` may be called otherwise at the next start, or like another one."""
+    """Whether the name from ``this_machine`` may change at the next start, or equal another machine's."""
     in_container = any(os.path.exists(mark) for mark in ("/.dockerenv", "/run/.containerenv"))
     return in_container or not machine_identifier()
 
 
 def machine_identifier() -> str:
-    """What the system was given at its installation, or its first start; empty where there is no such thing."""
+    """Return the identifier that the system got at its installation or first start; empty if it has none."""
     for place in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         try:
             with open(place, encoding="ascii", errors="replace") as file:
                 identifier = file.read().strip()
         except OSError:
             continue
-        if identifier and identifier != "uninitialized":  # systemd's word in images, before their first start
+        if identifier and identifier != "uninitialized":  # systemd's placeholder in images before their first start
             return identifier
     return ""
 
 
 def _card_address() -> int:
-    """The network card's address; 0 where ``uuid`` finds none and makes one up, another one in each process."""
+    """Return the network card's address; 0 if ``uuid`` finds none and invents one, which differs in each process."""
     address = uuid.getnode()
     return 0 if address & _MULTICAST else address
 
 
 _MULTICAST = 1 << 40
-"""Set in an address that is no card's own (RFC 9562, 6.10)."""
+"""The bit that is set in an address that belongs to no card (RFC 9562, 6.10)."""
 
 
 def core_numbers() -> list[int]:
-    """Numbers of the CPU cores that this process, and so its children, may run on; none where the system has no say."""
+    """Return the numbers of the CPU cores that this process and its children may use; empty if they are unknown."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def usable_cores() -> int:
-    """How many CPU cores this process may run on."""
+    """Return the number of CPU cores that this process may use."""
     return len(core_numbers()) or os.cpu_count() or 1
 
 
 def thread_count() -> int:
-    """How many threads PyTorch's operators use; 0 without PyTorch."""
+    """Return the number of threads that PyTorch's operators use; 0 without PyTorch."""
     if util.find_spec("torch") is None:
         return 0
     import torch
@@ -187,7 +187,7 @@ def thread_count() -> int:
 
 @functools.cache
 def cpu_name() -> str:
-    """The processor's name. Virtual machines hide the model behind one brand, so family and model stand with it."""
+    """Return the processor's name, with family and model: virtual machines show one brand for several models."""
     fields: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
@@ -206,7 +206,7 @@ def cpu_name() -> str:
 
 
 def installed_version(package: str) -> str | None:
-    """Version of an installed package, or None; the package is not imported."""
+    """Return the version of an installed package, or None; the package is not imported."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -215,14 +215,17 @@ def installed_version(package: str) -> str | None:
 
 @functools.cache
 def _features() -> str:
-    """What PyTorch and oneDNN go by in bf16 and fp16 on this processor: ``amx_tile bf16 fp16, 48K 32K 2048K``."""
+    """Return what selects PyTorch's and oneDNN's kernels in bf16 and fp16: ``amx_tile bf16 fp16, 48K 32K 2048K``.
+
+    These are instructions of the processor and, on Linux, the sizes of its caches.
+    """
     from perflab.torch_internals.machine import processor_features
 
     return ", ".join([" ".join(processor_features()) or "none", " ".join(_cache_sizes())]).rstrip(", ")
 
 
 def _cache_sizes() -> list[str]:
-    """Sizes of the caches that a core sees, as Linux writes them; none elsewhere."""
+    """Return the sizes of a core's caches, as Linux writes them; empty on other systems."""
     sizes = []
     for index in range(8):
         try:

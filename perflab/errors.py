@@ -1,4 +1,4 @@
-"""Errors with remedies: what was given, what was wanted, what to do. Imports nothing of ours."""
+"""Errors with remedies: the input, what was expected, and what to do. Imports no other module of perflab."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ class PerflabError(Exception):
     """An error with a remedy. Its text is complete: the caller prints it, and no traceback is needed.
 
     Args:
-        problem: what was given and why it will not do, in one sentence.
+        problem: the input and why it is not accepted, in one sentence.
         remedy: what to do next, in the imperative.
     """
 
@@ -22,15 +22,15 @@ class SettingError(PerflabError):
 
 
 class DeviceError(PerflabError):
-    """A device that is not there."""
+    """A device that does not exist."""
 
 
 class BaselineError(PerflabError):
-    """A baseline file that cannot be read or written. It is left as it is."""
+    """A baseline file that cannot be read or written. The file is left unchanged."""
 
 
 class UsageError(PerflabError):
-    """A fixture used in a way that can give no measurement."""
+    """A fixture or function used in a way that cannot give a measurement."""
 
 
 class CaptureError(PerflabError):
@@ -38,7 +38,7 @@ class CaptureError(PerflabError):
 
 
 class ClockError(PerflabError):
-    """Two clocks that tell different times of the same span."""
+    """Two clocks that measured different times for the same interval."""
 
 
 class FreshProcessError(PerflabError):
@@ -57,8 +57,8 @@ class SideEndedError(RivalError):
     """A process of an A/B comparison ended while it was needed.
 
     Args:
-        problem, remedy: as of any.
-        hung: whether it gave no answer and was ended.
+        problem, remedy: as for ``PerflabError``.
+        hung: whether the process gave no answer and was ended.
     """
 
     def __init__(self, problem: str, remedy: str, *, hung: bool = False) -> None:

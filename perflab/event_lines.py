@@ -1,4 +1,7 @@
-"""Recordings of memory as JSON with an event a line, so that nobody has to hold all of it. Imports nothing of ours."""
+"""Recordings of memory as JSON with one event a line, readable without loading the whole file.
+
+Imports no other module of perflab.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any, BinaryIO
 
 _BEGIN, _END = b'"events": [\n', b"]}"
 _LONGEST_BYTES = 1000
-"""A line of an event has 100."""
+"""The longest line of an event that is read; a typical one has 100 bytes."""
 _A_WHILE = 2**16
-"""Events between two words of how far it is."""
+"""Number of events between two progress reports."""
 
 
 def as_lines(head: Mapping[str, Any], events: Iterable[object]) -> Iterator[bytes]:
-    """JSON: the keys of ``head``, and ``events`` behind them, each on a line of its own."""
+    """Yield JSON: the keys of ``head``, then ``events``, one event a line."""
     start = json.dumps(head).encode("ascii")
     yield start[:-1] + (b", " if head else b"") + _BEGIN
     comma = b""
@@ -27,7 +30,7 @@ def as_lines(head: Mapping[str, Any], events: Iterable[object]) -> Iterator[byte
 
 
 def head_of(text: bytes) -> tuple[dict[str, Any], int] | None:
-    """What stands before the events, and where those begin; None where a file's beginning is none of ``as_lines``."""
+    """Return the keys before the events, and the byte at which the events begin; None unless ``as_lines`` wrote it."""
     at = text.find(_BEGIN)
     if at < 0:
         return None
@@ -39,12 +42,12 @@ def head_of(text: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 class EventLines:
-    """The events of a file, read one by one."""
+    """The events of a file, read one by one. ``progress`` receives the bytes read and the file's size."""
 
     def __init__(self, file: BinaryIO, start: int, progress: Callable[[int, int], None]) -> None:
         self._file, self._start, self._progress = file, start, progress
         self.cut_at = 0
-        """Once they are read: the byte from which on nothing can be read; 0 where the file is whole."""
+        """Once the events are read: the byte from which the file is unreadable; 0 if it is whole."""
 
     def __iter__(self) -> Iterator[Any]:
         size = os.fstat(self._file.fileno()).st_size

@@ -1,7 +1,7 @@
-"""Reads files without blocking, writes them whole, and removes what killed runs left.
+"""Reads files without blocking, writes them whole, and removes files that killed runs left.
 
-A temporary file is locked for as long as its writer lives, so that another process can tell a leftover from work that
-is under way. Imports nothing of ours.
+A temporary file is locked for as long as its writer lives, so that another process can distinguish a leftover from a
+file in use. Imports no other module of perflab.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import BinaryIO
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.part")
 _YOUNG_S = 60.0
-"""A temporary file of less than this age may be one that its writer has not locked yet."""
+"""Age in seconds below which a temporary file may not be locked by its writer yet."""
 _WITHOUT_LOCKS_S = 24 * 3600.0
-"""Where the file system has no locks, what is older than this has no writer."""
+"""Age in seconds from which a file has no writer, on a file system without locks."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. A named pipe or a device in its place is an error, and not waited for.
+    """Open a file for reading. A named pipe or a device is an error, and is not waited for.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -45,23 +45,23 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """A file's content, opened as ``open_regular`` does.
+    """Return the content of a file, opened with ``open_regular``.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open_regular(path) as file:
         return file.read()
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write to a temporary file and rename: a reader meets the old file or the new one, never half.
+    """Write to a temporary file and rename it: a reader finds the old file or the new one, never a part.
 
-    A symbolic link stays, and what it points to is written; its folder holds the temporary file, so that the rename
-    stays within a file system. Leftovers of killed writers of the same file are taken away.
+    A symbolic link stays, and its target is written. The temporary file is in the target's folder, so that the rename
+    stays within a file system. Leftovers of killed writers of the same file are removed.
 
     Raises:
-        OSError: it cannot be written, or a directory, a pipe or a device is in its place.
+        OSError: the file cannot be written, or a directory, a pipe or a device is in its place.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
@@ -78,7 +78,7 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
             if mode is not None:
                 temporary.chmod(mode)
-            if os.name == "nt":  # there no open file can be renamed
+            if os.name == "nt":  # Windows cannot rename an open file
                 file.close()
             temporary.replace(target)
     except BaseException:
@@ -88,7 +88,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Take away temporary files in a folder, and in the folders in it, whose writers were killed."""
+    """Remove temporary files of killed writers from a folder and its direct subfolders."""
     folders: list[Path] = []
     with contextlib.suppress(OSError):
         folders = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
@@ -98,7 +98,7 @@ def sweep(folder: Path) -> None:
 
 
 def try_lock(handle: int) -> bool | None:
-    """Lock an open file if nobody else has; whether that went well, None where the file system has no locks."""
+    """Lock an open file unless another process has; return whether it is locked, None if locks are unavailable."""
     if sys.platform == "win32":
         return None
     import fcntl
@@ -114,14 +114,14 @@ def try_lock(handle: int) -> bool | None:
 
 @contextlib.contextmanager
 def abandoned(path: Path, young_s: float = _YOUNG_S) -> Iterator[bool]:
-    """Tell whether nobody holds a file or folder that its owner locks for as long as it lives.
+    """Yield whether a file or folder is abandoned: its owner locks it for as long as the owner lives.
 
-    Within the block nobody can take it either, so it may be removed there: it is locked, and still the one that others
-    see by its name. Whoever waits for it finds it gone.
+    Within the block no other process can take it, so it may be removed there: it is locked, and still the one that has
+    this name. A process that waits for it finds it removed.
 
     Args:
         path: the file or folder.
-        young_s: what was changed within so many seconds may be what its owner has yet to lock.
+        young_s: a file that changed within this many seconds counts as in use: its owner may not have locked it yet.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -132,7 +132,7 @@ def abandoned(path: Path, young_s: float = _YOUNG_S) -> Iterator[bool]:
         age_s = time.time() - os.fstat(handle).st_mtime
         free = age_s >= young_s and try_lock(handle)
         free = age_s >= _WITHOUT_LOCKS_S if free is None else free
-        is_there = False  # it was opened before it was locked: another may have its name by now
+        is_there = False  # opened before locked: another file may have the name by now
         with contextlib.suppress(OSError):
             is_there = os.path.samestat(os.fstat(handle), os.lstat(path))
         yield bool(free and is_there)
@@ -141,14 +141,14 @@ def abandoned(path: Path, young_s: float = _YOUNG_S) -> Iterator[bool]:
 
 
 def remove_if_abandoned(path: Path, young_s: float = _YOUNG_S) -> None:
-    """Remove a file that nobody holds, while nobody can take it; see ``abandoned``."""
+    """Remove a file if it is abandoned, while no other process can take it; see ``abandoned``."""
     with abandoned(path, young_s) as is_free, contextlib.suppress(OSError):
         if is_free:
             path.unlink()
 
 
 def _begin(target: Path) -> tuple[Path, int]:
-    """A new temporary file beside the target, open and locked."""
+    """Create a temporary file beside the target; return its path and its open, locked handle."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     while True:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
@@ -161,10 +161,10 @@ def _begin(target: Path) -> tuple[Path, int]:
 
 
 def _mode_of(target: Path) -> int | None:
-    """Rights of the file that is to be replaced; None if there is none.
+    """Return the permissions of the file to replace; None if there is none.
 
     Raises:
-        OSError: something else is in its place.
+        OSError: something other than a file is in its place.
     """
     try:
         mode = os.stat(target).st_mode
@@ -182,7 +182,7 @@ def _kind(mode: int) -> str:
 
 
 def temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:
-    """Temporary files of ours in a folder: all, or those of one target."""
+    """Yield perflab's temporary files in a folder: all, or those of the target ``name``."""
     try:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:

@@ -11,24 +11,24 @@ from pathlib import Path
 from perflab.errors import RivalError
 
 _PATIENCE_S = 20.0
-"""A question that takes longer (a network drive, a huge tree) is given up."""
+"""Seconds after which a query (on a network drive, of a huge tree) is abandoned."""
 _REMOTE = re.compile(
     r"(?:(?P<scheme>https?|ssh|git)://)?(?:[^@/\s]*@)?(?P<host>[\w-]+(?:\.[\w-]+)+)(?P<port>:\d+)?"
     r"(?P<divider>[:/])/*(?P<path>[\w.~+-]+(?:/[\w.~+-]+)+)/*",
     re.ASCII,
 )
-"""A remote on a host whose name has a dot: names without are of somebody's own network, or of their ssh alone."""
+"""A remote on a host whose name has a dot: a name without one is local to a network or an ssh configuration."""
 _PAGE = re.compile(r"https?://[\w-]+(?:\.[\w-]+)+(?::\d+)?(?:/[\w.~+-]+)+", re.ASCII)
 _COMMIT = re.compile(r"([0-9a-f]{7,64})(?:\+dirty)?")
 
 
 def run_git(folder: Path, *arguments: str, patience_s: float | None = None, only_here: bool = False) -> str:
-    """What ``git arguments`` prints, as seen from ``folder``.
+    """Run ``git arguments`` in ``folder``, and return its output.
 
-    With ``only_here`` a repository that ``folder`` lies in is none: the folder has one of its own, or git fails.
+    With ``only_here``, repositories of parent folders are ignored: ``folder`` is a repository itself, or git fails.
 
     Raises:
-        RivalError: there is no git, it failed, or it took longer than ``patience_s``.
+        RivalError: git is not installed, failed, or took longer than ``patience_s`` seconds.
     """
     done = _ended(folder, arguments, patience_s, {"GIT_CEILING_DIRECTORIES": str(folder.parent)} if only_here else {})
     if done.returncode:
@@ -40,12 +40,12 @@ def run_git(folder: Path, *arguments: str, patience_s: float | None = None, only
 def _ended(
     folder: Path, arguments: Sequence[str], patience_s: float | None, own: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    # A hook's environment names the repository that it runs in, which need not be the one that is asked about.
+    # The environment of a git hook names the hook's repository, which may be another one than ``folder``.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
-            # A look must not keep others from working; and nobody is there to answer a question.
+            # A query must not lock the repository for others, and nobody can answer a prompt.
             env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **own},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -64,7 +64,7 @@ def _ended(
 
 
 def ask_git(folder: Path, *arguments: str) -> str | None:
-    """The same without the space around it; None where git has no answer, or is not there."""
+    """Return the output of ``git arguments``, stripped; None if git fails, takes too long or is not installed."""
     try:
         return run_git(folder, *arguments, patience_s=_PATIENCE_S).strip()
     except RivalError:
@@ -72,7 +72,7 @@ def ask_git(folder: Path, *arguments: str) -> str | None:
 
 
 def differs(folder: Path, *arguments: str) -> bool | None:
-    """Whether ``git diff`` of these finds anything; None where git has no answer, or is not there."""
+    """Whether ``git diff arguments`` finds a difference; None if git fails, takes too long or is not installed."""
     try:
         status = _ended(folder, ("diff", "--quiet", *arguments), _PATIENCE_S, {}).returncode
     except RivalError:
@@ -81,32 +81,32 @@ def differs(folder: Path, *arguments: str) -> bool | None:
 
 
 def top_of(folder: Path) -> Path | None:
-    """The working tree that the folder lies in; None outside of a repository."""
+    """Return the working tree that contains the folder; None outside of a repository."""
     top = ask_git(folder, "rev-parse", "--show-toplevel")
     return Path(top) if top else None
 
 
 def commit_named(folder: Path, name: str) -> str | None:
-    """The full name of a commit, branch or tag; None if the repository does not have it."""
+    """Return the full hash of the commit that ``name``, a commit, branch or tag, refers to; None if there is none."""
     return ask_git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}") or None
 
 
 def repository_page(folder: Path) -> str | None:
-    """The address of the page that shows the repository, by the remote that ``git fetch`` asks; None: there is none."""
+    """Return the URL of the repository's page, from the remote that ``git fetch`` uses; None if it has none."""
     remote = ask_git(folder, "ls-remote", "--get-url")
     return page_of_remote(remote) if remote else None
 
 
 def page_of_remote(remote: str) -> str | None:
-    """``git@github.com:owner/name.git`` -> ``https://github.com/owner/name``; None of a path.
+    """Convert a remote to a page: ``git@github.com:owner/name.git`` -> ``https://github.com/owner/name``.
 
-    Whoever may be named in the address, and with whatever password, is left out.
+    A user name and a password in the address are left out. A path has no page: None.
     """
     found = _REMOTE.fullmatch(remote)
     if found is None:
         return None
     scheme, host, path = found["scheme"], found["host"], found["path"].removesuffix(".git")
-    if (found["divider"] == ":") != (scheme is None):  # without a scheme a path stands behind a colon, as for scp
+    if (found["divider"] == ":") != (scheme is None):  # without a scheme, a colon precedes the path, as for scp
         return None
     if scheme in ("http", "https"):
         return f"{scheme}://{host}{found['port'] or ''}/{path}"
@@ -114,7 +114,7 @@ def page_of_remote(remote: str) -> str | None:
 
 
 def commit_page(repository: str | None, commit: str | None) -> str | None:
-    """The address of a commit's page; None unless both are what they should be, since files may say anything."""
+    """Return the URL of a commit's page; None unless both arguments are well-formed: files may contain anything."""
     found = _COMMIT.fullmatch(commit or "")
     if found is None or repository is None or _PAGE.fullmatch(repository) is None:
         return None

@@ -1,4 +1,4 @@
-"""What ``perf`` measures with, for a study that times something by itself: clock, devices, memory, caches. Public.
+"""The instruments of ``perf``, for a study with its own timing loop: clock, devices, memory, caches. Public.
 
     synchronize(device)
     began_ns = read_ns()
@@ -6,7 +6,7 @@
     synchronize(device)
     step_ns = read_ns() - began_ns
 
-Importing it loads no torch.
+Importing this module loads no torch.
 """
 
 from perflab.measure.caches import eviction_bytes

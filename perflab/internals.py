@@ -1,8 +1,8 @@
-"""What perflab needs of PyTorch and Triton that is no part of their public interface: found, or an error that names it.
+"""Looks up private names of PyTorch and Triton that perflab needs; a missing one is an error that names it.
 
-Such names come and go without notice, and a patch that finds nothing to patch would leave numbers wrong that are called
-exact. Every use stands in ``perflab.torch_internals`` or ``perflab.triton_internals``, and says what it is for. What is
-gone or has changed switches off the feature that needs it, by name (``switched_off``), and nothing else.
+Private names come and go without notice, and a patch without a target would make numbers wrong that are called exact.
+All uses are in ``perflab.torch_internals`` and ``perflab.triton_internals``, each with its purpose. A name that is gone
+or has changed switches off only the feature that needs it (``switched_off``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from perflab.errors import InternalsError
 
 _ABSENT = object()
 _CALLS_USERS = "measure.workload"
-"""Calls what may be a C function of somebody's, whose errors then have no line but ours."""
+"""The module that calls users' callables: an error of a user's C function has no traceback line but this module's."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The versions of a package that its internals were checked with. ``pyproject.toml`` declares the oldest alone."""
+    """The versions of a package whose internals were checked. ``pyproject.toml`` declares only the oldest one."""
 
     package: str
     oldest: tuple[int, int]
@@ -36,31 +36,33 @@ class Checked:
 
     @property
     def span(self) -> str:
-        """``2.11 to 2.13``."""
+        """The checked versions as text: ``2.11 to 2.13``."""
         return f"{_dotted(self.oldest)} to {_dotted(self.newest)}"
 
     @property
     def version(self) -> str | None:
-        """What is installed, whether it is loaded or not; None where nothing is."""
+        """The installed version of the package, loaded or not; None if it is not installed."""
         try:
             return metadata.version(self.package)
         except metadata.PackageNotFoundError:
             return None
 
     def covers(self, version: str) -> bool:
-        """Whether a version is in the range; what has no number is not."""
+        """Whether a version is in the checked range; False for a text without a version number."""
         numbers = re.match(r"(\d+)\.(\d+)", version)
         return numbers is not None and self.oldest <= (int(numbers[1]), int(numbers[2])) <= self.newest
 
 
 TORCH = Checked("torch", (2, 11), (2, 13))
-"""2.13.0: all tests. 2.11.0 and 2.12.0: every name was looked up in the installed files, nothing was run."""
+"""The checked versions of PyTorch. 2.13.0: all tests. 2.11.0 and 2.12.0: every name was looked up in the installed
+files, nothing was run."""
 TRITON = Checked("triton", (3, 6), (3, 9))
-"""3.9.0: all tests. 3.6.0, 3.7.0 and 3.8.0: every name was looked up in the installed files, nothing was run."""
+"""The checked versions of Triton. 3.9.0: all tests. 3.6.0, 3.7.0 and 3.8.0: every name was looked up in the installed
+files, nothing was run."""
 
 
 def version_warnings(*packages: Checked) -> list[str]:
-    """A line for each of them that is installed in a version that was not checked; nothing is loaded for that."""
+    """Return a warning for each package that is installed in an unchecked version. No package is loaded."""
     return [
         f"warning: perflab was checked with {one.package} {one.span}, and {version} is installed: a feature whose "
         "internals changed is off and says so; predictions and counts may differ"
@@ -70,13 +72,13 @@ def version_warnings(*packages: Checked) -> list[str]:
 
 
 def missing(checked: Checked, name: str, to: str) -> InternalsError:
-    """The error of a name that this version does not have. ``to``: what perflab does with it."""
+    """Return the error for a name that the installed version lacks. ``to``: what perflab needs it for, as a verb."""
     return _error(checked, f"has no {name}, which perflab needs to {to}")
 
 
 def _error(checked: Checked, said: str) -> InternalsError:
     before = (checked.newest[0], checked.newest[1] + 1)
-    requirement = f"{checked.package}>={_dotted(checked.oldest)},<{_dotted(before)}"  # as pip takes it
+    requirement = f"{checked.package}>={_dotted(checked.oldest)},<{_dotted(before)}"  # in pip's syntax
     return InternalsError(
         f"{checked.package} {checked.version or '(not installed)'} {said}; perflab was checked with {checked.span}",
         f"all else runs; for this, install a version that was checked: pip install '{requirement}'",
@@ -84,9 +86,9 @@ def _error(checked: Checked, said: str) -> InternalsError:
 
 
 def switched_off(error: BaseException) -> InternalsError | None:
-    """Why a feature is off, if what ended it is an internal that is gone or has changed; None of any other error.
+    """Return why a feature is off, if the error comes from an internal that is gone or has changed; None otherwise.
 
-    In a version that was checked nothing has changed: there an error in perflab's own lines is one of perflab's.
+    In a checked version no internal has changed, so an error in perflab's own lines is a fault of perflab.
     """
     if isinstance(error, InternalsError):
         return error
@@ -102,10 +104,10 @@ def switched_off(error: BaseException) -> InternalsError | None:
 
 
 def attribute(checked: Checked, owner: Any, name: str, to: str) -> Any:
-    """``owner.name``, of an object or a module that is at hand.
+    """Return ``owner.name``, for an object or a loaded module.
 
     Raises:
-        InternalsError: it has none.
+        InternalsError: ``owner`` has no such attribute.
     """
     found = getattr(owner, name, _ABSENT)
     if found is _ABSENT:
@@ -115,7 +117,7 @@ def attribute(checked: Checked, owner: Any, name: str, to: str) -> Any:
 
 
 def lookup(checked: Checked, path: str, to: str) -> Any:
-    """What stands at ``torch.optim.optimizer:Optimizer.step``: a module, which is loaded, and a name within.
+    """Import a module and return a name in it, by a path such as ``torch.optim.optimizer:Optimizer.step``.
 
     Raises:
         InternalsError: there is no such module or name.
@@ -133,9 +135,9 @@ def lookup(checked: Checked, path: str, to: str) -> Any:
 
 
 def needs(checked: Checked, *paths: str, to: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Looks for these names (as ``lookup`` does) before each call of a function that uses them.
+    """Return a decorator that looks up names (as ``lookup`` does) before each call of the function that uses them.
 
-    So the function is written plainly, and ends in an ``InternalsError`` that says ``to`` do what it is needed.
+    The function itself needs no checks: a missing name raises an ``InternalsError`` that states its purpose, ``to``.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -1,4 +1,4 @@
-"""Reads the journal of a session as a results file: the cases that finished, of a run that may have been killed."""
+"""Reads the journal of a session as a results file: the finished cases of a run that may have been killed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from perflab.results import Document
 
 SUFFIX = ".jsonl"
 _LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
-"""A file may say that it is of a later year, and no date of Python's does."""
+"""Latest time that Python's dates can hold: a file's modification time may lie later."""
 
 
 def read_journal(path: Path) -> tuple[Document, list[str]]:
-    """A journal, and what is to be known of it. Of each case the last result counts.
+    """Read a journal; return it as a document, and notes about it. The last result of each case counts.
 
-    A session writes a line once a case has finished. The last one may be half of one: then the session was killed
-    while it wrote, or writes now.
+    A session writes a line once a case has finished. The last line may be incomplete: the session was killed while it
+    wrote, or is writing now.
 
     Raises:
-        DocumentError: it is missing, or damaged otherwise.
+        DocumentError: the journal is missing, or is damaged in another way.
     """
     try:
         raw = read_regular(path)

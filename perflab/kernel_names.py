@@ -1,4 +1,4 @@
-"""Names of CUDA kernels as people read them. Pure; imports nothing of ours."""
+"""Readable names of CUDA kernels. Pure; imports no other module of perflab."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NAMESPACES = re.compile(rf"\b(?:{'|'.join(_SCOPES)})::|\(anonymous namespace\):
 _LAMBDAS = re.compile(r"\{lambda\(([^{}()]*)\)#\d+\}")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<>]*>|(?:Load|Store)\w+<\d+>)")
-"""Template arguments that say how a kernel loads and stores."""
+"""Template arguments that describe how a kernel loads and stores, left out of its name."""
 _MOST = 120
 
 
 @cache
 def kernel_name(kernel: str) -> str:
-    """A kernel's name without namespaces and arguments; a lambda is named for its function and what it takes.
+    """Return a kernel's name without namespaces and arguments; a lambda has its function's name and its parameters.
 
     ``void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >(int,
-    ...)`` becomes ``vectorized_elementwise_kernel<4, FillFunctor<float>>``. Cut in its middle where it is long.
+    ...)`` becomes ``vectorized_elementwise_kernel<4, FillFunctor<float>>``. A long name is cut in its middle.
     """
     name = _NAMESPACES.sub("", kernel.removeprefix("void "))
     name = _LAMBDAS.sub(r"{\1}", name)

@@ -1,7 +1,8 @@
-"""Ends a process with the one that started it, even if that one was killed: one mechanism for all children of ours.
+"""Ends a child process with its parent, even if the parent was killed; all child processes of perflab use it.
 
-``with_lifeline`` puts this file in front of a command. Run by its path, it imports nothing of perflab, asks the kernel
-to be killed with its parent, and becomes the command. Only Linux does that; elsewhere a command is left as it is.
+``with_lifeline`` puts this file in front of a command. The file is run by its path and imports nothing of perflab. It
+asks the kernel to be killed with its parent, and then becomes the command. Only Linux supports that; on other systems a
+command is unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 def with_lifeline(command: Sequence[str]) -> list[str]:
-    """The command, as one that ends with the thread of this process that starts it.
+    """Return the command, changed to end with the thread of this process that starts it.
 
     Raises:
         FileNotFoundError: there is no such program.
@@ -30,7 +31,7 @@ def with_lifeline(command: Sequence[str]) -> list[str]:
 
 
 def end_with_parent(parent: int) -> None:
-    """In a new process: have the kernel kill it with its parent, whose number this is; end now if that has ended."""
+    """Make the kernel kill this process with its parent, whose id is ``parent``; exit now if the parent has ended."""
     if sys.platform == "linux":
         import ctypes
 

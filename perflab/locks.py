@@ -1,4 +1,4 @@
-"""Lock files that name their holder, so that whoever waits for one can say for whom."""
+"""Lock files that name their holder, so that a waiting process can show it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _SAID_EVERY = 8
 def held(
     path: Path, what: str, waiting: Callable[[str], None], gives_up: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Hold a lock file for the length of the block; a note beside it says who has it.
+    """Hold a lock file for the duration of the block; a note beside it names the holder.
 
-    While another process has it, ``waiting`` is told who from time to time, unless that is a worker of the same run:
-    they take turns all along. Where ``gives_up`` says so, asked every two seconds, the block runs without the lock.
+    While another process holds the lock, ``waiting`` receives a text that names it from time to time, except for a
+    worker of the same run: workers alternate all the time. ``gives_up`` is called every two seconds; if it returns
+    True, the block runs without the lock.
 
     Raises:
-        OSError: there can be no lock file.
+        OSError: the lock file cannot be created.
     """
     lock, note, waited = FileLock(path), path.with_suffix(".holder"), 0
     while not lock.is_locked:
@@ -40,25 +41,25 @@ def held(
             waited += 1
             if holder is not None:
                 waiting(f"waiting for {what}{holder}")
-    # It may lie where others can write, so neither links nor pipes are opened.
+    # The note may be in a folder where others can write, so neither links nor pipes are opened.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with contextlib.suppress(OSError), os.fdopen(os.open(note, flags, 0o600), "wb") as file:
         file.write(os.fsencode(f"{os.getpid()}\n{_run()}\n{os.getcwd()}"))
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # somebody else's, in a folder where only owners remove
+        with contextlib.suppress(OSError):  # another user's note, in a folder where only owners may remove
             note.unlink()
         lock.release()
 
 
 def _run() -> str:
-    """The run that this process is a worker of; empty of any other process."""
+    """Return the id of the run whose worker this process is; empty for any other process."""
     return os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
 
 
 def _holder(note: Path) -> str | None:
-    """Who has the lock, as far as it is known; None of another worker of the same run."""
+    """Return a text that names the lock's holder, empty if unknown; None for another worker of the same run."""
     try:
         pid, run, folder = read_regular(note).decode("utf-8", "replace").split("\n", 2)
         for_s = max(0.0, time.time() - note.stat().st_mtime)

@@ -1,6 +1,6 @@
-"""How a case's calls are timed, which is part of what the case is: numbers of two modes are never compared.
+"""The mode in which a case's calls are timed. It is part of the case: numbers of two modes are never compared.
 
-On the ground floor. What each mode does is ``measure``'s: ``measure/cold.py`` and ``measure/cuda_graph.py``.
+This module depends only on ``perflab.data``; ``measure/cold.py`` and ``measure/cuda_graph.py`` implement the modes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _SUFFIX = re.compile(r" \{(?:cold|graph|cold, graph)\}$")
 
 
 class Mode(Data, frozen=True):
-    """Warm or cold caches; calls launched one after another, or replayed in a CUDA graph."""
+    """A mode: warm or cold caches, and calls launched one after another or replayed in a CUDA graph."""
 
     cache: Literal["warm", "cold"] = "warm"
-    """``cold``: what the device's caches held is evicted before each call."""
+    """The state of the device's caches: ``cold`` evicts their content before each call."""
     cuda_graph: bool = False
 
     @property
     def suffix(self) -> str:
-        """What stands behind the case's name, such as `` {cold, graph}``; nothing for the default mode."""
+        """The text after the case's name, such as `` {cold, graph}``; empty for the default mode."""
         words = ["cold"] * (self.cache == "cold") + ["graph"] * self.cuda_graph
         return f" {{{', '.join(words)}}}" if words else ""
 
@@ -34,10 +34,10 @@ DEFAULT = Mode()
 
 
 def identity(case: str, mode: Mode) -> str:
-    """The name that a case's numbers are stored under: its node id, and its mode unless that is the default."""
+    """Return the name under which a case's numbers are stored: its node id, and its mode unless that is the default."""
     return case + mode.suffix
 
 
 def without_mode(name: str) -> str:
-    """The case that an identity, or a name in a baseline file, belongs to."""
+    """Return the case of an identity, or of a name in a baseline file: the name without its mode."""
     return _SUFFIX.sub("", name)

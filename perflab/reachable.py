@@ -1,4 +1,4 @@
-"""Finds the objects that a callable reaches through its arguments and closures. Imports nothing of ours."""
+"""Finds the objects that a callable reaches through its arguments and closures. Imports no other module of perflab."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), type, types.ModuleType)
 _NOT_THE_CASE = ("_pytest", "pytest", "pluggy", "perflab.plugin")
-"""Packages of the test run itself: through them everything in the session could be reached."""
+"""Packages of the test run itself, which are not followed: through them the whole session is reachable."""
 
 
 def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """Every object that the roots reach, each once, tensors included.
+    """Yield every object that the roots reach, each once, tensors included.
 
-    Followed are containers, attributes of objects, gradients, partial arguments, bound instances, closures,
-    defaults, and the globals that a function names. Not followed are modules and classes, so that a case is not
-    charged for what only happens to be alive in the process.
+    The search follows containers, attributes of objects, gradients, partial arguments, bound instances, closures,
+    defaults, and the globals that a function names. It does not follow modules and classes, so that a case is not
+    charged for objects that only happen to be alive in the process.
     """
     import torch
 
@@ -42,12 +42,12 @@ def reachable(roots: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def in_hands_of(frame: types.FrameType) -> tuple[Any, ...]:
-    """What a running function has in its hands: its locals, and the globals that its code loads."""
+    """Return the objects that a running function refers to: its locals, and the globals that its code loads."""
     names = _loaded_globals(frame.f_code)
     found = frame.f_locals
     held = (*found.values(), *(frame.f_globals[name] for name in names if name in frame.f_globals))
     if type(found) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        found.clear()  # before Python 3.13 it is a copy that the frame keeps, and with it what the function lets go
+        found.clear()  # before Python 3.13 a copy that the frame keeps: it would keep released objects alive
     return held
 
 
@@ -56,23 +56,23 @@ def _neighbours(value: Any) -> Iterable[Any]:
         return _of_function(value)
     if (type(value).__module__ or "").startswith(_NOT_THE_CASE):
         return ()
-    # What the collector knows of any other object: items, attributes, slots, a method's instance, a partial's
-    # arguments, whatever C type it is.
+    # The garbage collector knows the referents of any other object, whatever C type it is: items, attributes, slots,
+    # a method's instance, a partial's arguments.
     return gc.get_referents(value)
 
 
 def _of_function(function: types.FunctionType) -> list[Any]:
-    """Closure, defaults, and the globals that its code loads; its whole module is not in its hands."""
+    """Return a function's closure, defaults, attributes, and the globals that its code loads, but not its module."""
     found: list[Any] = [function.__defaults__, function.__kwdefaults__, function.__dict__]
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
+        with contextlib.suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)
     found += [function.__globals__[name] for name in _loaded_globals(function.__code__) if name in function.__globals__]
     return found
 
 
 def _loaded_globals(code: types.CodeType) -> set[str]:
-    """Names that the code, or a function or comprehension inside it, loads as globals."""
+    """Return the names that the code, or a function or comprehension inside it, loads as globals."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,7 +1,7 @@
-"""Reads JSON files of ours, with errors that name the place.
+"""Reads perflab's JSON files, with errors that name the place.
 
-msgspec holds each field against its type. What it lets pass, though no file of ours has it, is damage too: a key that
-stands twice, and numbers that nothing can be computed with.
+msgspec checks each field against its type. Two things that msgspec accepts are damage too: a key that occurs twice in
+an object, and numbers that are unusable in computations.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from perflab.errors import PerflabError
 T = TypeVar("T")
 MOST_INT = 2**63 - 1
 MOST_FLOAT = 1e100
-"""Squares and ratios of numbers up to this, and down to its inverse, are numbers."""
+"""Largest accepted float, and inverse of the smallest: squares and ratios of numbers in this range are finite."""
 _OF_THE_USER = "parameters"
-"""A case's own values are shown, and never computed with: these may be any."""
+"""The key of a case's own values, which may be any numbers: they are shown, but not used in computations."""
 
 
 class _Header(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Header(msgspec.Struct):
 
 
 class _DamageError(ValueError):
-    """What is wrong with a text that is JSON."""
+    """An error in the content of valid JSON; its text describes the damage."""
 
 
 def decoded(
@@ -42,20 +42,20 @@ def decoded(
     error: type[PerflabError],
     upgrade: Callable[[Any], None] | None = None,
 ) -> T:
-    """A file's content as ``kind``.
+    """Return a file's content as ``kind``.
 
     Args:
-        raw: what stands in the file.
-        kind: what it must hold, field by field.
+        raw: the bytes of the file.
+        kind: the type that the content must match, field by field.
         newest: the newest schema that is understood.
-        file: what the file is called in errors, its path included.
-        wanted: what it should have been: ``a perflab baseline file``.
-        remedy: what to do about one that is not.
-        error: what is raised.
-        upgrade: turns what an older schema had, as plain data, into what ``newest`` has.
+        file: the file's name in errors, including its path.
+        wanted: the kind of file that is expected: ``a perflab baseline file``.
+        remedy: what to do about a file that is damaged or of another kind.
+        error: the class of errors to raise.
+        upgrade: converts plain data of an older schema to ``newest`` in place.
 
     Raises:
-        PerflabError: of the class ``error``: it is no JSON, is not one of ours, or is damaged.
+        PerflabError: of the class ``error``: the file is no JSON, is no such file of perflab, or is damaged.
     """
     try:
         text = raw.decode("utf-8")
@@ -73,21 +73,21 @@ def decoded(
     except UnicodeDecodeError as problem:
         raise error(f"{file} is damaged: not UTF-8 at byte {problem.start}", remedy) from problem
     except json.JSONDecodeError as problem:
-        # its errors carry a line and a column, msgspec's an offset
+        # json's errors have a line and a column, msgspec's only an offset
         place = f"line {problem.lineno}, column {problem.colno}: {problem.msg}"
         raise error(f"{file} is damaged at {place}", remedy) from problem
     except _DamageError as problem:
         raise error(f"{file} is damaged: {problem}", remedy) from problem
     except (msgspec.DecodeError, RecursionError) as problem:
         raise error(f"{file} is not {wanted}: {problem}", remedy) from problem
-    except ValueError as problem:  # an integer of more digits than Python reads
+    except ValueError as problem:  # an integer with more digits than Python accepts
         raise error(f"{file} is damaged: a number in it is too long: {problem}", remedy) from problem
 
 
 def refuse_key_twice(raw: bytes) -> None:
-    """Raise ValueError if a key stands twice in an object of a JSON text, of which msgspec would take the last.
+    """Raise ValueError if a key occurs twice in an object of a JSON text; msgspec would silently take the last one.
 
-    Keys are counted before and after reading, which is faster than to look at each object.
+    Keys are counted before and after reading, which is faster than a check of each object.
     """
     kept = msgspec.json.encode(msgspec.json.decode(raw))
     if b"\\u00" in raw or msgspec.json.format(raw, indent=-1).count(b'":') != kept.count(b'":'):
@@ -95,7 +95,7 @@ def refuse_key_twice(raw: bytes) -> None:
 
 
 def rename_key(tree: Any, old: str, new: str) -> None:
-    """Rename a key of plain data wherever it stands with an object below it, for files that were written before."""
+    """Rename a key of plain data wherever its value is an object, for files of older versions."""
     if isinstance(tree, dict):
         if isinstance(tree.get(old), dict):
             tree[new] = tree.pop(old)
@@ -120,7 +120,7 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _absurd_numbers(value: Any, place: str) -> Iterator[str]:
-    """What is wrong with each number that nothing can be computed with."""
+    """Yield a description of each number that is out of range, infinite or not a number."""
     if isinstance(value, dict):
         for name, one in value.items():
             if name != _OF_THE_USER or not isinstance(one, dict):

@@ -1,6 +1,6 @@
-"""What all tiers say in common: where a case ran, what counts as worse, and the verdict. Plain frozen data.
+"""Records that all tiers share: where a case ran, what counts as worse, and the verdict. Plain frozen data.
 
-A tier's own records stand in its folder; ``results.py`` puts both together. These types are also the schema of every
+A tier's own records are in its folder; ``results.py`` combines both. These types are also the schema of every
 file that perflab writes: msgspec checks each field on reading, and an unknown or missing field is an error that names
 its place. Times are nanoseconds, memory is bytes.
 """
@@ -14,36 +14,39 @@ from perflab.data import Data, Share
 
 
 class Environment(Data, frozen=True):
-    """What machine and versions a time belongs to. Two times are compared only if all of this agrees."""
+    """The machine and versions of a time. Two times are compared only if all fields agree."""
 
     device: str
-    """``cpu`` or ``cuda``: also the tier of everything measured under it."""
+    """The kind of device that did the work: ``cpu`` or ``cuda``."""
     device_name: str
     """The processor that did the work: ``AMD EPYC (family 25, model 17)``, ``NVIDIA H200``."""
     cores: int
-    """CPU cores that this process may use."""
+    """Number of CPU cores that the process may use."""
     threads: int
-    """Threads of PyTorch's intra-op pool."""
+    """Number of threads of PyTorch's intra-op pool."""
     isa: str
-    """PyTorch's CPU kernels in use: ``AVX512``, ``AVX2``, ``DEFAULT``."""
+    """The instruction set of PyTorch's CPU kernels in use: ``AVX512``, ``AVX2``, ``DEFAULT``."""
     system: str
-    """Operating system and machine: ``Linux x86_64``."""
+    """Operating system and machine type: ``Linux x86_64``."""
     python: str
-    """Major and minor version."""
+    """Python's major and minor version."""
     torch: str
     triton: str | None = None
     cuda: str | None = None
-    """CUDA runtime that PyTorch was built for; absent on a CPU."""
+    """Version of the CUDA runtime that PyTorch was built for; None on a CPU."""
     driver: str | None = None
-    """NVIDIA driver; absent on a CPU."""
+    """Version of the NVIDIA driver; None on a CPU."""
     features: str | None = None
-    """What oneDNN chooses its way by in bf16 and fp16: instructions of the processor, and sizes of its caches."""
+    """Facts by which oneDNN selects its code in bf16 and fp16: the processor's instructions and cache sizes."""
     machine: str | None = None
-    """This machine, or the pool that it belongs to; absent in what was saved before machines were kept apart."""
+    """The machine, or its pool of machines; None in files saved before machines were kept apart."""
 
 
 class ExactEnvironment(Data, frozen=True):
-    """What exact quantities may depend on: memory and counts of one call. No machine: the code decides them."""
+    """The facts on which exact quantities (memory and counts of one call) may depend.
+
+    No machine is among them: the code determines exact quantities.
+    """
 
     device: str
     system: str
@@ -52,15 +55,15 @@ class ExactEnvironment(Data, frozen=True):
     threads: int
     isa: str
     device_name: str | None = None
-    """The GPU's model; absent on a CPU."""
+    """The GPU's model; None on a CPU."""
     cuda: str | None = None
     features: str | None = None
     triton: str | None = None
-    """Absent on a CPU, where its kernels are interpreted."""
+    """Triton's version; None on a CPU, where Triton's kernels are interpreted."""
 
 
 class Policy(Data, frozen=True):
-    """What counts as worse."""
+    """The thresholds of a verdict: relative slowdown, relative memory growth, and the least change of time in ns."""
 
     threshold: float = 0.05
     memory_threshold: float = 0.0
@@ -68,11 +71,11 @@ class Policy(Data, frozen=True):
     gate_counts: bool = True
     """Whether a count that rose is a regression."""
     fail_improved: bool = False
-    """Whether the test of a case that improved fails, since its baseline has to be saved again."""
+    """Whether the test of an improved case fails, so that its baseline is saved again."""
 
 
 class Verdict(StrEnum):
-    """The answer to one case."""
+    """The verdict on one case."""
 
     OK = "ok"
     REGRESSED = "regressed"
@@ -85,19 +88,19 @@ class Verdict(StrEnum):
     FAILED = "failed"
     """The test itself failed, or measured nothing; there is no number to judge."""
     UNCHECKED = "unchecked"
-    """Measured under ``--perf-check=off``."""
+    """The case was measured under ``--perf-check=off``."""
 
 
 ENOUGH_RUNS = 3
-"""Runs of a machine's own history that are needed to tell a difference of times from what one run has by chance."""
+"""Least number of runs in a machine's own history for distinguishing a change of time from noise."""
 MEANINGLESS = 10.0
-"""Readings that cannot tell this factor from none at all tell nothing."""
+"""An interval around 1 whose ends differ by this factor carries no information."""
 
 
 def says_nothing(low: float | None, high: float | None) -> bool:
-    """Whether this interval of a ratio, where there is one, tells neither faster from slower nor how much.
+    """Whether a ratio's interval shows neither the direction nor the size of a change; False without an interval.
 
-    Its ends are a factor of ``MEANINGLESS`` apart; without ``high`` nothing bounds it from above.
+    Such an interval contains 1, and its ends are a factor of ``MEANINGLESS`` apart; ``high`` None means no upper bound.
     """
     return low is not None and low <= 1.0 and (high is None or (high >= 1.0 and high >= MEANINGLESS * low))
 
@@ -105,7 +108,7 @@ def says_nothing(low: float | None, high: float | None) -> bool:
 class Change(Data, frozen=True):
     """One quantity before and now. ``ratio`` is now / before, ``low`` and ``high`` its 95 % interval.
 
-    Readings that set no bound have an infinite ``high``, which JSON holds as null.
+    Readings that give no upper bound have an infinite ``high``, which JSON holds as null.
     """
 
     before: Share
@@ -114,104 +117,104 @@ class Change(Data, frozen=True):
     low: float | None = None
     high: float | None = None
     limit: float | None = None
-    """The ratio from which the change counts."""
+    """The ratio above which the change counts; None if the change is not gated."""
 
     @property
     def is_past_limit(self) -> bool:
-        """Whether what is now is more than a limit allows; without one nothing is."""
+        """Whether the value now exceeds the limit; False without a limit."""
         return self.limit is not None and self.now > self.before * self.limit
 
     @property
     def is_faster(self) -> bool:
-        """Whether the change counts, and is for the better."""
+        """Whether the change is an improvement that counts; False without a limit."""
         return self.limit is not None and self.ratio < 1.0 / self.limit
 
     @property
     def is_vague(self) -> bool:
-        """Whether the interval says nothing."""
+        """Whether the interval carries no information (``says_nothing``)."""
         return says_nothing(self.low, self.high)
 
 
 class Drift(Data, frozen=True):
-    """How a quantity stands against its anchor, where that is older than the baseline."""
+    """The change of a quantity since its anchor, which is older than the baseline."""
 
     recorded: str
     steps: int
     change: Change
     decides: bool = False
-    """Whether the verdict is the anchor's: against the baseline alone it would have been better."""
+    """Whether the anchor decides the verdict, which would be better against the baseline alone."""
 
 
 class Shortage(Data, frozen=True):
-    """What a skipped case had too little of."""
+    """The resource that a skipped case lacked."""
 
     of: str
-    """The option that sets the limit, ``memory``, or ``the mark's budget``."""
+    """The resource: the option that sets the limit, ``memory``, or ``the mark's budget``."""
     needed: float
-    """Seconds or bytes, as far as the case says; of a run's time what it may take; 0: it is not known."""
+    """Seconds or bytes that the case needs, as declared; for the run's time, what the case may take; 0 if unknown."""
     given: float
-    """What the limit is; of memory, what was free."""
+    """The limit in seconds or bytes; for memory, the free bytes."""
 
 
 class Uncompared(Data, frozen=True):
     """An exact quantity of a case that was not compared with its baseline."""
 
     quantity: str
-    """``memory``, or a count's name."""
+    """The quantity: ``memory``, or a count's name."""
     reason: str
-    """``saved with 2 threads, here 1``: words that many cases have in common."""
+    """The reason, in words that many cases share: ``saved with 2 threads, here 1``."""
     can_be_saved: bool = False
     """Whether ``--perf-update-new`` saves a value that the next run here compares with."""
     calls_differ: bool = False
-    """Whether it was exact before and is not now, since calls differ: then nobody can tell whether it rose."""
+    """Whether the quantity was exact before and is not now, since calls differ: whether it rose is then unknown."""
     elsewhere: bool = False
-    """Whether its baseline was saved with other threads, instructions or caches than there are here."""
+    """Whether the baseline was saved with other threads, instructions or caches than this machine's."""
 
 
 class Judgement(Data, frozen=True):
-    """A verdict with everything it rests on."""
+    """A verdict with all its evidence."""
 
     verdict: Verdict
     latency: Change | None = None
     memory: Change | None = None
     phases: dict[str, Change] = {}
     launching: Change | None = None
-    """CUDA: host time to launch one call. Shown, and never judged."""
+    """The change of the host's time to launch one call, on CUDA. It is shown, and never judged."""
     counts: dict[str, Change] = {}
-    """Each count that both sides know exactly. Without ``limit`` it is shown and not gated."""
+    """Change of each count that both sides know exactly. A change without ``limit`` is shown and not gated."""
     before_ns: list[float] = []
-    """Median of one call in each process that ``latency`` was compared with."""
+    """Median time of one call in each process that ``latency`` was compared with."""
     worse: list[str] = []
-    """What got worse past its limit: ``latency``, ``memory``, ``counts``; of a prediction ``memory``, ``saved``,
-    ``flops``, ``bytes``, ``operators``."""
+    """Names of the quantities that got worse past their limit: ``latency``, ``memory``, ``counts``; in a prediction
+    ``memory``, ``saved``, ``flops``, ``bytes``, ``operators``."""
     drift: dict[str, Drift] = {}
-    """By the same names. Where it decides, ``latency`` or ``memory`` is the comparison with the anchor."""
+    """Name of a quantity -> its drift. If it decides, ``latency`` or ``memory`` is the comparison with the anchor."""
     reasons: list[str] = []
-    """Plain sentences, most important first."""
+    """Reasons for the verdict, as sentences, most important first."""
     disturbed: list[str] | None = None
-    """What disturbed the processes that were judged, as sentences. Empty: nothing did. None: there is no telling."""
+    """Disturbances of the judged processes, as sentences; empty if there were none, None if that is unknown."""
     beside: list[str] = []
-    """What went on beside the processes whose numbers are shown, as sentences, whatever the baseline had beside it."""
+    """Disturbances of the processes whose numbers are shown, as sentences, even if the baseline had the same ones."""
     suspect: bool = False
-    """Looks worse, and was not yet measured again in fresh processes."""
+    """Whether the case looks worse or faster, and is still to be re-measured in fresh processes."""
     unsettled: list[str] = []
-    """``baseline``, ``anchor``: which stored times cannot tell, though turns with their code could."""
+    """Stored times (``baseline``, ``anchor``) that cannot decide, although interleaving with their code could."""
     no_times: str | None = None
-    """Why time was not compared, where memory or counts were: there are no times of this machine."""
+    """Why time was not compared although memory or counts were: this machine has no comparable times."""
     few_runs: int | None = None
-    """How many runs this machine has kept of the case, where they are too few to tell what a difference of time is."""
+    """Number of runs in this machine's history of the case, if too few to interpret a change of time; else None."""
     not_compared: list[Uncompared] = []
-    """Exact quantities that the verdict does not rest on, though baseline or case has them."""
+    """Exact quantities that the baseline or the case has, but that were not compared."""
     short_of: list[Shortage] = []
-    """Why a case was skipped, where it did not fit."""
+    """The resources that a skipped case lacked."""
     moved_from: str | None = None
-    """The case whose baseline it was compared with, since the test stood under that name before."""
+    """The test's old name, under which the baseline of the comparison is stored; None if the name is unchanged."""
     outputs_differ: bool = False
-    """Whether the two versions that took turns compute something else; what, the reasons say."""
+    """Whether the two interleaved versions compute different outputs; ``reasons`` describes the difference."""
 
     @property
     def time_not_judged(self) -> str | None:
-        """Why the verdict does not rest on time, in words that many cases have in common; None if it does."""
+        """Why the verdict does not rest on time, in words that many cases share; None if it does."""
         if self.few_runs is None:
             return self.no_times
         more = ENOUGH_RUNS - self.few_runs
@@ -219,22 +222,22 @@ class Judgement(Data, frozen=True):
 
 
 class TierRecord(Data, frozen=True):
-    """What a case came to in one tier. Each tier derives its own record and names itself by the ``tag``."""
+    """The result of a case in one tier. Each tier derives its own record, whose ``tag`` is the tier's name."""
 
     runs: ClassVar[bool] = False
-    """Whether the case ran on this machine, so that there are times."""
+    """Whether the case ran on this machine, so that it has times."""
     stands_in: ClassVar[bool] = False
-    """Whether it stands in for a run, though nothing ran."""
+    """Whether the record stands in for a run, although nothing ran."""
 
     compares: ClassVar[bool] = False
-    """Whether another version of the code ran beside it, which its verdict is about."""
+    """Whether the verdict compares the case with another version of the code that ran beside it."""
 
     @property
     def place(self) -> str | None:
-        """Where it was predicted: ``h100``, ``h100-dry-run``; None of what is no prediction."""
+        """The place of a prediction: ``h100``, ``h100-dry-run``; None for any other record."""
         return None
 
     @property
     def variant(self) -> str:
-        """What tells results of one case apart that stand beside each other: the GPU of a prediction."""
+        """The mark that distinguishes results of one case, such as the GPU of a prediction; empty if none is needed."""
         return ""

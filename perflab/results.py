@@ -1,4 +1,4 @@
-"""Results: a case's outcome with its judgement; a document holds all results of a run."""
+"""Results: a case's outcome with its judgement. A document holds all results of a run."""
 
 from __future__ import annotations
 
@@ -16,82 +16,83 @@ from perflab.tiers import Outcome
 
 
 class Result(Data, frozen=True):
-    """What a session reports of a case. It crosses from worker to controller as plain data."""
+    """A session's result for a case. Workers send it to the controller as plain data."""
 
     case: str
     judgement: Judgement
     outcome: Outcome | None = None
-    """What the case came to, by tier; None where it came to nothing: skipped, or failed by itself."""
+    """The case's record of one tier; None if the case was skipped or failed by itself."""
     saved: bool = False
     not_saved: str | None = None
-    """What the run was to save of the case and refused to, in the words of its row."""
+    """Numbers of the case that the run was asked to save but refused, in the words of its row."""
     policy: Policy | None = None
-    """What the case was judged by; None where there was nothing to judge."""
+    """The policy that judged the case; None if there was nothing to judge."""
     failure: str | None = None
-    """What pytest shows of the test, if it failed."""
+    """The text that pytest shows of a failed test; None if the test did not fail."""
     parameters: Parameters = {}
-    """The case's parameters, where there is no record that has them."""
+    """The case's parameters, if no record has them."""
     side_by_side: str | None = None
-    """The parameter whose levels are to be shown against each other."""
+    """The parameter whose levels are shown side by side."""
     study: str | None = None
-    """Title of the study that the case belongs to."""
+    """Title of the case's study."""
     columns: list[str] = []
-    """What the study's table is to show of the case; none: what there is."""
+    """Names of the columns of the study's table; empty shows all available ones."""
     versus: str | None = None
-    """``parameter=level``: what the case is held against in the study's table."""
+    """The base of the case in the study's table, as ``parameter=level``."""
     beside: list[Beside] = []
-    """What turns with other rows of its tables said, one of each row that it is held against."""
+    """Results of interleaving the case with base rows of its tables, one for each base."""
     mode: Mode = DEFAULT
-    """How the case's calls are timed; the default of what is not measured."""
+    """The mode in which the case's calls are timed; the default mode for a case that is not measured."""
     place: str | None = None
-    """Where a case was to be predicted that came to nothing: ``h100``, ``h100-dry-run``."""
+    """The intended place of a prediction without an outcome: ``h100``, ``h100-dry-run``; None for any other case."""
     compared: bool = False
-    """Whether a case that came to nothing was to be held against another version (``--perf-against``)."""
+    """Whether a case without an outcome was to be compared with another version (``--perf-against``)."""
     commit: str | None = None
-    """Only in a journal, whose lines have no document around them: the project's, as ``Document`` has it."""
+    """The project's commit, as in ``Document``; only in a journal, whose lines have no document around them."""
 
     @property
     def is_of_a_run(self) -> bool:
-        """Whether the case ran here, or was to run: it is of no tier that runs nothing."""
+        """Whether the case ran on this machine, or was meant to: its tier runs cases."""
         return self.place is None if self.outcome is None else self.outcome.runs
 
     @property
     def is_comparison(self) -> bool:
-        """Whether the verdict is, or was to be, that of two versions beside each other."""
+        """Whether the verdict is, or was meant to be, that of an A/B comparison of two versions."""
         return self.compared if self.outcome is None else self.outcome.compares
 
     @property
     def way(self) -> str:
-        """How the case came, or was to come, to its verdict: a result takes back only what came about in the same way.
+        """The way in which the case came, or was meant to come, to its verdict.
 
-        Predictions go by their place, what ran by its mode, A/B comparisons apart from what is held against baselines.
+        A later result replaces only a result of the same way. The way of a prediction is its place; the way of a run is
+        its mode, with the prefix ``A/B`` for a comparison of two versions.
         """
         place = self.place if self.outcome is None else self.outcome.place
         return place if place is not None else f"{'A/B' if self.is_comparison else ''}{self.mode.suffix}"
 
     @property
     def record(self) -> Record | None:
-        """The numbers of a case that ran, measured or compared; None of any other."""
+        """The record of a case that ran, measured or compared; None for any other case."""
         return self.outcome if isinstance(self.outcome, Record) else None
 
     @property
     def identity(self) -> str:
-        """The name that the case's numbers are stored under: numbers of two modes are two cases'."""
+        """The name under which the case's numbers are stored: each mode has its own."""
         return identity(self.case, self.mode)
 
 
 def parameters_of(result: Result) -> Parameters:
-    """A case's parameters, also where nothing was measured."""
+    """Return a case's parameters, even if nothing was measured."""
     return result.record.parameters if result.record is not None else result.parameters
 
 
 def parameter_names(results: Iterable[Result]) -> list[str]:
-    """All parameters that cases have, as they come."""
+    """Return the names of all parameters of the cases, in the order of their first occurrence."""
     return list(dict.fromkeys(name for result in results for name in parameters_of(result)))
 
 
 def by_study(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The cases of each study, in their order. What was predicted is in none: its numbers are of another kind."""
+    """Return study -> its cases, in their order. Predicted cases are left out: their numbers are of another kind."""
     members: dict[str, list[Result]] = {}
     for result in results:
         if result.study is not None and result.is_of_a_run:
@@ -100,34 +101,34 @@ def by_study(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 class Document(Data, frozen=True):
-    """What one run learned, as ``--perf-json`` writes it; or several parts of a run, merged."""
+    """The results of one run, as ``--perf-json`` writes them; or of several merged parts of a run."""
 
     schema: Annotated[int, msgspec.Meta(ge=1)]
     perflab: str
-    """Version that wrote it."""
+    """The version of perflab that wrote the document."""
     created: Annotated[datetime, msgspec.Meta(tz=True)]
     exitstatus: int
-    """pytest's."""
+    """pytest's exit status."""
     baselines: str | None
-    """Directory of the baselines, as it is shown; None where results were not compared with any."""
+    """The directory of baselines, as shown in reports; None if results were compared with none."""
     threshold: float
-    """Slowdown that counted, unless a case's marker said otherwise."""
+    """The relative slowdown that counted, unless a case's marker set another one."""
     results: list[Result]
     command: str | None = None
-    """pytest's command, without the time that the run and each case were given; None of parts with different ones."""
+    """pytest's command, without the options for time budgets; None for merged parts with different commands."""
     total_budget_s: float | None = None
-    """What the run was given, in seconds; None: no limit."""
+    """The run's time budget in seconds; None if unlimited."""
     preface: list[str] = []
-    """What is to be known before the table, such as what else the results were compared with."""
+    """Lines to show before the table, such as other runs that the results were compared with."""
     collected: list[str] = []
-    """All perf cases that were found, chosen or not, in their order."""
+    """Node ids of all collected perf cases, selected or not, in their order."""
     findings: dict[str, list[str]] = {}
-    """By study, what the project's own code found in its results."""
+    """Study -> findings of the project's own code in the study's results."""
     other_failures: list[str] = []
-    """Node ids of what failed beside the perf cases' own results: plain tests, teardowns, files that do not import."""
+    """Node ids of failures outside of the perf cases' results: plain tests, teardowns, files that do not import."""
     stale: list[str] = []
-    """Cases that no longer exist and have baselines still: what these gated is gated no more."""
+    """Cases that no longer exist but still have baselines, so that their numbers are no longer gated."""
     commit: str | None = None
-    """The project's, with ``+dirty`` behind it if files differed; None where there is no git, or of several runs."""
+    """The project's commit, with ``+dirty`` appended if files differed; None without git, or if merged parts differ."""
     repository: str | None = None
-    """The address of the page that shows the project's repository, by git's remote; None where git names none."""
+    """The URL of the repository's page, from git's remote; None if there is none."""

@@ -1,7 +1,7 @@
-"""Statistics of serving: what requests waited for, what a server gave, and from which load on it falls behind. Public.
+"""Statistics of serving: latencies of requests, throughput of a server, and the load at which it saturates. Public.
 
-Pure functions of plain records, in seconds of one clock. ``docs/inference.md`` holds the definitions beside those of
-vLLM and GuideLLM. Importing it loads no torch.
+Pure functions of plain records, in seconds of one clock. ``docs/inference.md`` compares the definitions with those of
+vLLM and GuideLLM. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from perflab.errors import UsageError
 from perflab.measure.statistics import SHARES, quantile, quantile_interval
 
 KEEPS_UP = 0.95
-"""Share of the offered rate that a server completes if it keeps up; the last requests of a run end after it."""
+"""Least share of the offered rate that a server must complete to keep up; a run's last requests end after the run."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request. ``outputs_s``: when each streamed output came; the first holds the first token."""
+    """One request. ``outputs_s``: the time of each streamed output; the first output holds the first token."""
 
     arrival_s: float
     outputs_s: tuple[float, ...] = ()
     tokens: int | None = None
-    """Tokens in all outputs; None: one in each. Speculative decoding gives several in one."""
+    """Number of tokens in all outputs; None means one in each. Speculative decoding gives several tokens in one."""
     is_cancelled: bool = False
-    """Whether it was given up before its end, or failed."""
+    """Whether the request was cancelled before its end, or failed."""
 
     def __post_init__(self) -> None:
         moments = (self.arrival_s, *self.outputs_s)
@@ -44,28 +44,28 @@ class Request:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it came to its end, with a token or more."""
+        """Whether the request ended normally, with at least one token."""
         return bool(self.outputs_s) and not self.is_cancelled
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that came."""
+        """The number of tokens received."""
         return len(self.outputs_s) if self.tokens is None else self.tokens
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token, from the arrival: waiting in a queue counts."""
+        """Time from the arrival to the first token, including waiting in a queue; None without an output."""
         return self.outputs_s[0] - self.arrival_s if self.outputs_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first: ``(end - first) / (tokens - 1)``; None of a single token."""
+        """Time per output token after the first: ``(end - first) / (tokens - 1)``; None for fewer than two tokens."""
         return (self.outputs_s[-1] - self.outputs_s[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 
 @dataclass(frozen=True)
 class Percentile:
-    """A quantile with its 95 % interval by order statistics; both bounds None of too few values."""
+    """A quantile with its 95 % interval by order statistics; both bounds are None for too few values."""
 
     value: float
     low: float | None = None
@@ -74,30 +74,30 @@ class Percentile:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server did for some requests. Percentiles are by name: ``p50``, ``p90``, ``p99``."""
+    """Statistics of a server over some requests. Percentiles are by name: ``p50``, ``p90``, ``p99``."""
 
     duration_s: float
     completed: int
     cancelled: int
     unanswered: int
-    """Neither cancelled nor complete."""
+    """Number of requests that are neither cancelled nor complete."""
     ttft_s: Mapping[str, Percentile]
     tpot_s: Mapping[str, Percentile]
-    """Of each request that had two tokens or more; each counts once."""
+    """Time per output token of complete requests with two tokens or more; each request counts once."""
     itl_s: Mapping[str, Percentile]
-    """Between successive outputs of a request, pooled over all requests."""
+    """Time between successive outputs of a request, pooled over all complete requests."""
     requests_per_s: float
-    """Complete ones."""
+    """Complete requests per second."""
     tokens_per_s: float
-    """Tokens of all requests, cancelled ones too: the server has made them."""
+    """Tokens per second of all requests, including cancelled ones: the server generated them."""
 
 
 def served(requests: Iterable[Request], *, duration_s: float | None = None) -> Served:
-    """Sum requests up. Percentiles are of complete requests.
+    """Summarise requests. Percentiles are of complete requests.
 
     Args:
-        requests: in any order.
-        duration_s: how long was measured. None: from the first arrival to the last output.
+        requests: the requests, in any order.
+        duration_s: duration of the measurement. None: from the first arrival to the last output.
 
     Raises:
         UsageError: there is no request, or the duration is not positive.
@@ -123,10 +123,10 @@ def served(requests: Iterable[Request], *, duration_s: float | None = None) -> S
 def goodput(
     requests: Iterable[Request], *, ttft_s: float = math.inf, tpot_s: float = math.inf, duration_s: float | None = None
 ) -> float:
-    """Complete requests per second that met both limits; one of a single token has no time per token to exceed.
+    """Return complete requests per second that met both limits; ``tpot_s`` does not apply to a single token.
 
     Raises:
-        UsageError: as ``served``, or a limit is not positive.
+        UsageError: as for ``served``, or a limit is not positive.
     """
     for name, limit in (("ttft_s", ttft_s), ("tpot_s", tpot_s)):
         if not limit > 0:
@@ -138,16 +138,16 @@ def goodput(
 
 
 def saturation(completed_per_s: Mapping[float, float]) -> tuple[float | None, float | None]:
-    """Where a server begins to fall behind: completes less than ``KEEPS_UP`` of a rate and of all higher ones.
+    """Find the rate at which a server saturates: it completes less than ``KEEPS_UP`` of it and of all higher rates.
 
     Args:
-        completed_per_s: of each offered rate that was tried, how many requests were completed per second.
+        completed_per_s: offered rate -> requests completed per second.
 
     Returns:
-        The highest offered rate before that, and the lowest one from which on it does; None: there is none.
+        The highest offered rate below saturation, and the lowest one at saturation; None for a rate that was not tried.
 
     Raises:
-        UsageError: no rate was tried, or one is not positive.
+        UsageError: no rate was tried, or a rate is not positive.
     """
     rates = sorted(completed_per_s)
     if not rates or not rates[0] > 0:
@@ -159,7 +159,7 @@ def saturation(completed_per_s: Mapping[float, float]) -> tuple[float | None, fl
 
 
 def percentiles(values: Iterable[float | None]) -> dict[str, Percentile]:
-    """The quantiles of values that are not None: ``p99`` of 368 or more, ``p90`` of 36, ``p50`` of any number."""
+    """Return the quantiles of values that are not None: ``p99`` needs 368 values, ``p90`` 36, ``p50`` one."""
     ordered = sorted(one for one in values if one is not None)
     found: dict[str, Percentile] = {}
     for name, share in SHARES.items() if ordered else ():

@@ -1,7 +1,7 @@
-"""The tiers: the ways in which a case comes to a verdict. A fifth one is a folder, and a line here.
+"""The tiers: the ways in which a case comes to a verdict. A new tier is a folder, and a line in this module.
 
-What runs, saves, prunes, joins and shows cases asks a tier by the protocol of ``Tier``. This module loads the
-tiers' records alone; what runs, judges and shows cases is loaded with the first of them.
+The code that runs, saves, prunes, joins and shows cases calls a tier through the interface ``Tier``. This module loads
+only the tiers' records; a tier's other modules are loaded with its first case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perflab.results import Document, Result
     from perflab.store.join import Part
     from perflab.store.stale import StoredFile
-else:  # Python 3.12 has it, and only mypy reads it: in a tier's class, what overrides nothing is an error
+else:  # typing has it from Python 3.12 on; only mypy reads it, to report a method that overrides nothing
 
     def override(method):
         """Return the method."""
@@ -40,108 +40,108 @@ else:  # Python 3.12 has it, and only mypy reads it: in a tier's class, what ove
 
 
 Run = Callable[["argparse.Namespace"], int]
-"""Runs a command of ``perflab``; returns its exit status."""
+"""The function that runs a command of ``perflab``; it returns the exit status."""
 Outcome = MeasuredCase | ComparedCase | PredictedCase | CompiledCase
-"""What a case came to, by tier, in the order of tables. A tier's name is its record's tag, and its folder's."""
+"""The record of a case, by tier in the order of tables. A tier's name is its record's tag and its folder's name."""
 
 
 class Tier:
-    """What a tier can be asked for. Its module ``tier`` has one, ``TIER``, which overrides what it has to say to.
+    """The interface of a tier. A tier's module ``tier`` has an instance, ``TIER``, of a class with the tier's methods.
 
-    A method loads what it calls when it is called: each run has all tiers, and uses one or two.
+    A method imports its modules when it is called: each run has all tiers, and uses one or two.
     """
 
     folder: str | None = None
-    """How the folders of its baselines begin; None: it stores none."""
+    """The prefix of the names of the tier's baseline folders; None if the tier stores none."""
     unit = "case"
-    """What a test with its fixture is called."""
+    """The word for a test that uses the tier's fixture."""
 
     def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-        """Its commands of ``perflab``, by name."""
+        """Return the tier's commands of ``perflab``, by name."""
         return {}
 
     # --- a run's cases --------------------------------------------------------------------------------------
 
     def settings(self, given: Given) -> object:
-        """Its own settings, read and checked; the type says whose they are.
+        """Return the tier's own settings, read and checked; their type identifies the tier. None if it has none.
 
         Raises:
-            SettingError: a value that cannot be used.
+            SettingError: a value cannot be used.
         """
         return None
 
     def begin(self, job: Job) -> None:
-        """Prepare a fresh process for its job, before anything of the user's is imported."""
+        """Prepare a fresh process for its job, before any user code is imported."""
 
     def spread(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize a test that asks for its fixture."""
+        """Parametrize a test that uses the tier's fixture."""
 
     def announce(self, settings: Settings, cases: int) -> list[str]:
-        """What it does with so many cases that ask for no tier's fixture, said before the first test."""
+        """Return lines to show before the first test: the tier's work for ``cases`` cases without a tier's fixture."""
         return []
 
     def run(
         self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
     ) -> list[pytest.Item]:
-        """Make ready to run those of the cases that are this tier's; returns the others. ``job``: a fresh process's.
+        """Prepare to run this tier's cases; return the cases of other tiers. ``job``: the job of a fresh process.
 
         Raises:
-            PerflabError: the first thing found that would fail late.
+            PerflabError: the first problem found that would otherwise fail later.
         """
         return items
 
     # --- its results ----------------------------------------------------------------------------------------
 
     def explain(self, result: Result, accept: str | None) -> str:
-        """The text that a failing test shows; ``accept`` is the command that accepts what changed."""
+        """Return the text that a failing test shows; ``accept`` is the command that accepts the change, if any."""
         raise NotImplementedError
 
     def lines(self, document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
-        """The tables of these results, as text."""
+        """Return the tables of these results, as text."""
         raise NotImplementedError
 
     def sections(self, document: Document, results: Sequence[Result], view: View) -> list[Section]:
-        """The same for a page."""
+        """Return the sections of these results for a report page."""
         raise NotImplementedError
 
     def notes(self, document: Document, results: Sequence[Result], width: int) -> list[str]:
-        """What the tables cannot show, as text below all of them."""
+        """Return lines below all tables, on facts that the tables cannot show."""
         return []
 
     def describe(self, result: Result, case: Case) -> Case:
-        """A report's case with what the tier knows of it: its numbers above all."""
+        """Return a report's case with the tier's information added, such as its numbers."""
         return case
 
     def judge_runs(self, before: Result, now: Result, policy: Policy) -> Judgement | None:
-        """A result judged by that of another run, as if it were the baseline; None where one of them has no numbers."""
+        """Judge ``now`` against the result of another run as the baseline; None if either result has no numbers."""
         return None
 
     def data(self, document: Document, results: Sequence[Result]) -> dict[str, object]:
-        """What the results are set beside each other for, by key: studies, side by side. Plain data for a report."""
+        """Return comparisons between the results as plain data for a report, by key: studies, side by side."""
         return {}
 
     def sets_beside(self, results: Sequence[Result], parameter: str) -> bool:
-        """Whether a table shows levels of this parameter side by side."""
+        """Whether a table shows levels of ``parameter`` side by side."""
         return False
 
     def own_columns(self, results: Sequence[Result]) -> list[str]:
-        """Names of columns that these results have besides the standard ones, such as their phases."""
+        """Return the names of the results' columns besides the standard ones, such as their phases."""
         return []
 
     def take_turns(self, saving: Saving) -> None:
-        """Measure in turns what its tables hold against each other, once all cases have been measured."""
+        """Measure rows that the tier's tables compare interleaved, once all cases have been measured."""
 
     # --- what is stored -------------------------------------------------------------------------------------
 
     def save(self, saving: Saving) -> None:
-        """Save what the run was asked to save of this tier's results."""
+        """Save this tier's results, as far as the run was asked to."""
 
     def stored(self, directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
-        """The tier's files in a directory of baselines, as far as a session in these environments may prune them."""
+        """Yield the tier's files in a directory of baselines that a session in these environments may prune."""
         return iter(())
 
     def join(self, paths: Sequence[Path]) -> Part:
-        """Join its files of several directories.
+        """Join the tier's files of several directories.
 
         Raises:
             BaselineError: a file is damaged or foreign.
@@ -150,37 +150,37 @@ class Tier:
 
 
 def names() -> list[str]:
-    """Every tier's name, in the order of tables."""
+    """Return every tier's name, in the order of tables."""
     return [_name(record) for record in get_args(Outcome)]
 
 
 def tier(name: str) -> Tier:
-    """A tier by its name."""
+    """Return a tier by its name."""
     return cast(Tier, resolve_name(f"perflab.{name}.tier:TIER"))
 
 
 def tiers() -> list[Tier]:
-    """All tiers, in the order of tables."""
+    """Return all tiers, in the order of tables."""
     return [tier(name) for name in names()]
 
 
 def by_folder() -> dict[str, Tier]:
-    """The tiers that store baselines, by how the folders of these begin; the longest beginning counts."""
+    """Return prefix of baseline folders -> tier, for tiers that store baselines; the longest matching prefix counts."""
     return {one.folder: one for one in tiers() if one.folder is not None}
 
 
 def name_of(outcome: Outcome) -> str:
-    """The name of an outcome's tier."""
+    """Return the name of an outcome's tier."""
     return _name(type(outcome))
 
 
 def tier_of(result: Result) -> Tier:
-    """The tier that shows and explains a result."""
+    """Return the tier that shows and explains a result."""
     return tier(_shown_by(result))
 
 
 def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by the tier whose tables show them, in the order of tables."""
+    """Group results by the name of the tier whose tables show them, in the order of tables."""
     found: dict[str, list[Result]] = {}
     for result in results:
         found.setdefault(_shown_by(result), []).append(result)
@@ -188,7 +188,10 @@ def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def _shown_by(result: Result) -> str:
-    """A tier's name: the first one's for no outcome, the other one's for a record that derives from its record."""
+    """Return the name of the tier that shows a result: the first one whose record class matches the outcome.
+
+    Without an outcome, it is the predicting tier if the result has a place, else the first tier.
+    """
     if result.outcome is None and result.place is not None:
         return _name(PredictedCase)
     kinds = [kind for kind in get_args(Outcome) if isinstance(result.outcome, kind)] or get_args(Outcome)

@@ -1,9 +1,9 @@
-"""Triton's private and undocumented parts that perflab uses: all of them, and nothing else of perflab names any.
+"""All private and undocumented parts of Triton that perflab uses; no other module of perflab names any.
 
-Documented is what kernels are written with (``@triton.jit``, ``triton.autotune``, ``triton.language``), and nothing of
-the way from a launch to machine code. They were checked with Triton 3.9.0, by all tests; in the files of 3.6.0, 3.7.0
-and 3.8.0 each name was looked up, and nothing was run. A name that the installed version does not have is an
-``InternalsError``. Importing this module loads no Triton; using what is in it does, save what asks for the interpreter.
+Triton documents the API for writing kernels (``@triton.jit``, ``triton.autotune``, ``triton.language``), but not the
+steps from a launch to machine code. The private parts were checked with Triton 3.9.0, by all tests; in the files of
+3.6.0, 3.7.0 and 3.8.0 each name was looked up, and nothing was run. A name that the installed version lacks raises an
+``InternalsError``. Importing this module loads no Triton; calling its functions does, except those on the interpreter.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _INTERPRETER = "tell whether the interpreter runs a kernel"
 _TUNER = "know the configurations of an autotuned kernel"
 
 NO_GPU = "0 active drivers"
-"""What Triton says of a launch that finds no GPU (``triton/runtime/driver.py``). If it says another thing, the error is
-shown as it is, without the line of the launch."""
+"""A part of Triton's error for a launch without a GPU (``triton/runtime/driver.py``). An error with another text is
+shown unchanged, without the line of the launch."""
 
 
 class Specialised(NamedTuple):
-    """What a launch hands to the compiler."""
+    """The specialised arguments that a launch passes to the compiler."""
 
     options: Any
     signature: dict[str, str]
@@ -38,7 +38,7 @@ class Specialised(NamedTuple):
 
 @needs(TRITON, "triton.backends.compiler:GPUTarget", "triton.compiler:make_backend", to=_COMPILE)
 def backend_for(arch: int) -> Any:
-    """NVIDIA's compiler for an architecture. A launch asks the driver which one it is, and there is none here."""
+    """Return NVIDIA's compiler for an architecture. A launch asks the driver for it, which needs a GPU."""
     from triton.compiler import make_backend
 
     return make_backend(_target(arch))
@@ -57,14 +57,14 @@ def _target(arch: int) -> Any:
     to="specialise a kernel by its arguments as a launch does",
 )
 def specialise(kernel: Any, given: Mapping[str, Any], arch: int) -> Specialised:
-    """Types, what divides by 16, what is compiled in: derived from a launch's arguments, by what launches.
+    """Derive types, divisibility by 16 and compile-time constants from a launch's arguments, by Triton's launch code.
 
     Args:
-        kernel: what ``@triton.jit`` made.
-        given: its arguments and the launch's options, by name.
-        arch: 90 for sm_90.
+        kernel: the object that ``@triton.jit`` made.
+        given: the kernel's arguments and the launch's options, by name.
+        arch: the architecture: 90 for sm_90.
 
-    ``kernel.warmup`` is the documented way to compile without running, and asks for a current device and its stream.
+    ``kernel.warmup``, the documented way to compile without running, needs a current device and its stream.
     """
     from triton.runtime.jit import create_function_from_signature
 
@@ -78,7 +78,7 @@ def specialise(kernel: Any, given: Mapping[str, Any], arch: int) -> Specialised:
 
 @needs(TRITON, "triton:compile", "triton.compiler:ASTSource", to=_COMPILE)
 def compile_for(kernel: Any, specialised: Specialised, arch: int) -> Any:
-    """The compiled kernel, with ``asm``, ``metadata`` and ``hash``. ``triton.compile`` is listed nowhere either."""
+    """Return the compiled kernel, with ``asm``, ``metadata`` and ``hash``. ``triton.compile`` is undocumented too."""
     import triton
     from triton.compiler import ASTSource
 
@@ -87,13 +87,13 @@ def compile_for(kernel: Any, specialised: Specialised, arch: int) -> Any:
 
 
 def tensor_columns(metadata: Any) -> int:
-    """Columns of tensor memory that a kernel takes; an architecture without any says None."""
+    """Return the columns of tensor memory that a kernel uses; 0 on an architecture without tensor memory."""
     return attribute(TRITON, metadata, "tmem_size", "tell how many blocks tensor memory has room for") or 0
 
 
 @needs(TRITON, "triton.runtime.cache:get_cache_manager", to="keep what the assembler said")
 def cache_beside(compiled: Any) -> Any:
-    """Where Triton keeps this kernel: ``get_file`` and ``put``. It forgets when Triton does, and moves with it."""
+    """Return Triton's cache entry of this kernel, with ``get_file`` and ``put``; its files move and vanish together."""
     from triton.runtime.cache import get_cache_manager
 
     return get_cache_manager(attribute(TRITON, compiled, "hash", "keep what the assembler said"))
@@ -101,9 +101,9 @@ def cache_beside(compiled: Any) -> Any:
 
 @needs(TRITON, "triton:knobs.nvidia.dump_ptxas_log", "triton:knobs.nvidia.scope", to=_LOG)
 def assembler_log(compiled: Any, options: Any, arch: int) -> str:
-    """What ptxas says of the kernel. Triton keeps no log, so the same command is run once more on the same PTX.
+    """Return ptxas's log for the kernel. Triton keeps no log, so ptxas is run once more on the same PTX.
 
-    TRITON_DUMP_PTXAS_LOG is the documented switch: read once, and for everything that is compiled.
+    The documented switch, TRITON_DUMP_PTXAS_LOG, is read once and applies to every compilation.
     """
     from triton import knobs
 
@@ -117,7 +117,7 @@ def assembler_log(compiled: Any, options: Any, arch: int) -> str:
 
 @needs(TRITON, "triton.backends.nvidia.compiler:get_ptxas", to="name the assembler that a kernel went through")
 def assembler_path(arch: int) -> str:
-    """The ptxas that Triton uses for an architecture; it brings several."""
+    """Return the path of the ptxas that Triton uses for an architecture; Triton includes several."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     return str(get_ptxas(arch).path)
@@ -133,7 +133,7 @@ def compiles_for_nvidia() -> bool:
 
 @needs(TRITON, "triton.runtime.jit:JITFunction", to="tell kernels that can be compiled")
 def is_jitted(kernel: object) -> bool:
-    """Whether ``@triton.jit`` made it to be compiled, and not interpreted. ``triton.JITFunction`` is listed nowhere."""
+    """Whether ``@triton.jit`` made the kernel for compilation, not interpretation. ``JITFunction`` is undocumented."""
     from triton.runtime.jit import JITFunction
 
     return isinstance(kernel, JITFunction)
@@ -141,7 +141,7 @@ def is_jitted(kernel: object) -> bool:
 
 @needs(TRITON, "triton.compiler.errors:CompilationError", to="say which line does not compile")
 def is_compilation_error(error: object) -> bool:
-    """Whether the compiler refused a line: ``node``, ``src`` and ``error_message`` say which and why."""
+    """Whether the compiler refused a line; ``node``, ``src`` and ``error_message`` of the error name line and cause."""
     from triton.compiler.errors import CompilationError
 
     return isinstance(error, CompilationError)
@@ -149,7 +149,7 @@ def is_compilation_error(error: object) -> bool:
 
 @needs(TRITON, "triton.runtime.errors:PTXASError", to="say that the assembler is too old")
 def is_assembler_error(error: object) -> bool:
-    """Whether ptxas refused what the compiler made."""
+    """Whether the error says that ptxas refused the compiler's output."""
     from triton.runtime.errors import PTXASError
 
     return isinstance(error, PTXASError)
@@ -157,7 +157,7 @@ def is_assembler_error(error: object) -> bool:
 
 @needs(TRITON, "triton.compiler.errors:CompileTimeAssertionFailure", "triton.runtime.errors:PTXASError", to=_TUNER)
 def tuner_passes_over(error: object) -> bool:
-    """Whether the autotuner goes on to its next configuration after such an error, as after one that does not fit."""
+    """Whether the autotuner skips the configuration after this error, as it does after a lack of resources."""
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.errors import PTXASError
 
@@ -166,7 +166,7 @@ def tuner_passes_over(error: object) -> bool:
 
 @needs(TRITON, "triton.runtime.autotuner:Autotuner", to=_TUNER)
 def is_autotuner(kernel: object) -> bool:
-    """Whether ``@triton.autotune`` made it."""
+    """Whether ``@triton.autotune`` made the kernel."""
     from triton.runtime.autotuner import Autotuner
 
     return isinstance(kernel, Autotuner)
@@ -174,41 +174,41 @@ def is_autotuner(kernel: object) -> bool:
 
 @needs(TRITON, "triton.runtime.autotuner:Heuristics", to=_TUNER)
 def has_heuristics(kernel: object) -> bool:
-    """Whether ``@triton.heuristics`` made it."""
+    """Whether ``@triton.heuristics`` made the kernel."""
     from triton.runtime.autotuner import Heuristics
 
     return isinstance(kernel, Heuristics)
 
 
 def below(kernel: Any) -> Any:
-    """What ``@triton.autotune`` or ``@triton.heuristics`` decorated."""
+    """Return the object that ``@triton.autotune`` or ``@triton.heuristics`` decorated."""
     return attribute(TRITON, kernel, "fn", _TUNER)
 
 
 def heuristics_of(kernel: Any) -> Mapping[str, Callable[[dict[str, Any]], Any]]:
-    """Parameter -> function of all arguments, of a kernel with heuristics."""
+    """Return parameter -> function of all arguments, for a kernel with heuristics."""
     return dict(attribute(TRITON, kernel, "values", _TUNER))
 
 
 def configs_of(tuner: Any) -> list[Any]:
-    """The ``triton.Config`` of an autotuned kernel, in their order."""
+    """Return the ``triton.Config`` objects of an autotuned kernel, in their order."""
     return list(attribute(TRITON, tuner, "configs", _TUNER))
 
 
 def parameters_of(tuner: Any) -> list[str]:
-    """The parameters of an autotuned kernel, in their order."""
+    """Return the names of an autotuned kernel's parameters, in their order."""
     return list(attribute(TRITON, tuner, "arg_names", _TUNER))
 
 
 def pruning_of(tuner: Any) -> Callable[..., Any] | None:
-    """``early_config_prune`` of ``prune_configs_by``; None where the tuner has none."""
+    """Return ``early_config_prune`` of ``prune_configs_by``; None if the tuner has none."""
     found: Callable[..., Any] | None = attribute(TRITON, tuner, "early_config_prune", _TUNER)
     return found
 
 
 @contextmanager
 def tuner_held_to(tuner: Any, config: Any, before: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Within, each launch of an autotuned kernel runs ``config``, after ``before(arguments by name)``."""
+    """Make each launch of an autotuned kernel in the block run ``config``, after ``before(arguments by name)``."""
     configs, names = attribute(TRITON, tuner, "configs", _TUNER), parameters_of(tuner)
     run = attribute(TRITON, tuner, "run", _TUNER)
 
@@ -216,7 +216,7 @@ def tuner_held_to(tuner: Any, config: Any, before: Callable[[dict[str, Any]], No
         before({**dict(zip(names, arguments, strict=False)), **keywords})
         return run(*arguments, **keywords)
 
-    tuner.configs, tuner.run = [config], run_one  # with one there is no choice
+    tuner.configs, tuner.run = [config], run_one  # a single configuration leaves no choice
     try:
         yield
     finally:
@@ -225,18 +225,18 @@ def tuner_held_to(tuner: Any, config: Any, before: Callable[[dict[str, Any]], No
 
 
 def interpreter_is_loaded() -> bool:
-    """Whether Triton's interpreter is. Its documented switch, TRITON_INTERPRET, may be set and nothing have used it."""
+    """Whether Triton's interpreter is loaded. Its documented switch, TRITON_INTERPRET, may be set without any use."""
     return "triton.runtime.interpreter" in sys.modules
 
 
 def interpreter_has_run() -> bool:
-    """Whether it has run a kernel in this process."""
+    """Whether Triton's interpreter has run a kernel in this process."""
     return bool(attribute(TRITON, _interpreted(), "rewritten_fn", _INTERPRETER))
 
 
 @contextmanager
 def interpreter_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Within, what the interpreter would run goes to ``run`` instead."""
+    """Replace the interpreter's method that runs a kernel with ``run`` in the block."""
     interpreted = _interpreted()
     before = attribute(TRITON, interpreted, "run", _INTERPRETER)
     interpreted.run = run

@@ -1,4 +1,4 @@
-"""Numbers with units: reads and writes them. Public; imports nothing of ours.
+"""Reads and writes numbers with units. Public; imports no other module of perflab.
 
 Times are nanoseconds, memory is bytes, ratios are fractions (0.05 is 5 %).
 """
@@ -26,10 +26,10 @@ def _split(text: str, wanted: str) -> tuple[float, str]:
 def parse_fraction(text: str) -> float:
     """Read ``"5%"`` or ``"0.05"`` as the fraction 0.05.
 
-    A bare number of 1 or more is refused: whoever writes ``5`` may mean 5 % or five times.
+    A bare number of 1 or more is refused: ``5`` may mean 5 % or five times.
 
     Raises:
-        ValueError: the text is neither, with what was wanted.
+        ValueError: the text is neither; the error names the expected form.
     """
     wanted = "a share such as 5% or 0.05"
     value, unit = _split(text, wanted)
@@ -44,7 +44,7 @@ def parse_duration_ns(text: str) -> float:
     """Read ``"2us"``, ``"1.5 ms"`` or ``"3s"`` as nanoseconds.
 
     Raises:
-        ValueError: no number with one of the units ns, us, ms, s, min, h (a bare 0 needs none).
+        ValueError: the text is no number with one of the units ns, us, ms, s, min, h (a bare 0 needs none).
     """
     wanted = "a duration such as 2us, 1.5ms or 3s"
     value, unit = _split(text, wanted)
@@ -59,7 +59,7 @@ def parse_bytes(text: str) -> int:
     """Read ``"2GiB"``, ``"512 MiB"`` or ``"16GB"`` (decimal) as bytes.
 
     Raises:
-        ValueError: no positive number with one of the units B, KiB, MiB, GiB, TiB, kB, MB, GB, TB.
+        ValueError: the text is no positive number with one of the units B, KiB, MiB, GiB, TiB, kB, MB, GB, TB.
     """
     wanted = "a size such as 2GiB, 512MiB or 16GB"
     value, unit = _split(text, wanted)
@@ -86,7 +86,7 @@ def parse_seconds(text: str) -> float:
 
 
 _LONG = 99_999.5
-"""From here on a number is written with a power of ten: nobody counts its digits."""
+"""A number from this one on is written with a power of ten."""
 
 
 def _three_digits(value: float) -> str:
@@ -98,7 +98,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_ns(value_ns: float) -> str:
-    """Nanoseconds with three significant digits: ``812 ms``, ``2.71 s``, ``1.30 µs``; from two minutes on ``min``."""
+    """Format nanoseconds with three digits: ``812 ms``, ``2.71 s``, ``1.30 µs``; from two minutes on ``min``, ``h``."""
     if value_ns == 0:
         return "0 s"
     for unit, size in (("h", 3600e9), ("min", 60e9)):
@@ -111,7 +111,7 @@ def format_ns(value_ns: float) -> str:
 
 
 def format_bytes(value_bytes: int) -> str:
-    """Bytes in binary units with three significant digits: ``2.60 GiB``, ``512 B``."""
+    """Format bytes in binary units with three significant digits: ``2.60 GiB``, ``512 B``."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value_bytes >= 0.9995 * BYTES_PER[unit]:
             return f"{_three_digits(value_bytes / BYTES_PER[unit])} {unit}"
@@ -119,12 +119,12 @@ def format_bytes(value_bytes: int) -> str:
 
 
 def format_signed(difference: _Amount, written: Callable[[_Amount], str]) -> str:
-    """A difference with its sign, as ``written`` writes amounts: ``+64.0 MiB``, ``-3.10 ms``."""
+    """Format a difference with its sign; ``written`` formats its amount: ``+64.0 MiB``, ``-3.10 ms``."""
     return f"{'-' if difference < 0 else '+'}{written(abs(difference))}"
 
 
 def format_change(ratio: float) -> str:
-    """The change that a ratio means: 1.312 is ``+31.2%``; ten times and more is ``x12.3``."""
+    """Format a ratio as a change: 1.312 is ``+31.2%``; a ratio of ten or more is ``x12.3``."""
     if ratio >= 10.0:
         return f"x{_three_digits(ratio)}"
     change = 100.0 * (ratio - 1.0)
@@ -132,56 +132,56 @@ def format_change(ratio: float) -> str:
 
 
 def format_interval(low: float, high: float) -> str:
-    """Both ends of a ratio's interval as changes: ``+24.1%…+38.9%``; without an upper end ``+24.1% and more``."""
+    """Format a ratio's interval as changes: ``+24.1%…+38.9%``; with an infinite upper end ``+24.1% and more``."""
     return f"{format_change(low)} and more" if high == math.inf else f"{format_change(low)}…{format_change(high)}"
 
 
 def format_ratio(ratio: float) -> str:
-    """One number as a multiple of another: ``×0.81``, ``×1.42``, ``×12.3``, ``×0.0042``."""
+    """Format a ratio as a multiple: ``×0.81``, ``×1.42``, ``×12.3``, ``×0.0042``."""
     return f"×{ratio:.2g}" if ratio < 0.095 else f"×{_three_digits(ratio)}"
 
 
 def format_between(low: float, high: float) -> str:
-    """The interval of a ratio, as it stands behind it: ``(1.03…1.11)``."""
+    """Format the interval of a ratio, to follow the ratio: ``(1.03…1.11)``."""
     return f"({format_ratio(low)[1:]}…{format_ratio(high)[1:]})"
 
 
 def format_percent(fraction: float) -> str:
-    """A fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
+    """Format a fraction as a percentage without trailing zeros: 0.05 is ``5%``."""
     percent = 100.0 * fraction
     return f"{_three_digits(percent)}%" if percent >= 99.95 else f"{percent:.3g}%"
 
 
 def format_noise(share: float) -> str:
-    """Half the width of a median's interval: 0.012 is ``±1.2%``; as much as the median itself says nothing."""
+    """Format half the width of a median's interval: 0.012 is ``±1.2%``; 1 or more is ``>±100%``."""
     return f"±{100 * share:.1f}%" if share < 1.0 else ">±100%"
 
 
 def format_names(names: Sequence[str], most: int = 5) -> str:
-    """Names for a line of text: ``a, b, c, d, e and 7 more``."""
+    """Join names for a line of text: ``a, b, c, d, e and 7 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def format_count(many: int, what: str) -> str:
-    """``1 baseline``, ``2 baselines``, ``1,200 launches``."""
+    """Format a count with its noun: ``1 baseline``, ``2 baselines``, ``1,200 launches``."""
     return f"{many:,} {what}{('es' if what.endswith(('ch', 'ss')) else 's') * (many != 1)}"
 
 
 def format_rate(per_second: float, unit: str) -> str:
-    """A throughput with an SI prefix: ``631 tokens/s``, ``1.23 TFLOP/s``."""
+    """Format a throughput with an SI prefix: ``631 tokens/s``, ``1.23 TFLOP/s``."""
     digits, prefix = _prefixed(per_second)
     joined = f"{prefix}{unit}" if unit.isupper() else f"{prefix} {unit}".lstrip()
     return f"{digits} {joined}/s"
 
 
 def format_si(value: float) -> str:
-    """A number with an SI prefix, for a table whose head names the unit: ``631``, ``1.23 T``."""
+    """Format a number with an SI prefix, for a table whose head names the unit: ``631``, ``1.23 T``."""
     return " ".join(_prefixed(value)).rstrip()
 
 
 def format_flops(flops: int) -> str:
-    """Floating-point operations with an SI prefix: ``79.3 TFLOP``, ``12 FLOP``."""
+    """Format floating-point operations with an SI prefix: ``79.3 TFLOP``, ``12 FLOP``."""
     digits, prefix = _prefixed(flops)
     return f"{digits} {prefix}FLOP" if prefix else f"{flops} FLOP"
 

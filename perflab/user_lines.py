@@ -1,7 +1,7 @@
-"""Finds the line of the user's code that asked for something.
+"""Finds the user's call site: the line of the user's code that asked for something.
 
-Python's own library is not the user's: ``contextlib`` stands between a function and what it decorates. What is
-installed beside it is, but for PyTorch: a model is often a package.
+Python's standard library is not user code: ``contextlib`` stands between a decorator and its function. Installed
+packages other than PyTorch count as user code, since a model is often a package.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from types import CodeType, FrameType
 
 
 def line_of(frame: FrameType | None, *, only: bool = False, until: CodeType | None = None) -> str:
-    """The innermost line, from a frame on, that is not PyTorch's, Python's or ours: ``train.py:12``; or ``""``.
+    """Return the innermost line of user code from a frame on: ``train.py:12``; ``""`` if there is none.
 
-    ``only``: look at that frame alone. ``until``: look no further than to a frame of that code.
+    Lines of PyTorch, Python and perflab are skipped. ``only``: look only at ``frame``. ``until``: stop at a frame of
+    this code.
     """
     while frame is not None and frame.f_code is not until:
         shown = shown_file(frame.f_code.co_filename)
@@ -29,18 +30,18 @@ def line_of(frame: FrameType | None, *, only: bool = False, until: CodeType | No
 
 
 MOST_CALLERS = 8
-"""Lines of a stack."""
+"""Largest number of lines in a call stack."""
 CALLERS = 2
-"""Of a line, in a text; results files have all of them."""
+"""Number of a line's callers that a text shows; results files have the whole call stack."""
 
 
 def with_callers(line: str, stack: Sequence[str], callers: int = CALLERS) -> str:
-    """A line and so many that called it: ``net.py:9 < train.py:5``. ``stack`` begins with the line, or is empty."""
+    """Format a line and its callers: ``net.py:9 < train.py:5``. ``stack`` starts with ``line``, or is empty."""
     return " < ".join(stack[: callers + 1] or [line])
 
 
 def stack_of(frame: FrameType | None, *, until: CodeType | None = None) -> tuple[str, ...]:
-    """The user's lines from a frame on, the innermost first, up to the code of ours that called him: ``net.py:9``."""
+    """Return the user's call stack from a frame on, innermost line first, up to the perflab code that called it."""
     found: list[str] = []
     while frame is not None and frame.f_code is not until and len(found) < MOST_CALLERS:
         filename = frame.f_code.co_filename
@@ -54,7 +55,7 @@ def stack_of(frame: FrameType | None, *, until: CodeType | None = None) -> tuple
 
 
 def called_from(frame: FrameType | None, *, until: CodeType) -> str:
-    """The line from a frame on, and those that called it; within ``torch.utils.checkpoint``, from that call on."""
+    """Format the call site from a frame on with its callers; within ``torch.utils.checkpoint``, that call's site."""
     above = frame
     while above is not None and above.f_code is not until:
         code, above = above.f_code, above.f_back
@@ -66,12 +67,12 @@ def called_from(frame: FrameType | None, *, until: CodeType) -> str:
 
 _LIKE_A_USERS = ("lab", "attention")
 _PACKAGES = ("site-packages/", "dist-packages/")
-"""Folders of Python's own library that hold what others wrote."""
+"""Folders in Python's standard library that hold installed packages."""
 
 
 @cache
 def shown_file(filename: str) -> str | None:
-    """The user's file as it is named, from the working directory on; None: it is PyTorch's, Python's or ours."""
+    """Return a user's file relative to the working directory if it lies there; None for PyTorch, Python and perflab."""
     if filename.startswith(("<", *_not_the_code())) or _is_pythons(filename):
         return None
     with contextlib.suppress(ValueError):
@@ -86,7 +87,7 @@ def _is_pythons(filename: str) -> bool:
 
 @cache
 def _not_the_code() -> tuple[str, ...]:
-    """Folders of PyTorch and of this package, whose lab counts as a user."""
+    """Return the folders of PyTorch and perflab, except perflab's lab and attention, which count as user code."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None

@@ -1,12 +1,13 @@
-"""What is known of a candidate: a variant's claims in the registry, or what was found out about a reader's callable.
+"""Candidates: variants with their claims in the registry, or a reader's callable with what was found out about it.
 
 A callable of the reader's is `f(q, k, v, *, is_causal, scale)` and returns out, or (out, logsumexp). Shapes: q, out
-(B, H, N_q, D); k, v (B, H_kv, N_k, D); logsumexp (B, H, N_q), natural. `scale=None` means 1 / sqrt(D). Known of it is
+(B, H, N_q, D); k, v (B, H_kv, N_k, D); logsumexp (B, H, N_q), natural. `scale=None` means 1 / sqrt(D). The claims of a
+callable come from
 
-- what it says of itself, by attributes (`ATTRIBUTES`),
-- its signature: without a parameter `window_size`, `softcap`, `sinks` or `causal_alignment` it has no such thing,
-- what a small call gives: a log-sum-exp or none, gradients or none,
-- where it raises NotImplementedError: that case is skipped, with its text. Anything else that it raises is a failure.
+- its attributes (`ATTRIBUTES`),
+- its signature: without a parameter `window_size`, `softcap`, `sinks` or `causal_alignment` it lacks that feature,
+- a small call, which returns a log-sum-exp or none, gradients or none,
+- NotImplementedError, if it raises that: the case is skipped, with the error's text. Any other exception is a failure.
 """
 
 import inspect
@@ -35,7 +36,7 @@ ATTRIBUTES = {
     "slow": "True where a call takes a second: every level of each factor, not every pair",
 }
 SUITE_FEATURES = (*FEATURES, "scale")
-# Of PyTorch 2.13 on a CPU, by the fields of Claims that leave such cases out.
+# Defects of PyTorch 2.13 on a CPU, by the field of Claims that leaves such cases out.
 KNOWN_DEFECTS = {
     "negative_scale": "PyTorch's CPU kernel gives NaN for a negative scale under a causal mask",
     "grouped_16_bit": "PyTorch adds up the gradients of grouped heads in 16 bit on a CPU, up to 3.4 budgets off",
@@ -50,20 +51,21 @@ HAVE_DEFECTS = {
 
 
 class CandidateError(ValueError):
-    """What was given is no candidate; the text says why, and what would be."""
+    """A given name or object is no candidate; the text says why, and what would be a candidate."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One attention under test.
 
-    name           what --attention was given, or the variant's name
+    name           the value of --attention, or the variant's name
     call           call(q, k, v, **settings), settings as the lab's `attention` has them, defaults left out
-    claims         which cases it has
-    logsumexp      it returns (out, logsumexp)
-    deterministic  it promises to repeat itself bit by bit
-    findings       what was found out, for a reader
-    refusals       exceptions, beside NotImplementedError, by which it says that it does not take a case
+    claims         the capabilities that decide the candidate's cases
+    logsumexp      whether the candidate returns (out, logsumexp)
+    deterministic  whether the candidate promises to repeat itself bit by bit
+    findings       what was found out about the candidate, for a reader
+    refusals       exceptions, beside NotImplementedError, by which the candidate refuses a case
+    known_variant  whether the candidate is a variant of the lab's
     """
 
     name: str
@@ -77,12 +79,12 @@ class Candidate:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what it returns."""
+        """The names of the tensors that the candidate returns."""
         return ("out", "logsumexp") if self.logsumexp else ("out",)
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """The features that it does not claim."""
+        """The features that the candidate does not claim."""
         return tuple(name for name in SUITE_FEATURES if name not in self.claims.features)
 
     def __str__(self) -> str:
@@ -90,13 +92,13 @@ class Candidate:
 
 
 def from_registry(name: str, device: torch.device) -> Candidate:
-    """A variant of the lab's, as it claims to be on that type of device."""
+    """Return a variant of the lab's as a candidate, with its claims on that type of device."""
     claimed = IMPLEMENTATIONS[name].on(device.type)
     interpreted = claimed.needs_triton and device.type == "cpu"
     defects = HAVE_DEFECTS.get(name, ()) if device.type == "cpu" else ()
     claims = Claims(
         dtypes=tuple(short for short, dtype in DTYPES.items() if dtype in claimed.dtypes),
-        # Not dropout, whose results are drawn: tests/correctness/test_attention_dropout.py holds it.
+        # Without dropout, whose results are drawn: tests/correctness/test_attention_dropout.py tests it.
         features=(claimed.features & frozenset(FEATURES)) | {"scale"},
         gradients=claimed.gradients,
         lse_gradients=claimed.gradients and claimed.logsumexp,
@@ -105,8 +107,8 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         softcap_16_bit="softcap_16_bit" not in defects,
         on_cpu=device.type == "cpu",
         interpreted=interpreted,
-        # Of two variants that share their backward and most of their forward, one has every pair there; and those for
-        # generating, which share theirs with what reads caches, have them on a GPU.
+        # Two variants share their backward and most of their forward, so only one has every pair in the interpreter.
+        # Variants for generating, which share theirs with those that read caches, have every pair on a GPU alone.
         few=claimed.compiles or (interpreted and name != "triton") or (device.type == "cpu" and not claimed.trains),
     )
     return Candidate(
@@ -125,7 +127,10 @@ def runs_on(name: str, device: torch.device) -> bool:
 
 
 def from_callable(name: str, function: Callable[..., Any], device: torch.device) -> Candidate:
-    """A callable of the reader's: attributes, signature, a small call. CandidateError for attributes of no meaning."""
+    """Return a candidate for a reader's callable, from its attributes, its signature and a small call.
+
+    CandidateError for attributes of no meaning.
+    """
     accepted = _parameters(function)
     said = {key: getattr(function, key) for key in ATTRIBUTES if hasattr(function, key)}
     alignment = said.get("causal_alignment", "top-left")
@@ -162,7 +167,10 @@ def _call(function: Callable[..., Any], accepted: frozenset[str], q: Tensor, k: 
 
 
 def _probed(candidate: Candidate, device: torch.device) -> Candidate:
-    """What one small call shows: whether there is a log-sum-exp, and what is differentiable."""
+    """Return the candidate with what a small call shows: whether there is a log-sum-exp, and what is differentiable.
+
+    Features that the candidate refuses in small calls are removed from its claims.
+    """
     dtype, head_dim = DTYPES[candidate.claims.dtypes[0]], candidate.claims.head_dims[0]
     leaves = [torch.ones(1, 1, 16, head_dim, dtype=dtype, device=device, requires_grad=True) for _ in "qkv"]
     findings = []
@@ -194,7 +202,7 @@ def _probed(candidate: Candidate, device: torch.device) -> Candidate:
 
 
 def _refused(candidate: Candidate, leaves: Sequence[Tensor]) -> Iterator[tuple[str, str]]:
-    """The features that it was taken to have and raises NotImplementedError for: it has no such cases."""
+    """Yield the assumed features for which the candidate raises NotImplementedError, each with the error's text."""
     asked: dict[str, dict[str, Any]] = {
         "causal": {"is_causal": True},
         "scale": {"scale": 0.5},
@@ -218,9 +226,12 @@ def _refused(candidate: Candidate, leaves: Sequence[Tensor]) -> Iterator[tuple[s
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
-    """The keyword arguments that it takes; of a builtin, which does not say, those that each has to take."""
+    """Return the keyword arguments that a callable takes; for a builtin without a signature, `is_causal` and `scale`.
+
+    Every candidate has to take these two.
+    """
     every = {"is_causal", "scale", "window_size", "softcap", "causal_alignment"}
-    # Few kernels have sinks, and those name them: keywords that take anything are no claim of it.
+    # Few kernels have sinks, and these name the parameter: keywords that take anything are no claim of sinks.
     named = {*every, "sinks"}
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -1,4 +1,4 @@
-"""--attention: from what was given to the candidates of a run.
+"""Finds the candidates of a run from the value of --attention.
 
 pytest -m correctness --attention=tiled,triton
 pytest -m correctness --attention=my_package.my_module:flash
@@ -21,9 +21,9 @@ from perflab.plugin.stash import settings_of, worker_number
 
 
 def attention_candidates(config: pytest.Config, device: torch.device | None = None) -> tuple[Candidate, ...]:
-    """Those that --attention names, or all variants; looked up once. UsageError for a name that is none.
+    """Return the candidates that --attention names, or all variants; each is looked up once for a device.
 
-    Of another device than the session's, where one is given.
+    The device is the session's if none is given. UsageError for a name that is no candidate.
     """
     given = config.getoption("--attention")
     try:
@@ -34,9 +34,9 @@ def attention_candidates(config: pytest.Config, device: torch.device | None = No
 
 
 def find_candidates(given: str, device: torch.device, folder: Path) -> tuple[Candidate, ...]:
-    """The candidates that `given` names, separated by commas; all variants that the device has, if it is empty.
+    """Return the candidates that `given` names, separated by commas; if empty, all variants that the device has.
 
-    folder is where modules are imported from, beside the import path. CandidateError says what is wrong with a name.
+    Modules are imported from the import path, and from `folder`. CandidateError says what is wrong with a name.
     """
     names = [name.strip() for name in given.split(",") if name.strip()]
     if not names:
@@ -56,7 +56,7 @@ def _find(name: str, device: torch.device, folder: Path) -> Candidate:
 
 
 def load(name: str, folder: Path) -> Any:
-    """The callable that `package.module:function` names. CandidateError names what is missing, and the remedy."""
+    """Return the callable that `package.module:function` names. CandidateError says what is missing, and the remedy."""
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
         raise CandidateError(
@@ -64,7 +64,7 @@ def load(name: str, folder: Path) -> Any:
             f"for a kernel of your own"
         )
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind the rest: a module of the reader's hides none of ours
+        sys.path.append(str(folder))  # last, so that a module of the reader's hides none of ours
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
 """``perflab attention``: the suite for a kernel of any project, in a pytest of its own.
 
-Neither the project's pytest configuration nor its ``conftest.py`` has a part in it: the verdict is the suite's alone.
+Neither the project's pytest configuration nor its ``conftest.py`` is used: the verdict is the suite's alone.
 The current directory stands first on the import path, as under ``python -m pytest``.
 """
 
@@ -18,7 +18,7 @@ from perflab.errors import UsageError
 from perflab.lifeline import with_lifeline
 
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Device files of NVIDIA's driver, and of it under Windows: asking PyTorch would take seconds."""
+"""Device files of NVIDIA's driver, on Linux and under Windows (WSL): asking PyTorch would take seconds."""
 
 
 def attention_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -49,7 +49,7 @@ def attention_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Nam
 
 
 def _run_pytest(options: Sequence[str]) -> int:
-    """Exit status of the suite with these options."""
+    """Run the suite with these options, and return its exit status."""
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-p", "perflab.plugin", "-p", "no:cacheprovider"]
     command += [f"--config-file={os.devnull}", f"--rootdir={here}", f"--confcutdir={here}", "--import-mode=importlib"]
@@ -60,5 +60,5 @@ def _run_pytest(options: Sequence[str]) -> int:
         while True:
             try:
                 return process.wait()
-            except KeyboardInterrupt:  # pytest has got it as well: it shows what it has, and ends
+            except KeyboardInterrupt:  # pytest gets the interrupt as well: it shows its results so far, and ends
                 continue

@@ -1,4 +1,4 @@
-"""The likely cause of an attention error: hypotheses as data, and what their explanation looks like."""
+"""Finds the likely cause of an attention error: hypotheses as data, and their explanation for a reader."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,67 +20,67 @@ DIMENSIONS = {
 
 
 def always(_: Evidence) -> bool:
-    """Applies to every case."""
+    """Return True: the fault may occur in every case."""
     return True
 
 
 def banded(e: Evidence) -> bool:
-    """A mask is asked for."""
+    """Whether a mask is asked for."""
     return bool(e.settings.get("is_causal")) or "window_size" in e.settings
 
 
 def causal(e: Evidence) -> bool:
-    """Causality is asked for."""
+    """Whether causality is asked for."""
     return bool(e.settings.get("is_causal"))
 
 
 def window(e: Evidence) -> bool:
-    """A window is asked for."""
+    """Whether a window is asked for."""
     return "window_size" in e.settings
 
 
 def with_sinks(e: Evidence) -> bool:
-    """Sinks are asked for."""
+    """Whether sinks are asked for."""
     return "sinks" in e.settings
 
 
 def capped(e: Evidence) -> bool:
-    """A soft cap is asked for."""
+    """Whether a soft cap is asked for."""
     return "softcap" in e.settings
 
 
 def grouped(e: Evidence) -> bool:
-    """Fewer heads in k and v."""
+    """Whether k and v have fewer heads than q."""
     return e.inputs["q"].shape[1] != e.inputs["k"].shape[1]
 
 
 def unequal(e: Evidence) -> bool:
-    """A mask, and lengths that differ."""
+    """Whether a mask is asked for and the lengths of q and k differ."""
     return banded(e) and e.inputs["q"].shape[2] != e.inputs["k"].shape[2]
 
 
 def strided(e: Evidence) -> bool:
-    """Inputs that are not contiguous."""
+    """Whether an input is not contiguous."""
     return not all(x.is_contiguous() for x in e.inputs.values())
 
 
 def strided_upstream(e: Evidence) -> bool:
-    """Upstream gradients that are not contiguous."""
+    """Whether an upstream gradient is not contiguous."""
     return not all(x.is_contiguous() for x in e.upstream.values())
 
 
 def default_scaled(e: Evidence) -> bool:
-    """No scale was given."""
+    """Whether no scale was given."""
     return "scale" not in e.settings
 
 
 def batched(e: Evidence) -> bool:
-    """More than one batch."""
+    """Whether there is more than one batch."""
     return e.inputs["q"].shape[0] > 1
 
 
 def longer_than(tile: int) -> Applies:
-    """More keys than a tile has."""
+    """Return a function that tells whether there are more keys than a tile has."""
     return lambda e: e.inputs["k"].shape[2] > tile
 
 
@@ -278,7 +278,7 @@ HYPOTHESES = tuple(_hypotheses())
 
 
 def explain_attention(evidence: Evidence) -> list[str]:
-    """Likely causes first; hints for what they leave unexplained."""
+    """Return lines for a reader: likely causes first, then hints for the results that these leave unexplained."""
     q = evidence.inputs["q"]
     scale = evidence.settings.get("scale") or q.shape[-1] ** -0.5
     factors = {

@@ -1,9 +1,9 @@
-"""What attention with one fault gives, in float64: what an error is held against.
+"""Computes attention with one fault, in float64, for comparison with an error.
 
 Shapes: q, out, dq (B, H, N_q, D); k, v, dk, dv (B, H_kv, N_k, D); scores (B, H, N_q, N_k); logsumexp (B, H, N_q).
 
-The mathematics is that of `plain_attention`, written out forward and backward, each step with the faults that are
-known of it. With no fault it is the definition, which is tested.
+The mathematics is that of `plain_attention`, written out forward and backward, each step with its known faults. With no
+fault the result is that of the definition, which is tested.
 """
 
 from collections.abc import Mapping
@@ -18,28 +18,31 @@ from perflab.lab.attention.scoring import Scoring, make_scoring
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One switch each; all of them off is right.
+    """Switches of the known faults of attention; with all switches off, the result is right.
 
-    upper, lower        so many keys more on that side of the band
+    upper, lower        number of extra keys on that side of the band; negative: of missing keys
     other_alignment     top-left where bottom-right was asked for, and the other way round
-    no_sinks            sinks have the window's lower bound, as all keys; no_sinks_backward: in the backward alone
+    no_sinks            sinks have the window's lower bound, like all keys; no_sinks_backward: in the backward alone
     no_mask             neither causality nor window
-    scale_factor        of every score
+    no_window           no window
+    scale_factor        factor of every score
     no_scale            scores are q . k
-    padded_scale        1 / sqrt of the head dimension's next power of two
-    padded_to           keys of score 0 and value 0 behind the last, up to a multiple of this
-    keys_only_to        keys behind the last multiple of this are not seen
-    dropped_keys        so many of the last keys are not seen
-    heads               which head of k and v a query head reads: "modulo" H_kv, or "first"
+    padded_scale        the scale is 1 / sqrt of the head dimension's next power of two
+    padded_to           keys of score 0 and value 0 after the last key, up to a multiple of this
+    keys_only_to        keys after the last multiple of this are not seen
+    dropped_keys        number of last keys that are not seen
+    heads               the head of k and v that a query head reads: "modulo" H_kv, or "first"
     softcap             "ignored", or "of masked scores": -inf becomes -c, and is seen
-    no_rescale          tiles of so many keys, none rescaled when the maximum rises
-    last_tile_only      of the tiles of so many keys the last alone is kept
-    unmasked_empty      rows that see nothing average all values; "nan": they are NaN
-    logsumexp           "base 2", "the maximum alone", "without the maximum", "the sum itself", "of unscaled scores"
+    no_rescale          keys in a tile; no tile is rescaled when the maximum rises
+    last_tile_only      keys in a tile; only the last tile is kept
+    unmasked_empty      rows that see nothing average all values; "nan": these rows are NaN
+    logsumexp           "base 2", "the maximum alone", "without the maximum", "the sum itself", "of unscaled scores",
+                        "zero of empty rows", "infinite of empty rows"
     no_normalisation    out is not divided by the row sum
-    no_delta, plus_delta, no_slope, no_d_logsumexp, unmasked_backward, one_query_head, base_2_backward, unscaled
-                        of the backward: see there
-    contiguous          inputs read as if they were contiguous; upstream_contiguous: their gradients
+    no_delta, no_slope, no_d_logsumexp, unmasked_backward, one_query_head, base_2_backward
+                        faults of the backward: see `_backward`
+    contiguous          names of inputs that are read as if contiguous; upstream_contiguous: upstream gradients likewise
+    first_batch_only    every batch is computed from the first one's inputs
     """
 
     upper: int = 0
@@ -74,7 +77,7 @@ class Fault:
 
 
 def with_fault(evidence: Evidence, fault: Fault) -> dict[str, Tensor]:
-    """Outputs and gradients of attention with that fault, for the inputs and settings of a run."""
+    """Return outputs and gradients of attention with that fault, for the inputs and settings of a run."""
     q, k, v = (
         _as_if_contiguous(x) if name in fault.contiguous else x.detach().double() for name, x in evidence.inputs.items()
     )
@@ -132,11 +135,11 @@ def _backward(
     scale: float, ends: Tensor, upstream: Mapping[str, Tensor], visible: Tensor, chosen: Tensor, scoring: Scoring,
     fault: Fault,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The gradients, of the forward's weights and with its faults; and of the backward's own.
+    """Return the gradients from the forward's weights, with the forward's faults and the backward's own.
 
     no_delta           ds = p dp, without the row sum of do and o
     no_d_logsumexp     the log-sum-exp's own gradient is dropped
-    no_slope           of the soft cap
+    no_slope           the soft cap's slope is missing
     unmasked_backward  weights come back without the mask
     one_query_head     dk and dv of grouped heads are those of their "first" or "last" query head
     base_2_backward    weights come back as exp2 of natural scores and log-sum-exp
@@ -178,7 +181,7 @@ def _scale(q: Tensor, scoring: Scoring, fault: Fault) -> float:
 
 
 def _heads(q: Tensor, k: Tensor, fault: Fault) -> Tensor:
-    """Which head of k and v each query head reads, (H,)."""
+    """Return the index of the head of k and v that each query head reads, (H,)."""
     heads, kv_heads = q.shape[1], k.shape[1]
     own = torch.arange(heads, device=q.device)
     if fault.heads == "modulo":
@@ -197,7 +200,7 @@ def _visible(q: Tensor, keys: Tensor, num_keys: int, scoring: Scoring, fault: Fa
 
 
 def _tiled_weights(scores: Tensor, ends: Tensor, fault: Fault) -> tuple[Tensor, Tensor]:
-    """Weights whose tiles each stand against the maximum until then; or those of the last tile that is seen."""
+    """Return weights whose tiles each use the maximum up to the tile, or the last tile's alone; and the log-sum-exp."""
     tile = fault.no_rescale or fault.last_tile_only
     number = torch.arange(scores.shape[-1], device=scores.device) // tile
     running = scores.cummax(dim=-1).values[..., torch.clamp((number + 1) * tile - 1, max=scores.shape[-1] - 1)]
@@ -228,13 +231,16 @@ def _wrong_logsumexp(scores: Tensor, logsumexp: Tensor, scale: float, sees_any: 
 
 
 def _as_if_contiguous(x: Tensor) -> Tensor:
-    """The elements that a kernel reads that takes a pointer and the shape, and assumes the strides."""
+    """Return the elements that a kernel reads if it takes a pointer and the shape, and assumes contiguous strides.
+
+    NaN throughout if the kernel would read past the end of the memory.
+    """
     strides: list[int] = []
     step = 1
     for size in reversed(x.shape):
         strides.insert(0, step)
         step *= size
     held = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
-    if step > held:  # what lies behind the memory is nobody's to read
+    if step > held:
         return torch.full(x.shape, torch.nan, dtype=torch.float64, device=x.device)
     return x.detach().as_strided(x.shape, strides, x.storage_offset()).double()

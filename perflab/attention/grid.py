@@ -1,11 +1,11 @@
 """The factors of an attention case, and the cases that a candidate's claims call for.
 
-Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D). A case is data: what it is made of is chosen here, its tensors are
-drawn in `tensors`, and `hold` runs it.
+Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D). A case is data: its levels are chosen here, its tensors are drawn in
+`tensors`, and `hold` runs the case.
 
-Every pair of levels of all factors occurs (see `covering`); of N_q with N_k instead that every length occurs on both
-sides with a shorter, an equal and a longer one on the other, since 13 x 13 rows would be too many. A candidate that
-does not claim a level has an array of its own without it, so that no other pair is lost.
+Every pair of levels of all factors occurs (see `covering`), except pairs of N_q and N_k, since 13 x 13 rows would be
+too many: instead every length occurs on both sides with a shorter, an equal and a longer length on the other side. A
+candidate that does not claim a level has a covering array of its own without that level, so that no other pair is lost.
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ GROUPED = tuple(name for name, (q, kv) in HEADS.items() if q != kv)
 SCALES = {"": None, "scale0.37": 0.37, "scale1": 1.0, "scale-0.2": -0.2}
 DATA = ("", "large", "peaked", "constant")
 GRADIENTS = ("", "gboth", "glse")
-"""Which outputs get an upstream gradient: out, out and log-sum-exp, the log-sum-exp alone."""
+"""Outputs that get an upstream gradient: out; out and log-sum-exp; the log-sum-exp alone."""
 RELATIONS = ("shorter", "equal", "longer")
 
 TINY, LONG = (1, 2, 3), 512
-# What a case may cost on a CPU, in elements that are gone through: that of 1024 x 1024 and 256, about a second.
+# Most elements that a case may touch on a CPU: those of 1024 x 1024 and head dimension 256, about a second.
 MOST_ELEMENTS = 10_000_000
 # In Triton's interpreter a tile of 32 x 32 costs some 50 ms, and a head a quarter of a second, both runs.
 MOST_INTERPRETED_TILES, MOST_INTERPRETED_HEADS = 32, 6
@@ -48,7 +48,7 @@ MOST_INTERPRETED_TILES, MOST_INTERPRETED_HEADS = 32, 6
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case: a level of each factor, by the names above."""
+    """One case: a level of each factor, by the level's name."""
 
     n_q: int
     n_k: int
@@ -73,33 +73,34 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What attention is asked for: keyword arguments, those at their default left out."""
+        """Keyword arguments of the call of attention; arguments at their default are left out."""
         asked = dict(MASKS[self.mask]) | {"softcap": SOFTCAPS[self.softcap], "scale": SCALES[self.scale]}
         return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """{"q": (B, H, N_q, D), ...}."""
+        """Shapes of q, k and v: {"q": (B, H, N_q, D), ...}."""
         heads, kv_heads = HEADS[self.heads]
         kv = (self.batch, kv_heads, self.n_k, self.head_dim)
         return {"q": (self.batch, heads, self.n_q, self.head_dim), "k": kv, "v": kv}
 
     @property
     def levels(self) -> dict[str, str]:
-        """{factor: level} as text, plain ones included, for telling what failing cases have in common."""
+        """Levels {factor: level} as text, plain ones included, to tell what failing cases have in common."""
         return {field.name: str(getattr(self, field.name)) or "plain" for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What decides which cases a candidate has.
+    """The capabilities of a candidate, which decide its cases.
 
-    features      out of the registry's FEATURES, and "scale": any other than 1 / sqrt(D)
-    is_causal     "bottom-right" where that is what `is_causal` means, and nothing else can be had
-    gradients     it can be differentiated; lse_gradients: through its log-sum-exp too
-    negative_scale, grouped_16_bit, softcap_16_bit: known defects of PyTorch's own; without them no such cases
-    on_cpu        long lengths are dear there: each occurs with each dtype and relation, in any other company
-    interpreted   its kernels run in Triton's interpreter: cases are small, and long lengths in any company
+    features      a subset of the registry's FEATURES, and "scale": any scale other than 1 / sqrt(D)
+    is_causal     "bottom-right" if `is_causal` means that alignment, and no other is available
+    gradients     whether the candidate can be differentiated; lse_gradients: through its log-sum-exp too
+    negative_scale, grouped_16_bit, softcap_16_bit: False leaves out the cases of a known defect of PyTorch's
+    on_cpu        long lengths are expensive on a CPU: each occurs with each dtype and relation, but not with every
+                  level of other factors
+    interpreted   the kernels run in Triton's interpreter: cases are small, and no pair with a long length is needed
     few           every level occurs, not every pair: each case costs seconds (a compilation, say)
     """
 
@@ -118,7 +119,7 @@ class Claims:
 
 
 def feature_of_mask(name: str) -> frozenset[str]:
-    """Which of FEATURES a mask asks for."""
+    """Return the FEATURES that a mask asks for."""
     asked = MASKS[name]
     found = {"causal"} if asked.get("is_causal") else set()
     found |= {"window"} if "window_size" in asked else set()
@@ -128,10 +129,10 @@ def feature_of_mask(name: str) -> frozenset[str]:
 
 
 def factors_for(claims: Claims) -> dict[str, tuple[Level, ...]]:
-    """The levels of each factor that these claims call for."""
+    """Return the levels of each factor that these claims call for."""
     features = claims.features
     masks = [name for name in MASKS if feature_of_mask(name) <= features]
-    if claims.is_causal == "bottom-right":  # its causal mask is that one; equal lengths are both
+    if claims.is_causal == "bottom-right":  # the causal mask is aligned so; with equal lengths both alignments are one
         masks = [
             name for name in masks if "causal" not in feature_of_mask(name) or "bottom-right" in feature_of_mask(name)
         ]
@@ -156,7 +157,7 @@ def factors_for(claims: Claims) -> dict[str, tuple[Level, ...]]:
 
 @lru_cache
 def cases_for(claims: Claims) -> tuple[Case, ...]:
-    """The covering array, shortest cases first. Always the same for the same claims."""
+    """Return the covering array of cases, shortest first. Equal claims always have the same cases."""
     factors = factors_for(claims)
 
     def valid(row: Mapping[str, Any]) -> bool:
@@ -180,7 +181,7 @@ def cases_for(claims: Claims) -> tuple[Case, ...]:
 
 
 def _lengths(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The least N_q and N_k that a row, or a part of one, can have; None where its relation cannot be."""
+    """Return the least N_q and N_k that a row, or a part of one, can have; None if its relation is impossible."""
     n_q, n_k, relation = row.get("n_q"), row.get("n_k"), row.get("relation")
     pairs = [
         (one, other)
@@ -192,7 +193,7 @@ def _lengths(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _affordable(row: Mapping[str, Any], claims: Claims) -> bool:
-    """Whether the lengths can be, and all heads together are as small as a case should be."""
+    """Whether a row, or a part of one, is possible, hits no known defect, and is small enough to run."""
     lengths = _lengths(row)
     if lengths is None:
         return False

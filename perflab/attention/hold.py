@@ -1,4 +1,4 @@
-"""One case of one candidate: verified, and what is said of it if it is wrong."""
+"""Verifies one case of one candidate, and gives the verdict if the candidate is wrong."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ GRADIENT_OF = {"": ("out",), "gboth": ("out", "logsumexp"), "glse": ("logsumexp"
 
 
 def complaint(candidate: Candidate, case: Case, device: torch.device) -> str:
-    """What is wrong, as a verdict for a reader; nothing where the candidate is right. Raises what it raises."""
+    """Return a verdict for a reader; empty if the candidate is right. The candidate's own exceptions pass through."""
     try:
         verify(
             candidate.call,
@@ -39,9 +39,9 @@ def complaint(candidate: Candidate, case: Case, device: torch.device) -> str:
 
 
 def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[[str, Any], None]) -> None:
-    """Fail with a verdict where the candidate is wrong; skip where it says that it has no such thing.
+    """Fail with a verdict if the candidate is wrong; skip if the candidate refuses the case as unsupported.
 
-    note(name, value) keeps what the tally at the end of a run is made of.
+    note(name, value) keeps a result for the tally at the end of a run.
     """
     try:
         text = complaint(candidate, case, device)
@@ -60,7 +60,7 @@ def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[
 
 
 def described(case: Case) -> str:
-    """A case in words, in one line or two."""
+    """Describe a case in words, in one line or two."""
     shapes = case.shapes
     settings = ", ".join(f"{name}={value}" for name, value in case.settings.items())
     words = [f"q {shapes['q']}", f"k, v {shapes['k']}", case.dtype, settings or "no mask"]

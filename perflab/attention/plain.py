@@ -1,4 +1,4 @@
-"""What attention's error budgets are derived from: the plain mathematics, and the size of its terms.
+"""The basis of attention's error budgets: the plain mathematics, and the magnitude of its terms.
 
 Shapes: q, out, dq (B, H, N_q, D); k, v, dk, dv (B, H_kv, N_k, D); logsumexp (B, H, N_q).
 
@@ -20,10 +20,10 @@ from perflab.lab.attention.scoring import Scoring, Settings, expand_heads, make_
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> tuple[Tensor, Tensor]:
-    """Whole matrices, each step rounded to the inputs' dtype. Log-sum-exp in float32.
+    """Compute attention on whole matrices, each step rounded to the inputs' dtype; log-sum-exp in float32.
 
-    The backward is written out with the row sum of do and the rounded output, as every flash kernel has
-    it. Autograd's softmax backward sums the weights instead, and its budget would not know that error.
+    The backward is written out with the row sum of do and the rounded output, as in every flash kernel.
+    Autograd's softmax backward sums the weights instead, and its budget would not include that error.
     """
     scoring = make_scoring(q, k, **settings)
     out, logsumexp = _PlainAttention.apply(q, k, v, scoring)  # type: ignore[no-untyped-call]
@@ -55,14 +55,14 @@ class _PlainAttention(torch.autograd.Function):
 def attention_magnitudes(
     q: Tensor, k: Tensor, v: Tensor, *, upstream: Mapping[str, Tensor], **settings: Unpack[Settings]
 ) -> dict[str, Tensor]:
-    """For each result the sum of the absolute values of its terms, to first order. All float64.
+    """Return for each result the sum of the absolute values of its terms, to first order. All float64.
 
     A score's rounding grows with c = |scale| |q| |k|^T, not with the score itself, and with the square
     root of its D terms (Higham & Mary 2019, "A new approach to probabilistic rounding error analysis":
-    sqrt(n) u, half of that in eps = 2 u); that of the
-    weights that come back as exp(s - L) with c and |L|, which stand in the exponent. ds is a difference
-    of two terms: for a query with one key they cancel, and what is left is their rounding. So is the
-    soft cap's slope 1 - tanh^2.
+    sqrt(n) u, half of that in eps = 2 u). The rounding of the weights, which come back as exp(s - L),
+    grows with c and |L|, which are in the exponent. ds is a difference of two terms: for a query with
+    one key the terms cancel, and their rounding is left. The soft cap's slope 1 - tanh^2 is such a
+    difference too.
     """
     scoring = make_scoring(q, k, **settings)
     keys, values = expand_heads(k, q), expand_heads(v, q)
@@ -89,7 +89,10 @@ def attention_magnitudes(
 
 
 def _masked(scores: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Scores with -inf where a row that sees anything does not see, and (N_q, N_k), what is not seen."""
+    """Return the scores with -inf at hidden keys, and the mask (N_q, N_k) of hidden keys.
+
+    A row that sees no key keeps its scores.
+    """
     hidden = scoring.hidden(scores.shape[-2], scores.shape[-1], scores.device)
     if hidden is None:
         return scores, torch.zeros(scores.shape[-2:], dtype=torch.bool, device=scores.device)
@@ -97,7 +100,7 @@ def _masked(scores: Tensor, scoring: Scoring) -> tuple[Tensor, Tensor]:
 
 
 def _summed_heads(x: Tensor, like: Tensor) -> Tensor:
-    """(B, H, N, D) summed over the query heads that read each head of `like` (B, H_kv, N, D)."""
+    """Return x (B, H, N, D) summed over the query heads that read each head of `like` (B, H_kv, N, D)."""
     if x.shape == like.shape:
         return x
     batch, heads, *rest = x.shape

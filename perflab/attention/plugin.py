@@ -14,7 +14,7 @@ pytest.register_assert_rewrite("perflab.attention.suite")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """What was found out about the candidates that --attention names."""
+    """Report the findings about the candidates that --attention names."""
     if not config.getoption("--attention"):
         return []
     from perflab.attention.chosen import attention_candidates
@@ -23,7 +23,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`candidate` is each attention candidate; `case` with it, each of its cases."""
+    """Parametrise `candidate` with each attention candidate, and `case` with each of the candidate's cases."""
     if "candidate" not in metafunc.fixturenames:
         return
     from perflab.attention.chosen import attention_candidates
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --attention, keep what is about attention candidates."""
+    """Deselect tests that are not about the named attention candidates, if --attention is given."""
     if not config.getoption("--attention"):
         return
     from perflab.attention.chosen import attention_candidates
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the wrong cases of a candidate have in common."""
+    """Show what the wrong cases of a candidate have in common."""
     noted = [
         value
         for outcome in ("passed", "failed")

@@ -1,8 +1,8 @@
 """Every attention candidate against the float64 definition, in what it claims: output, log-sum-exp, gradients.
 
-Candidates are the lab's variants, or what --attention names. Which cases there are, is in grid.py; budgets are
-derived, see perflab.correctness.budget; a candidate runs as perflab.correctness.verify says. It needs pytest and torch,
-nothing else. A project has it among its own tests with ``from perflab.attention.suite import *`` in a test file, and
+Candidates are the lab's variants, or those that --attention names. grid.py defines the cases; budgets are derived, see
+perflab.correctness.budget; a candidate runs as in perflab.correctness.verify. The suite needs pytest and torch, nothing
+else. A project has the suite among its own tests with ``from perflab.attention.suite import *`` in a test file, and
 ``pytest_plugins = ["perflab.attention.plugin"]`` in the root ``conftest.py``.
 """
 
@@ -35,7 +35,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """On matrices as small as these, PyTorch's threads wait for each other longer than they work."""
+    """Run PyTorch in one thread: on matrices this small, its threads wait for each other longer than they work."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,17 +45,17 @@ def one_thread() -> Iterator[None]:
 def test_a_case_is_right(
     candidate: Candidate, case: Case, device: torch.device, record_property: Callable[[str, object], None]
 ) -> None:
-    """Every case that its claims call for; a failure says what is wrong, where, by how much, and the likely cause."""
+    """A candidate is right in a case that its claims call for; a failure says what, where, by how much, and why."""
     hold(candidate, case, device, record_property)
 
 
 def test_whole_lengths_of_a_thousand_are_right_where_cases_are_small(
     candidate: Candidate, device: torch.device
 ) -> None:
-    """In Triton's interpreter the cases above are small; this one has many tiles each way."""
+    """A candidate is right with many tiles each way; in Triton's interpreter the other cases are small."""
     if not candidate.claims.interpreted:
         pytest.skip(f"{candidate.name} has such lengths among its cases")
-    # What has no gradients is for generating: few queries.
+    # A candidate without gradients is for generating: few queries.
     case = Case(
         1023 if candidate.claims.gradients else 97,
         1024,
@@ -100,10 +100,10 @@ WITNESSES = {
 
 @pytest.mark.parametrize("defect", KNOWN_DEFECTS)
 def test_a_known_defect_of_pytorchs_leaves_cases_out(candidate: Candidate, defect: str, device: torch.device) -> None:
-    """As long as it is there: once it is mended, the cases are to be taken in again."""
+    """A known defect leaves cases out as long as it exists: once it is mended, the cases are to be taken in again."""
     if getattr(candidate.claims, defect):
         return
-    # The first has no case as small as that; the second is compiled anew on each machine.
+    # sdpa-math shows its defect in no case this small; compiled is compiled anew on each machine.
     if candidate.name not in ("sdpa-math", "compiled"):
         assert complaint(candidate, WITNESSES[defect], device), f"fixed here: remove {defect} from KNOWN_DEFECTS"
     pytest.skip(f"{candidate.name}: {KNOWN_DEFECTS[defect]}: not tested")
@@ -113,7 +113,7 @@ def test_a_known_defect_of_pytorchs_leaves_cases_out(candidate: Candidate, defec
 def test_a_candidate_that_promises_it_repeats_bit_by_bit(
     candidate: Candidate, dtype: str, device: torch.device
 ) -> None:
-    """Output, log-sum-exp and gradients."""
+    """A deterministic candidate repeats output, log-sum-exp and gradients bit by bit."""
     if not candidate.deterministic:
         pytest.skip(f"{candidate.name} does not promise to: {why_not(candidate)}")
     if dtype not in candidate.claims.dtypes:
@@ -133,7 +133,7 @@ def test_a_candidate_that_promises_it_repeats_bit_by_bit(
 
 
 def why_not(candidate: Candidate) -> str:
-    """Why a candidate is not held to repeat itself."""
+    """Return the reason why a candidate is not tested to repeat itself."""
     if not candidate.known_variant:
         return f"set {candidate.name.partition(':')[2]}.deterministic = True to test that it is"
     return "its CUDA backwards may add up gradients with atomics, in an order that differs from run to run"

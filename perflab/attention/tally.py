@@ -1,4 +1,4 @@
-"""Many verdicts made one: how many cases are wrong, what is likely, what fails always and what never."""
+"""Summarises many verdicts: how many cases are wrong, the likely causes, what fails always and what never."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from perflab.units import format_count
 FEWEST = 4
 MOST_NAMED = 5
 TELLING = 1.4
-"""How much more often than all cases the other levels' are right, for a level to be named."""
+"""A level that is always wrong is named if cases of other levels are right this many times as often as all cases."""
 
 
 def tally(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines for a reader, of what `hold` noted of each case; none where every case is right."""
+    """Return lines for a reader about the results that `hold` noted for each case; none if every case is right."""
     lines: list[str] = []
     for candidate in dict.fromkeys(result["candidate"] for result in results):
         own = [result for result in results if result["candidate"] == candidate]
@@ -35,7 +35,7 @@ def tally(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _causes(text: str) -> list[str]:
-    """The causes that a verdict names, without their shares."""
+    """Return the causes that a verdict names, without their shares."""
     found, lines = [], text.splitlines()
     for number, line in enumerate(lines):
         if line.startswith("likely cause: "):

@@ -18,7 +18,7 @@ LARGE_Q, LARGE_KV = 5.0, 3.0
 
 
 def inputs_of(case: Case, device: torch.device) -> Callable[[int], Mapping[str, Tensor]]:
-    """make_inputs(seed) -> q, k and v of a case."""
+    """Return make_inputs(seed) -> q, k and v of a case."""
 
     def make(seed: int) -> Mapping[str, Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
@@ -36,5 +36,5 @@ def inputs_of(case: Case, device: torch.device) -> Callable[[int], Mapping[str, 
 
 
 def upstream_of(case: Case) -> Callable[[Tensor, int], Tensor]:
-    """upstream(output, seed) -> its gradient, in the layout of the case."""
+    """Return upstream(output, seed) -> a gradient for the output, in the layout of the case."""
     return upstream_in(case.upstream)

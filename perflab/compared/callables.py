@@ -1,7 +1,8 @@
 """Two callables in this process, in turns: ``perflab.compare`` and ``perf.compare``.
 
-Turns are ``interleave.py``'s, and statistics and verdict ``judge/paired.py``'s, as between two processes. A pair is
-here a few blocks of turns, and they are cheap: none is spared by a screen, and every verdict rests on an interval.
+``interleave.py`` defines the turns, and ``judge/paired.py`` the statistics and the verdict, as between two processes.
+A pair is here a few blocks of turns. Pairs are cheap, so there is no screening stage, and every verdict rests on an
+interval.
 """
 
 from __future__ import annotations
@@ -55,27 +56,31 @@ THRESHOLD = 0.05
 
 
 class Comparison(Data, frozen=True):
-    """What turns said of two callables. Times are of one call, in nanoseconds; ratios are candidate / base."""
+    """The result of comparing two callables in turns.
+
+    Times are of one call, in nanoseconds; ratios are candidate / base.
+    """
 
     LEAST_CALLS: ClassVar[int] = 2 + 2 * LEAST_PAIRS
-    """Calls of each side however long they are: two to warm up, and two turns in each of the fewest pairs."""
+    """The least number of calls of each side: two for the warm-up, and two turns in each of the LEAST_PAIRS pairs."""
 
     verdict: Verdict
-    """``ok``, ``regressed``, ``improved`` or ``inconclusive``: the candidate's, beside the base."""
+    """The verdict on the candidate, relative to the base: ``ok``, ``regressed``, ``improved`` or ``inconclusive``."""
     ratio: float
-    """1.10: the candidate takes a tenth longer."""
+    """The candidate's time divided by the base's: 1.10 if the candidate takes a tenth longer."""
     low_ratio: float
     high_ratio: float
     """The 95 % interval of ``ratio``."""
     base_ns: float
     candidate_ns: float
-    """Of the calls that are ``judged``: the fastest of the median turn, or the mean."""
+    """The time of one call on each side: the fastest call of the median turn, or the mean of all calls, as ``judged``
+    says."""
     pairs: int
-    """How many log-ratios the ratio is the trimmed mean of."""
+    """The number of log-ratios whose trimmed mean gives the ratio."""
     threshold: float
-    """The change that counts, as a share."""
+    """The smallest change that counts, as a fraction: 0.05 is 5 %."""
     judged: CallTimes = CallTimes.FASTEST
-    """Which calls the ratio is of: the mean of all, if only some of them differ."""
+    """The calls that the ratio compares: the fastest ones, or the mean of all calls if only some calls differ."""
     reasons: tuple[str, ...] = ()
     """Why the verdict is ``inconclusive``, or why a slowdown does not count."""
 
@@ -91,13 +96,13 @@ class Comparison(Data, frozen=True):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a comparison may take, and what counts."""
+    """The time limit of a comparison, and the changes that count."""
 
     budget_ns: float = BUDGET_S * 1e9
-    """Time of the turns; LEAST_PAIRS are taken whatever they take."""
+    """Total time of the turns, in nanoseconds; LEAST_PAIRS pairs are taken even if they take longer."""
     threshold: float = THRESHOLD
     floor_ns: float = 0.0
-    """A slowdown of no more is none."""
+    """A slowdown of at most this many nanoseconds does not count."""
     mode: Mode = DEFAULT
 
 
@@ -116,25 +121,26 @@ def compare(
 
         print(perflab.compare(base=F.rms_norm, candidate=my_rms_norm, args=(x, (1024,))))
 
-    Both are warmed up. A turn lasts some milliseconds, which may be many calls; the order of turns alternates, and a
-    burst of other work on the machine spoils the turns that it falls into, not the answer. Turns end as soon as the
-    answer is known, or when the budget is spent.
+    Both are warmed up. A turn lasts some milliseconds, which may be many calls; the order of turns alternates. A
+    burst of other work on the machine disturbs single turns, and the statistics discount these. Turns end as soon as
+    the verdict is certain, or when the budget is spent.
 
-    The interval covers what differs from turn to turn. It cannot cover what one process has by chance and keeps: where
-    its code and its memory lie, which can make either side some percent faster in this process and slower in the next.
-    Where such differences matter, compare pairs of fresh processes: ``pytest --perf-against=COMMIT``.
+    The interval covers the differences between turns. It cannot cover what stays constant within one process by
+    chance: the placement of code and memory, which can make either side some percent faster in this process and slower
+    in the next. Where such differences matter, compare pairs of fresh processes: ``pytest --perf-against=COMMIT``.
 
     Args:
-        base: what the candidate is held against.
+        base: the function that the candidate is compared with.
         candidate: called as ``candidate(*args, **kwargs)``, as is ``base``.
         args: positional arguments of both.
         kwargs: keyword arguments of both.
-        setup: makes the arguments of each call of either, outside of its time: a tuple of positional ones, a dict of
-            keyword arguments, or both as ``((x,), {"scale": 2})``.
+        setup: makes the arguments of each call of either function, outside the timed region: a tuple of positional
+            arguments, a dict of keyword arguments, or both as ``((x,), {"scale": 2})``.
         budget_s: time of the turns in seconds; warm-up comes on top. Five pairs of turns are taken even if they take
             longer.
-        threshold: the change that counts, as a share: 0.05 is 5 %.
-        device: where the work happens. None: a GPU if there is one, else the CPU. On CUDA, time is that of CUDA events.
+        threshold: the smallest change that counts, as a fraction: 0.05 is 5 %.
+        device: the device that does the work. None: a GPU if there is one, else the CPU. On CUDA, CUDA events measure
+            the time.
 
     Raises:
         UsageError: a side is not callable, the budget or the threshold is not positive, or the clock did not move.
@@ -160,10 +166,12 @@ def checked(
     *,
     call: str,
 ) -> tuple[Workload, Workload]:
-    """Both sides, if they can be compared; ``call`` is what the user called, for the error.
+    """Check the arguments of a comparison, and return both sides as workloads.
+
+    ``call`` is the name of the function that the user called, for error messages.
 
     Raises:
-        UsageError: they cannot.
+        UsageError: a side is not callable, or the budget or the threshold is not a positive, finite number.
     """
     for name, fn in ((BASE, base), (CANDIDATE, candidate)):
         if not callable(fn):
@@ -185,24 +193,24 @@ def in_turns(
     say: Callable[[str], None] = lambda _what: None,
     draw: random.Random | None = None,
 ) -> Comparison:
-    """Compare two workloads; what earlier work left behind has been collected by the caller.
+    """Compare two workloads. The caller has already released memory that earlier work left behind.
 
     Args:
-        base: what the candidate is held against.
-        candidate: what is judged.
-        device: where both work.
-        limits: of time, and what counts.
-        say: told what is under way.
-        draw: decides which side begins a block.
+        base: the workload that the candidate is compared with.
+        candidate: the workload that is judged.
+        device: the device on which both workloads run.
+        limits: the time limit, and the changes that count.
+        say: called with a description of the current step.
+        draw: decides at random which side begins a block.
 
     Raises:
         UsageError: the clock did not move.
         CaptureError: no CUDA graph can hold a side, and the mode asks for one.
         ClockError: CUDA events tell another time than the host's clock.
     """
-    # A look as soon as there is an interval: where calls are long, there may be no other.
+    # Judge as soon as there are enough pairs for an interval: with long calls there may be no time for more pairs.
     policy = PairedPolicy(limits.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
-    draw = draw or random.Random()  # its own: the caller may have seeded the module's
+    draw = draw or random.Random()  # a generator of its own: the caller may have seeded the module's
     taken = _Taken(policy)
     with contextlib.ExitStack() as stack:
         sides = {
@@ -218,7 +226,7 @@ def in_turns(
             if warmup.call_lasts_ns <= 0:
                 raise UsageError(f"the clock did not move while {name} was called", "compare more work in a call")
             paces.append(Pace(warmup.repetitions, warmup.call_lasts_ns * warmup.repetitions))
-        # So short that all pairs that may be needed fit in; most comparisons are known after a quarter of them.
+        # A pair is short enough for the largest number of pairs to fit in; most comparisons need a quarter of them.
         pair_budget_ns = limits.budget_ns / policy.looks[-1]
         shape = interleave.shape_of(paces, pair_budget_ns, least_blocks=1, hands_back=False)
         began_ns = clock.read_ns()
@@ -229,7 +237,7 @@ def in_turns(
 
 
 def _pair(sides: Mapping[str, Turns], shape: Shape, draw: random.Random) -> dict[str, list[TurnTime]]:
-    """The turns of one pair, by side."""
+    """Run one pair, and return the times of its turns by side."""
     found: dict[str, list[TurnTime]] = {name: [] for name in sides}
     for place in interleave.places(list(sides), shape.blocks, core_numbers(), draw):
         samples = sides[place.side].take(shape.repetitions, shape.samples, rewarm=shape.rewarm, core=place.core)
@@ -240,13 +248,13 @@ def _pair(sides: Mapping[str, Turns], shape: Shape, draw: random.Random) -> dict
 
 @dataclass
 class _Taken:
-    """The pairs so far."""
+    """The pairs that have been taken so far."""
 
     policy: PairedPolicy
     turns: list[dict[str, list[TurnTime]]] = field(default_factory=list)
 
     def wants_more(self, spent_ns: float, budget_ns: float) -> bool:
-        """Whether another pair could tell more, and there is time for it."""
+        """Whether another pair could change the verdict and fits into the time budget."""
         taken, case = len(self.turns), self._case
         if taken >= self.policy.looks[-1]:
             return False
@@ -255,7 +263,7 @@ class _Taken:
         return len(case.pairs) < LOOKS[0] or stage(case, self.policy, 1) is Stage.OPEN
 
     def concluded(self, limits: Limits) -> Comparison:
-        """What the pairs say, by the paired judge's rules."""
+        """Return the comparison's result by the paired judge's rules."""
         case = self._case
         base_ns, candidate_ns = (self._typical_ns(name, case.judged) for name in (BASE, CANDIDATE))
         finding = latency_findings({"": case}, {}, self.policy)[""].timed(base_ns, limits.floor_ns)
@@ -275,7 +283,7 @@ class _Taken:
 
     @property
     def _case(self) -> PairedCase:
-        """The pairs that count: those that were ruined, as their own blocks tell, do not."""
+        """The pairs that count: all except those whose own blocks show that they were disturbed too much."""
         taken = [
             TakenPair(reading, late=number >= SCREEN_PAIRS)
             for number, pair in enumerate(self.turns)
@@ -284,7 +292,7 @@ class _Taken:
         return case_of(taken, self.policy)
 
     def _typical_ns(self, side: str, judged: CallTimes) -> float:
-        """The median turn's fastest call, or the mean of all calls."""
+        """Return the typical time of one call on a side: the median turn's fastest call, or the mean of all calls."""
         turns = [turn for pair in self.turns for turn in pair[side]]
         if judged is CallTimes.FASTEST:
             return median(turn.fastest_ns for turn in turns)

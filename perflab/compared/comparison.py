@@ -1,7 +1,8 @@
 """A whole A/B comparison: screen every case with a few pairs, confirm suspects with more.
 
-While suspects are confirmed, a third process, the base's *twin*, takes turns with the others in one of the cases, in
-another one each round: the null control. What the base differs from itself is taken off what the head differs.
+While suspects are confirmed, a third process, the base's *twin*, takes turns with base and head in one case per round,
+a different case each round: the null control. The difference between the base and its twin is subtracted from the
+difference between head and base.
 """
 
 from __future__ import annotations
@@ -36,46 +37,47 @@ from perflab.profiles.records import Peak, Profile
 HEAD, BASE, TWIN = "head", "base", "twin"
 
 WEIGHING_ROUNDS = 2
-"""Memory and counts are exact where two processes agree on them."""
+"""The number of rounds that measure memory and counts: these are exact where two processes agree on them."""
 SCREENS_AGAIN = 2
-"""Rounds in which the screen may replace pairs that were ruined; later ones are replaced while confirming."""
+"""The number of extra rounds in which the screen may replace ruined pairs; later ones are replaced while confirming."""
 
 StartSide = Callable[[str, Sequence[str] | None], Start | None]
-"""Makes the start of ``head`` or ``base`` for some cases, or for whatever the command selects.
+"""A function that returns the ``Start`` of ``head`` or ``base`` for the given cases, or, for None, for all cases that
+the command selects.
 
-None if the side can have none of them."""
+The function returns None if the side can have none of the cases."""
 
 
 @dataclass
 class Compared:
-    """All that is known of one case."""
+    """The state of one case in a comparison: its rounds, log-ratios, and how its tests ended."""
 
     case: str
     floor_ns: float = 0.0
-    """A slowdown of no more is none."""
+    """A slowdown of at most this many nanoseconds does not count."""
     asked: bool = False
-    """Whether processes were asked for it."""
+    """Whether a round has included the case."""
     logs: PairedCase = field(default_factory=PairedCase)
     rounds: list[CaseRound] = field(default_factory=list)
-    """Those that the log-ratios come from."""
+    """The rounds that gave the log-ratios that count."""
     weighed: list[CaseRound] = field(default_factory=list)
-    """Those that took memory, and counted."""
+    """The rounds that measured memory and counts."""
     ended: dict[str, Ended] = field(default_factory=dict)
-    """How the case's test ended on each side while all cases were screened; a failure is kept, and one of the head's
-    from later, too."""
+    """How the case's test ended on each side during screening. A failure is kept, and so is a later failure of the
+    head."""
     head_was_alone: bool = False
     """Whether the head ended before any other process held the case."""
     taken: list[tuple[CaseRound, bool]] = field(default_factory=list)
-    """All rounds that gave a log-ratio, and whether that was while confirming; those that were ruined among them."""
+    """Every round that gave a log-ratio, ruined ones included, each with whether the round was a confirming one."""
     lost: str | None = None
-    """Why a case that passed the screen could not be confirmed."""
+    """Why a round could not measure the case, so that the case is not compared or confirmed; None: no such round."""
     fails: bool = False
-    """Whether it fails already, by what needs no further pairs: none are taken."""
+    """Whether the case fails already for a reason that needs no further pairs, so that no more pairs are taken."""
     modes: dict[str, Mode] = field(default_factory=dict)
-    """How each side's test has the case timed, where they differ: such times are not compared."""
+    """The timing mode of the case on each side, if the sides' modes differ: such times are not compared."""
 
     def add(self, found: CaseRound, policy: PairedPolicy, *, confirming: bool) -> None:
-        """Take in one more round."""
+        """Add the results of one more round."""
         self.asked = True
         self.modes = self.modes or found.differing_modes
         if found.not_started is not None:
@@ -120,16 +122,17 @@ class Compared:
         )
 
     def needs(self, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
-        """What it needs next."""
+        """Return the case's stage: which pairs the case needs next, if any."""
         is_open = self.comparable and self.lost is None and not self.fails
         return stage(self.logs, policy, cases, control) if is_open else Stage.DECIDED
 
     def turns(self, side: str) -> list[CaseTurns]:
-        """The side's turns in the rounds that count."""
+        """Return the side's turns in the rounds that count."""
         return [found.turns[side] for found in self.rounds if side in found.turns]
 
     def median_ns(self, side: str) -> float:
-        """Typical time of one call: the median, over the process pairs, of the median turn, or of the mean of all."""
+        """Return the typical time of one call: over the process pairs, the median of the median turn's fastest call or
+        of the mean of all turns."""
         if self.logs.judged is CallTimes.FASTEST:
             return median(median(turn.fastest_ns for turn in one.turns) for one in self.turns(side))
         return median(fmean(turn.mean_ns for turn in one.turns) for one in self.turns(side))
@@ -137,41 +140,41 @@ class Compared:
 
 @dataclass
 class Taken:
-    """What rounds took so far, in seconds: the next one takes about as long."""
+    """The durations of past rounds, in seconds, from which the duration of the next round is estimated."""
 
     start_s: float = 0.0
-    """Of the longest round, without its cases."""
+    """The time of the longest round in seconds, excluding the time of its cases."""
     case_s: dict[str, float] = field(default_factory=dict)
-    """By case, when it was last measured."""
+    """The time in seconds that each case took when it was last measured."""
 
     def again_s(self, cases: Sequence[str]) -> float:
-        """What a round of these cases takes."""
+        """Return the estimated time of a round of these cases, in seconds."""
         return self.start_s + sum(self.case_s.get(case, 0.0) for case in cases)
 
 
 @dataclass
 class Comparison:
-    """What a comparison found."""
+    """The results of a whole comparison."""
 
     cases: dict[str, Compared] = field(default_factory=dict)
     base_only: list[str] = field(default_factory=list)
-    """Cases that the head does not have."""
+    """Cases of the base that the head does not have."""
     controls: dict[str, list[Reading]] = field(default_factory=dict)
-    """The base's twin over the base, by the case that they were taken with."""
+    """Log-ratios twin / base of the null control, by the case with which they were taken."""
     crowded: set[str] = field(default_factory=set)
-    """Cases that three processes at once did not get through: they are confirmed without a control of their own."""
+    """Cases that three simultaneous processes could not finish; such a case is confirmed without its own control."""
     took: Taken = field(default_factory=Taken)
     most_failures: int = 0
-    """So many that fail already end the comparison; 0: it goes on."""
+    """The comparison ends when this many cases fail already; 0: there is no such limit."""
     out_of_time: bool = False
 
     @property
     def judged(self) -> dict[str, PairedCase]:
-        """The pairs of all cases that can be judged by them."""
+        """The pairs of every case whose sides are comparable and that has at least one pair."""
         return {case: one.logs for case, one in self.cases.items() if one.comparable and one.logs.pairs}
 
     def in_stage(self, wanted: Stage, policy: PairedPolicy) -> list[Compared]:
-        """The cases that stand there."""
+        """Return the cases that are in the wanted stage."""
         several = sum(one.comparable for one in self.cases.values())
         controls = controls_of(self.judged, self.controls)
         return [
@@ -183,25 +186,25 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a comparison may take."""
+    """The limits and options of a comparison."""
 
     budget_ns: Mapping[str, float]
-    """Time of each case's turns in one round."""
+    """Time of each case's turns in one round, in nanoseconds."""
     seconds_left: Callable[[], float | None]
     witness: Witness | None = None
-    """Says what else went on while turns were taken."""
+    """Observes what other work the machine did while turns were taken."""
     weighs: bool = True
     """Whether memory and counts are compared too."""
     floor_ns: Mapping[str, float] = field(default_factory=dict)
-    """By case: a slowdown of no more is none."""
+    """The largest slowdown that does not count, by case, in nanoseconds."""
     answer_within_s: float = ANSWER_WITHIN_S
-    """A process that is silent for longer hangs."""
+    """A process that is silent for longer counts as hanging."""
     ancestry: Ancestry = field(default_factory=Ancestry)
-    """What the processes of a round are forked from."""
+    """The source of the ancestor process from which the processes of a round are forked."""
     old_names: Callable[[Sequence[str], Sequence[str]], Mapping[str, str]] = lambda _head, _base: {}
-    """Given what head and base collected, the base's name of each case whose test was moved or renamed."""
+    """Returns the base's name of each case whose test was moved or renamed, from the cases of head and base."""
     moved: dict[str, str] = field(default_factory=dict)
-    """What ``old_names`` said, or what is known beforehand."""
+    """The base's name of each moved or renamed case: the result of ``old_names``, or names known beforehand."""
 
 
 def compare(
@@ -217,12 +220,12 @@ def compare(
 
     Args:
         cases: node ids, in order.
-        start: makes processes.
-        policy: when a case is suspect, and when it is decided.
-        limits: of time.
-        say: told the case and what is under way.
-        into: filled as results come, so that an interrupted comparison has lost nothing.
-        stands: told after each round which cases have new results.
+        start: returns the starts of processes.
+        policy: decides when a case is suspect, and when it is decided.
+        limits: the time limits.
+        say: called with the case and a description of the current step.
+        into: filled as results arrive, so that an interrupted comparison loses none of them.
+        stands: called after each round with the cases that have new results.
 
     Raises:
         RivalError: a side does not start, or imports the other side's code.
@@ -244,30 +247,30 @@ def compare(
 
 Looked = tuple[Profile, Profile] | str
 Weighed = tuple[Peak, Peak] | str
-"""Of base and head; or why there are none."""
+"""The peaks of base and head, or the reason why there are none. ``Looked`` is the equivalent for profiles."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is wanted of both sides of a case."""
+    """The profiles and peaks to take on both sides of a case."""
 
     profile_ns: float | None
-    """Time of each profile; each side may have two, and the faster one counts, since it was disturbed less. None: there
-    are none."""
+    """Time of each profile, in nanoseconds; None: no profiles. Each side may be profiled twice, and the faster profile
+    counts, since it was disturbed less."""
     takes_apart: bool = False
-    """Whether the peak of a call is taken apart."""
+    """Whether to break the peak memory of a call down by what is alive."""
 
 
 def looked_into(
     wanted: Mapping[str, Look], start: StartSide, limits: Limits, say: Callable[[str, str], None]
 ) -> Generator[tuple[str, Looked, Weighed], None, None]:
-    """Profiles and peaks of base and head, case by case, from one fresh process each.
+    """Yield profiles and peaks of base and head, case by case, from one fresh process of each side.
 
     Args:
-        wanted: what is looked for, by case.
-        start: makes processes.
-        limits: of time.
-        say: called with the case and what is under way.
+        wanted: the profiles and peaks to take, by case.
+        start: returns the starts of processes.
+        limits: the time limits.
+        say: called with the case and a description of the current step.
 
     Raises:
         RivalError: a side does not start, or imports the other side's code.
@@ -296,7 +299,7 @@ def looked_into(
 
 
 def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | None]]) -> str:
-    """Why a side was not looked into, the base first: its own words, or how its test ended."""
+    """Return why a side was not examined, the base first: the side's own message, or how its test ended."""
     for side in (BASE, HEAD):
         turns, ended = found.turns.get(side), found.ended.get(side)
         there, said = of(turns) if turns is not None else (None, None)
@@ -308,7 +311,7 @@ def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | Non
 
 
 def _suspects(result: Comparison, policy: PairedPolicy) -> list[Compared]:
-    """Those that want more pairs; of some too many were ruined even for the screen."""
+    """Return the cases that need more confirming pairs, and cases that lost too many pairs to finish their screen."""
     short = [one for one in result.in_stage(Stage.UNSCREENED, policy) if one.taken]
     return [*result.in_stage(Stage.OPEN, policy), *short]
 
@@ -322,7 +325,7 @@ def _screen(
     limits: Limits,
     say: Callable[[str, str], None],
 ) -> None:
-    """One more pair of processes for every case that wants one."""
+    """Run one more pair of processes for every case that needs one for its screen."""
     told = f"pair {number + 1} of {policy.screen_pairs}"
     if number >= policy.screen_pairs:
         told = f"pair {number + 1}, for one that was ruined"
@@ -348,12 +351,13 @@ def _confirm(
     limits: Limits,
     say: Callable[[str, str], None],
 ) -> None:
-    """One more pair of processes for every suspect, and in one of them the control."""
+    """Run one more pair of processes for every suspect, with the null control in one of the suspects."""
     had = {one.case: len(result.controls.get(one.case, ())) for one in suspects}
     known = controls_of(result.judged, result.controls)
     roomy = [one for one in suspects if one.case not in result.crowded]
     short = [one for one in roomy if wants_more(result.controls, one.case, known.get(one.case, NO_CONTROL))]
-    # Each has it in turn; of those that had it as often, the shortest, since it takes half as long again.
+    # Suspects get the control in turn; among those that had it equally often the shortest one, since the control
+    # makes a case take half as long again.
     control = [one.case for one in sorted(short, key=lambda one: (had[one.case], one.median_ns(BASE)))[:1]]
     pairs = max(len(one.logs.pairs) for one in suspects) + 1
     told = f"suspect, pair {pairs} of {policy.looks[-1]} at most"
@@ -366,7 +370,7 @@ def _confirm(
 
     for case, found, _ in each_once(begin, [one.case for one in suspects], plan, say, told, result.took):
         if case in control and found.is_spoilt:
-            result.crowded.add(case)  # it may be that memory holds two processes and not three: another round tells
+            result.crowded.add(case)  # memory may hold two processes but not three: another round will show
             if found.ended.get(HEAD) is None or found.ended[HEAD].outcome != "failed":
                 continue
         result.cases[case].add(found, policy, confirming=True)
@@ -385,10 +389,11 @@ def each_once(
     *,
     must_start: bool = False,
 ) -> Generator[tuple[str, CaseRound, Round | None], None, None]:
-    """Each case once, in processes of one round; after a process has died the rest goes on in new ones.
+    """Measure each case once, in the processes of one round, and yield the results case by case.
 
-    If these do not start either, nothing is measured of the rest; nor once the time of all is over. ``begin`` starts
-    the processes for those that wait.
+    After a process has died, new processes measure the remaining cases. If the new processes do not start, the
+    remaining cases are yielded unmeasured, with the reason. When the time of the whole comparison is over, the
+    remaining cases are not yielded at all. ``begin`` starts the processes for the waiting cases.
     """
     waiting = list(wanted)
     while waiting:
@@ -433,7 +438,7 @@ def _started(start: StartSide, cases: Sequence[str] | None, limits: Limits, twin
     except NotStartedError:
         if cases is None:
             raise
-        starts.pop(TWIN, None)  # once more, and with as few as will do: memory may have been short
+        starts.pop(TWIN, None)  # try once more with as few processes as possible: memory may have been short
         running = Round(starts, limits.witness, limits.answer_within_s, limits.ancestry, limits.seconds_left)
     for side in (BASE, TWIN):
         if running.strays.get(side):

@@ -1,14 +1,15 @@
-"""How sides take turns, whether a side is a process or a callable in this process. Knows nothing of either.
+"""The order and the times of turns, for sides of any kind: processes, or callables in this process.
 
 A *block* is a random order of the sides followed by its reverse (A B B A, or B A A B), all on one core, the next block
 on the next core: on a shared machine each core is slowed by neighbours of its own, for tenths of a second at a time.
 Turns are a few milliseconds, so that a block mostly meets one state of the core. Each turn of one side is compared with
-both of the other's in the same block.
+both turns of the other side in the same block.
 
-A pair of processes gives log-ratios of the fastest calls of the turns, which other work hardly moves, and of the mean
-calls, which are what users pay. They differ where only some calls became slower. Other work falls on single blocks,
-and a cost in every few calls on all of them, so the means are those of the middle half of the blocks. A cost in one
-call of a hundred is in few blocks too: the mean of all has it. ``judge/paired.py`` chooses, and judges pairs.
+A pair of processes gives two kinds of log-ratios: of the fastest calls of the turns, which other work hardly affects,
+and of the mean calls, which are what users pay for. The two differ where only some calls became slower. Other work
+falls on single blocks, but a cost in every few calls falls on all blocks, so the means are taken over the middle half
+of the blocks. A cost in one call of a hundred also falls on few blocks; only the mean over all blocks includes it.
+``judge/paired.py`` chooses between these log-ratios, and judges the pairs.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ from statistics import fmean, median
 from perflab.measured.judge.robust import robust_spread
 
 TURN_NS = 4e6
-"""A turn lasts at least about this long: long against the 50 µs in which a turn changes sides."""
+"""The approximate least duration of a turn, in nanoseconds: long against the 50 µs that a change of sides takes."""
 MOST_SAMPLES = 8
-"""Samples in a turn, at most."""
+"""The largest number of samples in a turn."""
 DISCARDED = 1.5
-"""Samples that a side throws away at the beginning of a turn, on average (``measure/turns.py``)."""
+"""The average number of samples that a side discards at the beginning of a turn (``measure/turns.py``)."""
 LONG_NS = 50e6
-"""A sample this long does not notice what the caches held before it."""
+"""A sample of this many nanoseconds is too long to be affected by the previous content of the caches."""
 BLOCKS = 25
-"""Blocks of a pair, if the time allows."""
+"""The number of blocks in a pair, if the time allows."""
 SIDES = 2
-"""Sides that are compared. A third one, the null control's, takes what room is left."""
+"""The number of sides that are compared. A third process, the null control's, uses whatever memory is left."""
 LOPSIDED = 2.0
-"""Other work disturbs both sides alike: where blocks of one differ so much more, it is its calls that differ."""
+"""How many times farther apart one side's blocks must be than the other's to conclude that its own calls differ: other
+work disturbs both sides alike."""
 LEAST_CALLS = 5
-"""Blocks are grouped until each side has so many calls in a group: of fewer, a cost in every tenth call meets too few
-groups to be in the middle half of them."""
+"""Blocks are grouped until each side has this many calls in a group. With fewer calls, a cost in every tenth call would
+fall on too few groups to reach their middle half."""
 TRIMMED, LEAST_GROUPS = 0.25, 4
-"""Share of the groups that is left out at each end. Of fewer groups than these nothing is."""
+"""The fraction of the groups that is trimmed at each end, and the number of groups below which nothing is trimmed."""
 _ERROR_OF_MEDIAN = math.sqrt(math.pi / 2.0)
-"""Standard error of a median of normal values, in units of their mean's."""
+"""The standard error of the median of normal values, divided by the standard error of their mean."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a side's warm-up showed: how many calls make a sample there, and how long one sample of so many takes."""
+    """The result of a side's warm-up: the number of calls in a sample, and the duration of one such sample."""
 
     repetitions: int
     sample_ns: float
@@ -55,36 +57,36 @@ class Pace:
 
 @dataclass(frozen=True)
 class Shape:
-    """What every turn of a pair is, and how many blocks there are."""
+    """The layout of a pair: the samples in every turn, and the number of blocks."""
 
     repetitions: int
     """Calls in a sample, the same on all sides."""
     samples: int
     """Samples in a turn."""
     rewarm: bool
-    """Whether a turn begins with samples that are thrown away: caches hold what the other side left there."""
+    """Whether a turn begins with discarded samples, because the caches hold what the other side left there."""
     blocks: int
 
 
 @dataclass(frozen=True)
 class Place:
-    """Whose turn it is."""
+    """One turn: its block, its side, and the core on which it begins."""
 
     block: int
     side: str
     core: int | None
-    """Where the turn begins; None where cores cannot be chosen."""
+    """The core on which the turn begins; None if cores cannot be chosen."""
 
 
 def shape_of(paces: Sequence[Pace], budget_ns: float, *, least_blocks: int, hands_back: bool) -> Shape:
-    """What fits into the time.
+    """Return the layout of a pair that fits into the time.
 
     Args:
-        paces: of the sides; the slowest one counts.
+        paces: the paces of the sides; the slowest one counts.
         budget_ns: time of both sides' turns in a pair, if that is enough for the fewest blocks.
-        least_blocks: blocks of a pair whatever they take.
-        hands_back: whether a side gives its memory back after each turn, as on a GPU that processes share: then its
-            next call has to ask for it again.
+        least_blocks: the least number of blocks in a pair, even if they exceed the budget.
+        hands_back: whether a side returns its cached memory after each turn, as on a GPU that processes share: the
+            side's next call then has to allocate the memory again.
     """
     repetitions = max(pace.repetitions for pace in paces)
     sample_ns = max(pace.sample_ns * repetitions / pace.repetitions for pace in paces)
@@ -96,7 +98,7 @@ def shape_of(paces: Sequence[Pace], budget_ns: float, *, least_blocks: int, hand
 
 
 def places(sides: Sequence[str], blocks: int, cores: Sequence[int], draw: random.Random) -> Iterator[Place]:
-    """All turns of a pair, in order."""
+    """Yield every turn of a pair, in order."""
     for block in range(blocks):
         order = draw.sample(list(sides), len(sides))
         core = cores[block % len(cores)] if cores else None
@@ -106,23 +108,29 @@ def places(sides: Sequence[str], blocks: int, cores: Sequence[int], draw: random
 
 @dataclass(frozen=True)
 class TurnTime:
-    """Time of one call in a turn, without what it waited for a core that other work had."""
+    """Time of one call in a turn, excluding the time in which it waited for a core that other work occupied."""
 
     fastest_ns: float
-    """In the fastest sample."""
+    """Time of one call in the fastest sample."""
     mean_ns: float
-    """In all samples."""
+    """Mean time of one call over all samples."""
     calls: int = 1
 
 
 def turn_time(samples_ns: Sequence[int], waited_ns: Sequence[int], repetitions: int) -> TurnTime:
-    """The time of one call in samples of so many calls each, during which it waited so long for a core."""
+    """Return the time of one call in a turn, from the times of its samples and from how long each waited for a core.
+
+    A sample is ``repetitions`` calls.
+    """
     own_ns = [max(1, sample - waited) for sample, waited in zip_longest(samples_ns, waited_ns, fillvalue=0)]
     return TurnTime(min(own_ns) / repetitions, fmean(own_ns) / repetitions, len(own_ns) * repetitions)
 
 
 def together(sides: Sequence[Sequence[TurnTime]]) -> list[TurnTime]:
-    """The turns of several processes of one side as one process's; as many as the shortest of them has."""
+    """Combine the turns of several processes of one side into the turns of one process.
+
+    The result has as many turns as the process with the fewest.
+    """
     return [
         TurnTime(
             math.prod(turn.fastest_ns for turn in turns) ** (1 / len(turns)),
@@ -135,24 +143,24 @@ def together(sides: Sequence[Sequence[TurnTime]]) -> list[TurnTime]:
 
 @dataclass(frozen=True)
 class Reading:
-    """Log-ratios new / old of a pair of processes, with their standard errors as the pair's own blocks tell them."""
+    """Log-ratios new / old of a pair of processes, with the standard errors estimated from the pair's own blocks."""
 
     log: float
-    """Of the fastest calls."""
+    """The log-ratio of the fastest calls."""
     error: float = 0.0
-    """How much a disturbance has ruined ``log``."""
+    """The standard error of ``log``; large if a disturbance has ruined the pair."""
     excess: float = 0.0
-    """How far the log-ratio of the mean calls, in the middle half of the blocks, lies above ``log``."""
+    """The log-ratio of the mean calls in the middle half of the blocks, minus ``log``."""
     excess_error: float = 0.0
     excess_of_all: float = 0.0
-    """The same of the mean calls in all blocks."""
+    """The log-ratio of the mean calls in all blocks, minus ``log``."""
     excess_of_all_error: float = 0.0
     one_sided: bool = False
-    """Whether the blocks' means of new differ from each other by LOPSIDED times as much as those of old."""
+    """Whether the block means of the new side spread more than LOPSIDED times as much as those of the old side."""
 
 
 def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
-    """The log-ratios of a pair; None if there is no whole block."""
+    """Return the log-ratios of a pair; None if the pair has no complete block."""
     blocks = range(min(len(new), len(old)) // 2)
     if not blocks:
         return None
@@ -166,7 +174,7 @@ def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
     ]
     log = median(one for block in logs for one in block)
     error = _ERROR_OF_MEDIAN * robust_spread([median(block) for block in logs]) / math.sqrt(len(blocks))
-    # Means are taken in units of what a call takes in the block at best, so that a slow block weighs as much as any.
+    # Means are taken in units of the block's fastest call, so that slow and fast blocks have the same weight.
     means = []
     for block in blocks:
         pairs = [(side[2 * block], side[2 * block + 1]) for side in (new, old)]
@@ -186,12 +194,12 @@ def reading(new: Sequence[TurnTime], old: Sequence[TurnTime]) -> Reading | None:
 
 
 def _squares(values: Sequence[float], mean: float) -> float:
-    """The sum of squared distances from the mean."""
+    """Return the sum of squared distances from the mean."""
     return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _middle(values: Sequence[float], share: float) -> tuple[float, float]:
-    """Mean of the values between a share at each end, and its standard error (Tukey & McLaughlin 1963)."""
+    """Return the mean of the values without a share at each end, and its standard error (Tukey & McLaughlin 1963)."""
     ordered, out = sorted(values), int(share * len(values))
     kept = ordered[out : len(ordered) - out]
     if len(kept) < 2:

@@ -1,4 +1,4 @@
-"""The record of the compared tier: base and head measured interleaved; what the pairs said is its ``paired``."""
+"""The record of the compared tier: base and head measured interleaved; ``paired`` holds the results of the pairs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from perflab.measured.records import MeasuredCase
 
 
 class ComparedCase(MeasuredCase, frozen=True, tag="compared"):
-    """What one case learned in an A/B comparison: the head's measurement, and the ratios of all pairs."""
+    """The record of one case in an A/B comparison: the head's measurement, and the ratios of all pairs."""
 
     compares: ClassVar[bool] = True

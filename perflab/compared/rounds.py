@@ -2,8 +2,8 @@
 
 Sides may also be rows of a table: processes of one version, each with a case of its own.
 
-How they take turns ``interleave.py`` knows. The log-ratio of a case in this pair of processes is the unit of
-statistics: processes differ by more than blocks of turns do.
+``interleave.py`` defines how sides take turns. The unit of the statistics is the log-ratio of a case in one pair of
+processes, because processes differ by more than blocks of turns do.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from perflab.mode import Mode
 from perflab.profiles.records import Peak, Profile
 
 LOOKED_ENOUGH_S = 3.0
-"""Profiles of both sides that took longer are not taken again: their calls met what disturbs them many times."""
+"""If profiling both sides took longer than this, neither is profiled again: such long profiles average disturbances."""
 LEAST_BLOCKS = 2
-"""Blocks of a case in a round, however long they take."""
+"""The least number of blocks of a case in a round, even if they exceed the budget."""
 
 
 @dataclass
 class CaseTurns:
-    """What one side's process gave for a case in a round."""
+    """The results of one side's process for a case in a round."""
 
     ready: Ready
     warmed: Warmed | None = None
     samples_ns: list[int] = field(default_factory=list)
-    """All samples, in the order taken; each of ``repetitions`` calls."""
+    """Every sample in nanoseconds, in the order taken; a sample is ``repetitions`` calls."""
     phases_ns: dict[str, list[int]] = field(default_factory=dict)
     turns: list[TurnTime] = field(default_factory=list)
     repetitions: int = 1
@@ -73,16 +73,16 @@ class CaseTurns:
 
 @dataclass
 class CaseRound:
-    """One case in one round: by side, its turns and how its test ended. A side that has not the case is missing."""
+    """One case in one round: by side, its turns and how its test ended. A side without the case is absent."""
 
     turns: dict[str, CaseTurns] = field(default_factory=dict)
     ended: dict[str, Ended] = field(default_factory=dict)
     first: str | None = None
-    """The side that was set up first: it had the device for itself."""
+    """The side that was set up first, and so had the device to itself."""
     evidence: Evidence | None = None
-    """What else went on while the turns were taken."""
+    """The other work that was observed on the machine while the turns were taken."""
     not_started: str | None = None
-    """Why no process could be asked."""
+    """Why the processes did not start; None if they did."""
 
     @property
     def is_spoilt(self) -> bool:
@@ -91,16 +91,16 @@ class CaseRound:
         return any(one.outcome != "passed" for one in ends)
 
     def reading(self, head: str, *bases: str) -> Reading | None:
-        """Head over base, in these processes. None if a side has no turns.
+        """Return the log-ratios head / base in these processes; None if a side has no turns.
 
-        Of several processes of the base, those that have turns count together: what they have in common differs less
-        from the next one's than a single process does, and has nothing to do with what they differ by from each other.
+        Several processes of the base that have turns are averaged. The average varies less than a single process, and
+        is independent of the difference between the base's processes, which the null control measures.
         """
         return interleave.reading(self._turns(head), self._turns(*bases))
 
     @property
     def differing_modes(self) -> dict[str, Mode]:
-        """By side, how its test has the case timed, if not all sides have it timed alike."""
+        """The timing mode of the case by side, if the modes differ; empty if all sides use the same one."""
         modes = {side: turns.ready.mode for side, turns in self.turns.items()}
         return modes if len(set(modes.values())) > 1 else {}
 
@@ -115,23 +115,26 @@ class RoundPlan:
     """How much of each case a round takes."""
 
     budget_ns: float
-    """Time of both sides' turns in a case, if that is enough for LEAST_BLOCKS. The null control's come on top."""
+    """Time of both sides' turns in a case, in nanoseconds, if that is enough for LEAST_BLOCKS. The null control's turns
+    come on top."""
     memory: bool
-    """Whether the memory of a call is taken too, and what it does is counted."""
+    """Whether to measure also the memory and the counts of a call."""
     either_first: bool = False
-    """Whether chance decides which side is set up first: that side may be the slower one. Else it is the head, which
-    then has the device for itself, should memory run out."""
+    """Whether chance decides which side is set up first, since the first side may be the slower one. Otherwise the head
+    is first, and has the device to itself should memory run out."""
     profile_ns: float | None = None
-    """Time of each profile, where sides are only looked into: twice each, in turns, or once where they take long."""
+    """Time of each profile in nanoseconds, if the round only examines; None: no profiles. Each side is profiled twice,
+    in turns, or once if the profiles take long."""
     takes_apart: bool = False
-    """Whether sides are only looked into, and say what is alive at the peak of a call."""
+    """Whether the round only examines, and breaks the peak memory of a call down by what is alive."""
     of_rows: bool = False
-    """Whether the sides are rows of a table: each is timed as its own case asks, and all hold memory at once."""
+    """Whether the sides are rows of a table: each uses its own case's timing mode, and all hold memory at once."""
 
 
 Say = Callable[[str], None]
 Witness = Callable[[], Callable[[], Evidence]]
-"""Called when turns begin; what it returns is called when they are over, and says what else went on."""
+"""A function that is called when turns begin. The function that it returns is called when the turns are over, and
+returns the evidence of other work on the machine."""
 
 
 class NotStartedError(SideEndedError):
@@ -139,7 +142,7 @@ class NotStartedError(SideEndedError):
 
 
 class Round:
-    """The live processes of one round. Leave its ``with`` block, and they are gone."""
+    """The live processes of one round, a context manager: leaving its ``with`` block ends the processes."""
 
     def __init__(
         self,
@@ -151,15 +154,15 @@ class Round:
     ) -> None:
         self._witness = witness
         self._seconds_left = seconds_left
-        self._draw = random.Random()  # its own: the tests of this process may have seeded the module's
+        self._draw = random.Random()  # a generator of its own: tests of this process may have seeded the module's
         self._running = contextlib.ExitStack()
         self._processes: dict[str, SideProcess] = {}
         self._asked = ""
-        """The side that was asked last."""
+        """The side that was sent the last question."""
         self.cases: dict[str, list[str]] = {}
-        """By side, its cases as the comparison calls them."""
+        """The cases of each side, under the names that the comparison uses."""
         self._named: dict[str, dict[str, str]] = {}
-        """By side, its own names of cases by these."""
+        """The side's own name of each case: by side, then by the name that the comparison uses."""
         self.strays: dict[str, list[str]] = {}
         ancestry = ancestry or Ancestry()
         try:
@@ -172,15 +175,15 @@ class Round:
         """Start all processes, and wait until they have collected their cases.
 
         Raises:
-            NotForkedError: they had an ancestor, and it is better if they have none.
-            NotStartedError: one ended.
-            RivalError: the system cannot start one.
+            NotForkedError: the processes had an ancestor, and should be started without one.
+            NotStartedError: a process ended.
+            RivalError: the system cannot start a process.
         """
         ancestor = None
         try:
             ancestor = self._running.enter_context(ancestry.ancestor_of(list(starts.values())))
             order = list(starts)
-            for side in self._draw.sample(order, len(order)):  # they start up side by side: nothing is timed yet
+            for side in self._draw.sample(order, len(order)):  # in parallel: nothing is timed yet
                 process = SideProcess(starts[side], answer_within_s, ancestor, self._seconds_left)
                 self._processes[side] = self._running.enter_context(process)
             self._processes = {side: self._processes[side] for side in order}
@@ -201,7 +204,7 @@ class Round:
             raise
 
     def call(self, names: Mapping[str, Mapping[str, str]]) -> None:
-        """Call cases by other names: by side and name, which of the side's cases that is."""
+        """Rename the cases: ``names`` maps, for each side, a new name to the side's own name of the case."""
         self._named = {
             side: {name: own for name, own in names.get(side, {}).items() if own in cases}
             for side, cases in self.cases.items()
@@ -218,20 +221,20 @@ class Round:
         self.close()
 
     def close(self) -> None:
-        """End all its processes."""
+        """End all processes of the round."""
         self._running.close()
 
     def run(self, case: str, following: Sequence[str], plan: RoundPlan, say: Say) -> CaseRound:
         """Measure one case.
 
         Args:
-            case: which.
-            following: the cases that come after it in this round, in order.
-            plan: how much of it.
-            say: told what is under way.
+            case: the comparison's name of the case.
+            following: the cases that come after this case in this round, in order.
+            plan: how much to measure.
+            say: called with a description of the current step.
 
         Raises:
-            RivalError: a process has the wrong code, or says what it should not.
+            RivalError: a process has the wrong code, or gives an answer that does not fit the question.
         """
         result = CaseRound()
         try:
@@ -250,9 +253,9 @@ class Round:
             say(f"setting up {side}")
             named = self._named[side]
             own, later = named[case], (named[other] for other in following if other in named)
-            # A test that came after itself would not be set up again.
+            # The same test must not be its own successor: pytest would not set it up again.
             next_one = next((other for other in later if other != own), None)
-            # The control's process comes last, and must find room that is left; the sides must fit together.
+            # The sides must fit into memory together; the control's process comes last, and uses what is left.
             sides = max(1, (len(having) if plan.of_rows else min(len(having), SIDES)) - number)
             answer = self._answer_to(side, SetUp(case=own, following=next_one, sides=sides))
             if isinstance(answer, Ready):
@@ -267,7 +270,10 @@ class Round:
             self._take_turns(result, plan, say)
 
     def _finish(self, result: CaseRound, case: str) -> None:
-        """Let the test go on wherever it waits for turns: how it ends counts, even if another process is gone."""
+        """Let the test continue on every side where it waits for turns.
+
+        How the test ends counts, even if another process is gone.
+        """
         for side in result.turns:
             if side in result.ended:
                 continue
@@ -309,7 +315,7 @@ class Round:
 
     def _take_turns(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         sides = list(result.turns)
-        # One after another: two that warm up at once would disturb each other.
+        # One side after another: sides that warm up at once would disturb each other.
         for side in self._draw.sample(sides, len(sides)):
             say(f"warming up {side}")
             warmed = self._ask(result, side, Warm())
@@ -325,7 +331,7 @@ class Round:
             if turns.warmed
         }
         end_of_turns = self._witness() if self._witness is not None else None
-        # On a GPU cached memory was handed back, and the first call of a turn asks the driver for it again.
+        # On a GPU a side returns its cached memory after a turn; the next turn's first call allocates it again.
         hands_back = result.turns[sides[0]].ready.device.startswith("cuda")
         shapes = {
             side: interleave.shape_of(
@@ -362,7 +368,7 @@ class Round:
             turns.off, turns.launch_ns = weighed.off, weighed.launch_ns
 
     def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
-        """Profile the sides in the order ABBA, so that what drifts meets both; take their peaks apart."""
+        """Profile the sides in the order ABBA, so that drift affects both sides; break their memory peaks down."""
         sides = list(result.turns)
         began_s = time.monotonic()
         for number, side in enumerate((*sides, *reversed(sides)) if plan.profile_ns is not None else ()):
@@ -383,7 +389,7 @@ class Round:
             result.turns[side].peak, result.turns[side].not_taken_apart = found.peak, found.problem
 
     def _ask(self, result: CaseRound, side: str, question: Question) -> Answer:
-        """Ask for a step of a case; if the case ended instead, that is kept."""
+        """Ask a side for one step of a case, and return the answer; if the case ended instead, keep its end."""
         answer = self._answer_to(side, question)
         if isinstance(answer, Hello | Ready):
             raise self._out_of_turn(side, answer)
@@ -393,7 +399,7 @@ class Round:
 
 
 def stray(label: str, strays: Sequence[str]) -> RivalError:
-    """What is said of a side that runs the other one's code."""
+    """Return the error for a side that imported the other side's code."""
     more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
     return RivalError(
         f"{label} imported this side's code: {strays[0]}{more}",

@@ -1,4 +1,4 @@
-"""The compared tier (A/B), behind the protocol of ``tiers.py``: base and head interleaved, nothing stored."""
+"""The compared tier (A/B), an implementation of ``tiers.py``: base and head interleaved, nothing stored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 
 class ComparedTier(Tier):
-    """Base and head interleaved (A/B), nothing stored; its record derives from the measured tier's, which shows it."""
+    """The compared tier: base and head interleaved (A/B), nothing stored.
+
+    Its record derives from the measured tier's record, so the measured tier shows it.
+    """
 
     @override
     def begin(self, job: Job) -> None:
-        """In a side's process: have an installed version's modules found before others are."""
+        """Make a side's process find an installed version's modules before any others."""
         if job.serve is not None:
             from perflab.compared.run.serving import begin
 
@@ -28,7 +31,7 @@ class ComparedTier(Tier):
     def run(
         self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
     ) -> list[pytest.Item]:
-        """Compare all cases that measure, under ``--perf-against``; in a side's process, measure when asked."""
+        """Compare all cases that measure, under ``--perf-against``; in a side's process, measure them on request."""
         if job is not None and job.serve is not None:
             from perflab.compared.run.serving import run_side
 

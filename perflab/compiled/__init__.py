@@ -1,1 +1,1 @@
-"""The compiled tier: Triton kernels compiled ahead of time for GPUs that are not here."""
+"""The compiled tier: Triton kernels compiled ahead of time for GPUs that need not be present."""

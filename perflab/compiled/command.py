@@ -1,4 +1,4 @@
-"""``perflab kernels``: its arguments; ``run/command.py`` does it."""
+"""The arguments of ``perflab kernels``; ``run/command.py`` does the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perflab.tiers import Run
 
 
 def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-    """What this tier adds to ``perflab``."""
+    """Return the subcommands that this tier adds to ``perflab``."""
     return {"kernels": kernels_command}
 
 

@@ -1,15 +1,17 @@
-"""Judges a compiled kernel: registers, spills, shared memory and occupancy, now and in the baseline. Pure.
+"""Judges a compiled kernel by its registers, spills, shared memory and occupancy, now and in the baseline. Pure.
 
-A compiler is deterministic: there is no noise, and nothing to measure again. What fails a case:
+A compiler is deterministic: there is no noise, and no need to measure again. A case fails in these situations:
 
-- it does not compile, or wants more shared memory (or tensor memory) than a block can have, baseline or not;
-- it spills more than it did;
-- its products lost their kind of tensor-core instruction: all of them, or some that now run as an older kind;
-- its copies lost TMA;
-- fewer of its warps fit onto a multiprocessor at once.
+- the kernel does not compile, or needs more shared memory (or tensor memory) than a block can have, with or without a
+  baseline;
+- the kernel spills more than before;
+- the kernel's matrix products lost their kind of tensor-core instruction: all of them, or some that now run as an older
+  kind;
+- the kernel's copies no longer use TMA;
+- fewer of the kernel's warps fit onto a multiprocessor at once.
 
-Registers, shared memory within the limit, stages and counts of instructions that are still there may change either way
-without being better or worse: they are shown. Only one compiler is compared with itself.
+Registers, shared memory within the limit, stages and the counts of remaining instructions may change in either
+direction without being better or worse: they are only shown. Results are compared only if the same compiler made them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from perflab.records import Change, Judgement, Policy, Verdict
 from perflab.results import Result
 
 KINDS = ("mma", "wgmma", "tcgen05")
-"""Tensor-core instructions, the weakest first."""
+"""The kinds of tensor-core instructions, the weakest first."""
 _GATED = ("spill_store_bytes", "spill_load_bytes", "warps_per_sm")
 _SHOWN = (
     "registers",
@@ -34,7 +36,7 @@ _SHOWN = (
 
 
 def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judgement:
-    """Compare a compiled kernel with its baseline, or with none."""
+    """Return the judgement of a compiled kernel, by its baseline if there is one."""
     here = now.resources
     before = baseline.resources if baseline is not None else None
     if now.passed_over and (here is None or before is None or not before.fits):
@@ -65,7 +67,10 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
 
 
 def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
-    """The judgement of a kernel by that of another run; None where it did not compile there, or is no kernel here."""
+    """Return the judgement of a kernel relative to the same kernel of another run.
+
+    None if the kernel did not compile in the other run, or if one of the results is not that of a kernel.
+    """
     base, head = before.outcome, now.outcome
     if not isinstance(base, CompiledCase) or not isinstance(head, CompiledCase) or base.now.resources is None:
         return None
@@ -73,19 +78,19 @@ def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
 
 
 def is_broken(kernel: CompiledKernel) -> bool:
-    """Whether the kernel cannot run at all, so that no option lets it pass, and nobody saves it."""
+    """Whether the kernel cannot run at all, so that no option lets it pass, and it is never saved."""
     return not kernel.passed_over and (kernel.resources is None or not kernel.resources.fits)
 
 
 def _passed_over(now: CompiledKernel) -> str:
-    """Why the autotuner goes on to another configuration."""
+    """Return the reason why the autotuner passes a configuration over."""
     said = (now.problem or "it does not compile").splitlines()[0]
     why = said if now.resources is None else "; ".join(_too_much(now.resources, now.arch))
     return f"the autotuner passes it over on sm_{now.arch}: {why}"
 
 
 def _too_much(here: KernelResources, arch: int) -> list[str]:
-    """What a block wants and cannot have: the launch would fail."""
+    """Return the limits that a block exceeds, so that a launch would fail; empty if a launch can run."""
     if here.shared_bytes > here.shared_limit_bytes:
         wanted = f"needs {here.shared_bytes:,} B of shared memory per block"
         return [f"{wanted}, but sm_{arch} has {here.shared_limit_bytes:,}"]
@@ -104,7 +109,7 @@ def _foreign(now: CompiledKernel, here: KernelResources, baseline: KernelBaselin
 
 
 def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], list[str]]:
-    """By which of its properties a kernel is worse, and why in words."""
+    """Return the properties by which a kernel is worse than before, and a reason in words for each."""
     found: dict[str, str] = {}
     if _spilled(here) > _spilled(before):
         found["spills"] = (
@@ -128,7 +133,7 @@ def _spilled(here: KernelResources) -> int:
 
 
 def _strongest(here: KernelResources) -> int:
-    """Which of ``KINDS`` is the newest that a kernel has; -1: it has none."""
+    """Return the index in ``KINDS`` of the newest kind of instruction that a kernel has; -1 if it has none."""
     return max((at for at, kind in enumerate(KINDS) if here.instructions.get(kind)), default=-1)
 
 
@@ -153,7 +158,7 @@ def _is_better(here: KernelResources, before: KernelResources) -> bool:
 
 
 def _changes(here: KernelResources, before: KernelResources) -> dict[str, Change]:
-    """Every quantity then and now, in the order in which a person asks; ``limit`` is set on what is gated."""
+    """Return the change of every quantity, the most important first; ``limit`` is set on gated quantities."""
     old = {name: getattr(before, name) for name in (*_GATED, *_SHOWN)} | before.instructions
     new = {name: getattr(here, name) for name in (*_GATED, *_SHOWN)} | here.instructions
     order = ["registers", *_GATED, *_SHOWN, *KINDS, "tma"]

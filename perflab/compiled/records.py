@@ -7,38 +7,39 @@ from perflab.records import TierRecord
 
 
 class KernelResources(Data, frozen=True):
-    """What a compiled kernel takes of a multiprocessor, and which instructions it is made of."""
+    """The resources of a multiprocessor that a compiled kernel uses, and the counts of its special instructions."""
 
     ptxas: str
-    """Version of the assembler; Triton ships more than one."""
+    """The version of the assembler; Triton ships more than one."""
     num_warps: Amount
-    """Of a block, those that the compiler added included."""
+    """The number of warps in a block, including warps that the compiler added."""
     num_stages: Amount
     registers: Amount
-    """Of a thread."""
+    """The number of registers of a thread."""
     stack_bytes: Amount
-    """Of a thread: spilled registers, and arrays that have no other place."""
+    """The stack size of a thread: spilled registers, and arrays that fit nowhere else."""
     spill_store_bytes: Amount
     spill_load_bytes: Amount
-    """Of a thread, as the assembler counts them: each store and load stands once, in a loop or not."""
+    """The bytes that a thread spills (stores) and reads back (loads), as the assembler counts them: each instruction
+    counts once, in a loop or not."""
     static_shared_bytes: Amount
     dynamic_shared_bytes: Amount
     shared_limit_bytes: int
-    """The most that the architecture gives a block."""
+    """The most shared memory that a block can have on the architecture."""
     blocks_per_sm: Amount
     warps_per_sm: Amount
-    """Upper bounds, of blocks and warps on a multiprocessor at once."""
+    """Upper bounds of the number of blocks, and of warps, that are on a multiprocessor at once."""
     max_warps_per_sm: Amount
     limited_by: str
-    """What has no room for one more: ``registers``, ``shared memory``, ``tensor memory``, ``warps``, ``blocks``."""
+    """The resource that limits blocks: ``registers``, ``shared memory``, ``tensor memory``, ``warps`` or ``blocks``."""
     tensor_columns: Amount = 0
-    """Columns of tensor memory (Blackwell)."""
+    """The number of columns of tensor memory that a block uses (Blackwell)."""
     instructions: dict[str, Amount] = {}
-    """How often each kind stands in the PTX: ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for TMA's copies."""
+    """The number of instructions in the PTX by kind: ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for copies by TMA."""
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """The shared memory of a block in bytes, static and dynamic."""
         return self.static_shared_bytes + self.dynamic_shared_bytes
 
     @property
@@ -48,42 +49,42 @@ class KernelResources(Data, frozen=True):
 
 
 class CompiledKernel(Data, frozen=True):
-    """A registered kernel, compiled for one architecture: what it takes, or why there is nothing to take."""
+    """A registered kernel that was compiled for one architecture: its resources, or why it did not compile."""
 
     registration: str
-    """Where it is registered: ``package.module:attribute``."""
+    """The place where the kernel is registered: ``package.module:attribute``."""
     name: str
     arch: int
-    """Compute capability without its dot: 90 is sm_90."""
+    """The compute capability without the dot: 90 is sm_90."""
     triton: str
     resources: KernelResources | None = None
     problem: str | None = None
-    """What the compiler said, if it did not compile."""
+    """The compiler's message if the kernel did not compile, else None."""
     tuned: str | None = None
-    """The autotuned example that it is a configuration of."""
+    """The name of the autotuned example of which this kernel is a configuration; None if it is none."""
     passed_over: bool = False
-    """The autotuner goes on to another configuration on this architecture, which can run."""
+    """Whether the autotuner passes this configuration over on this architecture, for another one that can run."""
 
 
 class KernelBaseline(Data, frozen=True):
-    """A compiled kernel as it is stored."""
+    """The stored baseline of a compiled kernel."""
 
     triton: str
     recorded: str
-    """Date, ISO 8601."""
+    """The date and time at which the baseline was saved, in ISO 8601."""
     resources: KernelResources
     commit: str | None = None
     reason: str | None = None
-    """Why it was saved, if that was said."""
+    """The user's reason for saving the baseline; None if none was given."""
 
 
 class CompiledCase(TierRecord, frozen=True, tag="compiled"):
-    """A compiled kernel beside what its baseline holds."""
+    """The record of a compiled kernel, with the resources of its baseline."""
 
     now: CompiledKernel
     before: KernelResources | None = None
 
 
 def case_of(name: str, arch: int) -> str:
-    """What a kernel is called for an architecture: ``rms-norm-bf16[sm_90]``."""
+    """Return the case name of a kernel for an architecture: ``rms-norm-bf16[sm_90]``."""
     return f"{name}[sm_{arch}]"

@@ -20,7 +20,7 @@ from perflab.units import format_bytes
 
 _COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
 _TITLE = "kernel "
-"""As wide as an architecture's name with its indent."""
+"""The title of the first column; its length is the width of an architecture's name with the indent."""
 _KINDS = ("tcgen05", "wgmma", "mma")
 _WORSE = {
     "compiling": "no longer compiles",
@@ -33,7 +33,10 @@ _WORSE = {
 
 
 def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
-    """Results of compiled kernels, a line for each architecture below the kernel's name; 80 columns or ``width``."""
+    """Return the table of compiled kernels: each kernel's name, with a line for each architecture below.
+
+    The table is ``width`` columns wide, at least 80.
+    """
     lines = [Line(f"{_TITLE}{''.join(title.rjust(size) for title, size in _COLUMNS)}  verdict")]
     last = ""
     for row, result in zip(kernel_rows(results, max(width, WIDTH) - 4), results, strict=True):
@@ -50,7 +53,7 @@ def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
 
 
 def kernel_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
-    """The table cell by cell."""
+    """Return the rows of the table of compiled kernels, cell by cell."""
     return [
         Row(
             case_of(result.outcome.now.name, result.outcome.now.arch),
@@ -64,7 +67,7 @@ def kernel_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
 
 
 def explain_kernel(result: Result, accept: str | None) -> str:
-    """The text of a failure. ``accept`` is the command that takes what was compiled as the new baseline."""
+    """Return the text of a kernel's failure. ``accept`` is the command that saves the kernel as the new baseline."""
     assert isinstance(result.outcome, CompiledCase)
     now, judgement = result.outcome.now, result.judgement
     name = case_of(now.name, now.arch)
@@ -105,12 +108,12 @@ def _cells(here: KernelResources | None) -> dict[str, str]:
 
 
 def _short_bytes(value_bytes: int) -> str:
-    """Exact as long as that is short: ``1044 B``, ``37 KiB``."""
+    """Format bytes: exactly below 10 000 B (``1044 B``), else rounded (``37 KiB``)."""
     return f"{value_bytes} B" if value_bytes < 10_000 else f"{value_bytes / 1024:.0f} KiB"
 
 
 def _details(result: Result, width: int) -> list[str]:
-    """What changed, and why the verdict is no plain ok."""
+    """Return the lines of a kernel's changes, and of the reasons for its verdict."""
     lines = wrap_facts([count_fact(*item) for item in changed(result.judgement.counts).items()], width)
     if result.judgement.verdict is not Verdict.NEW:
         lines += textwrap.wrap("; ".join(result.judgement.reasons), width, break_long_words=False)
@@ -130,13 +133,13 @@ def _numbers(result: Result) -> list[str]:
 
 
 def _limits_passed(result: Result) -> dict[str, str]:
-    """The quantities by which the kernel is worse, and what each was held to."""
+    """Return the limit of each quantity by which the kernel is worse."""
     assert isinstance(result.outcome, CompiledCase)
     here, counts = result.outcome.now.resources, result.judgement.counts
     assert here is not None
     rose = [name for name, change in counts.items() if change.now > change.before]
     no_room = {name: f"{here.shared_limit_bytes:,}" for name in rose if name.endswith("shared_bytes")}
-    if here.shared_bytes <= here.shared_limit_bytes:  # a block is too large for something else
+    if here.shared_bytes <= here.shared_limit_bytes:  # a block exceeds another limit
         no_room = {"blocks_per_sm": "1"}
     passed = {
         "spills": {name: "exact" for name in rose if name.startswith("spill_")},
@@ -153,17 +156,17 @@ def _limits_passed(result: Result) -> dict[str, str]:
 
 
 def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
-    """The table with its head."""
+    """Return the table of compiled kernels with the facts above it."""
     return [*map(Line, wrap_facts(_head(document, results), width)), *kernel_table(results, width)]
 
 
 def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
-    """The same for a page."""
+    """Return the table of compiled kernels as a section of a page."""
     return [Section("kernel", kernel_rows(results), list(results), [_head(document, results)])]
 
 
 def describe(result: Result, case: Case) -> Case:
-    """A report's case with what the kernel takes."""
+    """Return a report's case with the kernel's resources."""
     assert isinstance(result.outcome, CompiledCase)
     now, changes = result.outcome.now, result.judgement.counts
     here = now.resources
@@ -182,7 +185,7 @@ def describe(result: Result, case: Case) -> Case:
 
 
 def _head(document: Document, results: Sequence[Result]) -> list[str]:
-    """Facts: Triton, the assemblers with what they assembled for, the directories of baselines (if any)."""
+    """Return facts of the run: Triton's versions, the assemblers by architecture, the directories of baselines."""
     compiled = [result.outcome.now for result in results if isinstance(result.outcome, CompiledCase)]
     tritons = sorted({kernel.triton for kernel in compiled})
     assemblers: dict[str, set[int]] = {}

@@ -1,4 +1,4 @@
-"""What a run is asked of compiled kernels."""
+"""The settings of a run for compiled kernels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Compiling:
     """The compiled tier's part of the settings."""
 
     kernels: tuple[str, ...]
-    """Where kernels are registered: ``package.module:attribute``."""
+    """The places where kernels are registered: ``package.module:attribute``."""
     archs: tuple[int, ...]
-    """What they are compiled for: 90 is sm_90."""
+    """The architectures for which kernels are compiled: 90 is sm_90."""
 
 
 def read(given: Given) -> Compiling:
-    """Read its options."""
+    """Read the options of the compiled tier."""
     return Compiling(
         kernels=tuple(given.text("perf_kernels").replace(",", " ").split()),
         archs=given.value("perf_arch", parse_architectures),

@@ -1,9 +1,9 @@
 """Baselines of compiled kernels: ``triton-<version>/<registration>.json``, beside the measured ones.
 
-A kernel's file is named for where it is registered, and its case for the kernel and the architecture. So the
-command and the tests of a project share them, and no machine matters: only versions of the compiler do. Each kernel is
-a line. What many have in common stands once, in a table above them: when and why they were saved, and what an
-architecture gives them.
+A kernel's file is named after its registration, and its case after the kernel and the architecture. So the command and
+the tests of a project share the baselines, which depend on the version of the compiler and on no machine. Each kernel
+is a line. Values that many kernels share are stored once, in tables above the kernels: when and why kernels were saved,
+and the limits of an architecture.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from perflab.store.join import Part
 from perflab.store.json_files import as_json, named, read_checked, write_text, writing
 
 SCHEMA = 3
-"""1: each kernel said for itself when it was saved, and what its architecture gives. 2 and before: a kernel without
-instructions of interest had none, as one has that lost them. Both are still read."""
+"""The version of the file format. In 1, each kernel held its own date of saving and its architecture's limits. In 1 and
+2, a kernel without instructions of interest had no field ``instructions``. Both are still read."""
 PREFIX = "triton-"
-"""How the folders begin; environments of measured baselines are named for a device."""
+"""The prefix of the folders' names; folders of measured baselines are named after a device."""
 WHAT = "kernel baseline"
 REMEDY = "restore it (git checkout), or delete it and save it again: perflab kernels --update"
 
 
 class _Save(Data, frozen=True):
-    """When, with what and why kernels were saved."""
+    """When, with which Triton and commit, and why kernels were saved."""
 
     triton: str
     recorded: str
@@ -40,7 +40,7 @@ class _Save(Data, frozen=True):
 
 
 class _Target(Data, frozen=True):
-    """What kernels were assembled with, and what their architecture gives them."""
+    """The assembler of kernels, and the limits of the architecture that they were assembled for."""
 
     ptxas: str
     shared_limit_bytes: int
@@ -48,7 +48,8 @@ class _Target(Data, frozen=True):
 
 
 class _File(Data, frozen=True):
-    """One file. A case is what ``KernelResources`` has beyond its target, and the names of its save and target."""
+    """The content of one file. A case holds the fields of ``KernelResources`` that its target does not, and the names
+    of its save and its target."""
 
     schema: int
     registration: str
@@ -58,19 +59,19 @@ class _File(Data, frozen=True):
 
 
 class KernelStore:
-    """The baselines directory, as far as it holds compiled kernels. Files are read once and when first needed."""
+    """The baselines of compiled kernels in the baselines directory. Each file is read once, when first needed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[Path, dict[str, KernelBaseline]] = {}
 
     def path_for(self, registration: str, triton: str) -> Path:
-        """The file in which a registration's baselines live, or would."""
+        """Return the path of the file for a registration's baselines, whether the file exists or not."""
         name = f"{quote(registration.replace(':', '.'), safe='')}.json"
         return self.directory / f"{PREFIX}{quote(triton, safe='+')}" / name
 
     def baseline(self, kernel: CompiledKernel) -> KernelBaseline | None:
-        """The kernel's baseline; where this Triton has none, the latest of another one; or None.
+        """Return the kernel's baseline for its Triton version, else the latest of another version; None if it has none.
 
         Raises:
             BaselineError: a file is damaged or foreign.
@@ -82,17 +83,17 @@ class KernelStore:
         return max((one for one in others if one is not None), key=lambda one: one.recorded, default=None)
 
     def load(self, path: Path) -> Mapping[str, KernelBaseline]:
-        """All cases of one file; none if there is no such file.
+        """Return the baselines of every case in a file; empty if there is no such file.
 
         Raises:
-            BaselineError: the file cannot be read, is no JSON, or is not one of ours.
+            BaselineError: the file cannot be read, is not JSON, or is not a file of kernel baselines.
         """
         if path not in self._files:
             self._files[path] = _read(path)[1]
         return self._files[path]
 
     def check(self, registration: str) -> None:
-        """Read what there is of a registration, before anybody waits for a compiler.
+        """Read all files of a registration, so that errors in them appear before compiling starts.
 
         Raises:
             BaselineError: a file is damaged or foreign.
@@ -101,7 +102,10 @@ class KernelStore:
             self.load(path)
 
     def stale(self, registration: str, triton: str, known: Mapping[int, Collection[str]]) -> list[str]:
-        """Stored cases that are registered no more, of the architectures that ``known`` has the names of."""
+        """Return stored cases that are no longer registered, for the architectures in ``known``.
+
+        ``known`` holds the names of the registered kernels by architecture.
+        """
         cases = {case_of(name, arch) for arch, names in known.items() for name in names}
         ends = tuple(case_of("", arch) for arch in known)
         stored = self.load(self.path_for(registration, triton))
@@ -110,12 +114,12 @@ class KernelStore:
     def save(
         self, registration: str, triton: str, baselines: Mapping[str, KernelBaseline], stale: Collection[str] = ()
     ) -> Path:
-        """Add or replace cases of a registration, and remove what is stale; all others stay.
+        """Add or replace cases of a registration, and remove the stale ones; all others stay. Return the file's path.
 
-        One that takes what it took stays as it was saved, date and commit included, unless a reason is given.
+        A case with unchanged resources stays as it was saved, date and commit included, unless a reason is given.
 
         Raises:
-            BaselineError: the file cannot be read first, or cannot be written.
+            BaselineError: the existing file cannot be read, or the file cannot be written.
         """
         path = self.path_for(registration, triton)
         with writing(self.directory):
@@ -133,7 +137,7 @@ class KernelStore:
 
 
 def _read(path: Path) -> tuple[str, dict[str, KernelBaseline]]:
-    """A file's registration and its cases; nothing if there is no such file."""
+    """Return a file's registration and its cases; both are empty if there is no such file."""
     file = read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY, upgrade=_upgrade)
     if file is None:
         return "", {}
@@ -141,7 +145,7 @@ def _read(path: Path) -> tuple[str, dict[str, KernelBaseline]]:
 
 
 def _upgrade(file: Any) -> None:
-    """What older schemas had, as the newest has it: a save and a target for each kernel, and its instructions."""
+    """Convert a file of an older schema to the newest: add each kernel's save, target and instructions."""
     cases = file.get("cases")
     if file["schema"] == 1:
         file["saves"], file["targets"] = {}, {}
@@ -162,7 +166,7 @@ def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
     try:
         if save is None or target is None:
             raise msgspec.ValidationError("its save or its target is in no table")
-        if "instructions" not in own:  # ``KernelResources`` may do without: results files leave out what is empty
+        if "instructions" not in own:  # optional in ``KernelResources``, because results files omit empty fields
             raise msgspec.ValidationError("Object missing required field `instructions`")
         numbers = {name: value for name, value in own.items() if name not in ("save", "target")}
         resources = msgspec.convert({**numbers, **to_plain(target)}, KernelResources)
@@ -172,7 +176,7 @@ def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:
 
 
 def _format(registration: str, cases: Mapping[str, KernelBaseline]) -> str:
-    """JSON, schema first, a kernel a line, sorted: a diff shows the kernels that changed, and no others."""
+    """Format a file as JSON: the schema first, one line a kernel, sorted, so that a diff shows only changed kernels."""
     save_of = {case: _Save(**_fields(one, _Save)) for case, one in cases.items()}
     arch_of = {case: case.rpartition("[")[2].removesuffix("]") for case in cases}
     target_of = {case: (arch_of[case], _Target(**_fields(one.resources, _Target))) for case, one in cases.items()}
@@ -204,7 +208,7 @@ def _table(name: str, table: Mapping[str, Any]) -> str:
 
 
 def join(paths: Sequence[Path]) -> Part:
-    """Of each kernel, architecture and Triton what was recorded last.
+    """Join files: for each kernel, architecture and Triton version, keep the baseline that was recorded last.
 
     Raises:
         BaselineError: a file is damaged or foreign.

@@ -1,4 +1,4 @@
-"""The compiled tier, behind the protocol of ``tiers.py``: Triton kernels compiled ahead of time, nothing run."""
+"""The compiled tier, an implementation of ``tiers.py``: Triton kernels compiled ahead of time, nothing run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 class CompiledTier(Tier):
-    """Triton kernels compiled ahead of time, nothing run.
+    """The compiled tier: Triton kernels compiled ahead of time, nothing run.
 
-    It has no stale files: what is registered is not known from tests, so ``perflab kernels --update`` removes them.
+    The tier reports no stale files, because tests do not tell which kernels are registered. ``perflab kernels
+    --update`` removes the baselines of kernels that are no longer registered.
     """
 
     folder = "triton-"

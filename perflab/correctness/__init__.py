@@ -1,10 +1,10 @@
-"""Is a kernel right? Error budgets that are derived, comparisons that can be read, runs that can't be fooled.
+"""Checks whether a kernel is right: derived error budgets, readable comparisons, runs that cannot be fooled.
 
     verify(my_kernel, make_inputs, reference=float64_definition, plain=same_mathematics_plainly)
 
-`budget` says how far off a tensor may be, `compare` how far off it is and where, `poison` makes memory
-that was never written visible, and `verify` puts a candidate through all of it. `diagnosis` and `hints`
-look for the cause of what is wrong. `configurations` and `forced` run an autotuned kernel in each
+`budget` computes how far off a tensor may be, `compare` how far off the tensor is and where, `poison` makes
+memory that was never written visible, and `verify` puts a candidate through all of these checks. `diagnosis`
+and `hints` look for the cause of an error. `configurations` and `forced` run an autotuned kernel in each
 configuration that its tuner may choose. Nothing here knows attention, or pytest.
 """
 

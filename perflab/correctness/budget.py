@@ -2,12 +2,12 @@
 
     candidate's error  <=  multiple * plain's error + rounding band
 
-`plain` is the same mathematics, step by step, in the candidate's own precision: what that precision costs
-by itself. With multiple = 2 this is the bound of FlashAttention's tests (Dao et al., flash-attention,
+`plain` is the reference's mathematics, step by step, in the candidate's own precision: its error is the cost
+of that precision. With multiple = 2 this is the bound of FlashAttention's tests (Dao et al., flash-attention,
 tests/test_flash_attn.py: at most twice the error of a PyTorch implementation in the same precision).
 
-The band is what rounding may cost where plain happens to be luckier: half a unit in the last place of the
-result, and one in the sums behind it,
+The band is the cost of rounding where plain happens to be luckier: half a unit in the last place of the
+result, and one unit in the sums behind the result,
 
     eps(dtype) / 2 * |reference|  +  eps(float32) * magnitude
 
@@ -16,7 +16,7 @@ rounded sums are off (Higham, "Accuracy and Stability of Numerical Algorithms", 
 sums are held to float32, as on every GPU, whatever the inputs are. It is |reference| unless the caller
 knows that larger terms cancel. No tolerance is typed by hand.
 
-Four metrics are held to it, because each is blind to what another sees: the largest error misses a small
+Four metrics have a budget, because each is blind to errors that another sees: the largest error misses a small
 error everywhere, the mean and the norm miss a few wrong elements, and all three miss a wrong row whose
 values are small beside those of the others (the last rows of causal attention, say).
 
@@ -38,11 +38,12 @@ class Errors:
 
     max            largest absolute error
     mean           mean absolute error
-    relative_norm  Euclidean norm of the error, over that of the reference
-    worst_row      the same for the worst row (last dimension), where a row smaller than the rows'
-                   root mean square is measured against that: nearly nothing is no scale of its own
+    relative_norm  Euclidean norm of the error, over the norm of the reference
+    worst_row      relative norm of the worst row (last dimension); the error of a row smaller than the
+                   rows' root mean square is divided by that root mean square: a row of nearly zero
+                   gives no scale
 
-    The relative ones are zero where the reference is zero throughout; max and mean judge it then.
+    The relative metrics are zero where the reference is zero throughout; max and mean judge such a tensor.
     """
 
     max: float
@@ -51,13 +52,13 @@ class Errors:
     worst_row: float
 
     def items(self) -> tuple[tuple[str, float], ...]:
-        """(metric, value), in the order of the fields."""
+        """Return pairs (metric, value), in the order of the fields."""
         return tuple((field.name, getattr(self, field.name)) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is allowed, and what it was derived from."""
+    """The allowed errors, and the values from which they are derived."""
 
     plain: Errors
     band: Errors
@@ -65,26 +66,26 @@ class Budget:
 
     @property
     def limit(self) -> Errors:
-        """multiple * plain + band, metric by metric."""
+        """The allowed error of each metric: multiple * plain + band."""
         pairs = zip(astuple(self.plain), astuple(self.band), strict=True)
         return Errors(*(self.multiple * plain + band for plain, band in pairs))
 
     def exceeded_by(self, errors: Errors) -> tuple[str, ...]:
-        """The metrics that are past their limit. NaN is past every limit."""
+        """Return the metrics that are past their limit. NaN is past every limit."""
         limit = self.limit
         return tuple(name for name, error in errors.items() if not error <= getattr(limit, name))
 
 
 def measure_errors(got: Tensor, reference: Tensor) -> Errors:
-    """The errors of `got` (any floating dtype) from `reference` (float64, the same shape).
+    """Return the errors of `got` (any floating dtype) from `reference` (float64, the shape of `got`).
 
-    Only elements that are finite in both count; whether the others are right is `compare`'s question.
+    Only elements that are finite in both tensors count; `compare` judges the other elements.
     """
     return _metrics(*error_and_size(got, reference))
 
 
 def rounding_band(reference: Tensor, dtype: torch.dtype, magnitude: Tensor | None = None) -> Errors:
-    """What rounding alone may cost a result in `dtype`. reference and magnitude: float64, one shape.
+    """Return the errors that rounding alone may cost a result in `dtype`. reference and magnitude: float64, one shape.
 
     Integers are exact: their band is zero.
     """
@@ -105,9 +106,9 @@ def derive_budget(
     magnitude: Tensor | None = None,
     other_draws: Sequence[Errors] = (),
 ) -> Budget:
-    """The budget for a result in `dtype`, given plain's result, the reference and the terms' magnitude.
+    """Return the budget for a result in `dtype`, given plain's result, the reference and the terms' magnitude.
 
-    `other_draws` are plain's errors on other data of the same kind; in each metric the largest counts.
+    `other_draws` are plain's errors on other data of this kind; in each metric the largest error counts.
     """
     draws = (measure_errors(plain, reference), *other_draws)
     largest = Errors(*(max(values) for values in zip(*map(astuple, draws), strict=True)))
@@ -115,7 +116,7 @@ def derive_budget(
 
 
 def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """|got - reference| and |reference| in float64, both zero where either is not finite."""
+    """Return |got - reference| and |reference| in float64, both zero where either tensor is not finite."""
     got = got.detach().double()
     finite = torch.isfinite(got) & torch.isfinite(reference)
     zero = torch.zeros((), dtype=torch.float64, device=reference.device)
@@ -123,13 +124,13 @@ def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def row_errors(error: Tensor, size: Tensor) -> Tensor:
-    """Each row's error norm over its scale; a row is the last dimension, a scalar is a row of one."""
+    """Return each row's error norm over the row's scale; a row is the last dimension, a scalar is a row of one."""
     scales = row_scales(size)
     return torch.where(scales > 0, _rows(error).norm(dim=-1) / scales, 0.0)
 
 
 def row_scales(size: Tensor) -> Tensor:
-    """What a row's error is measured against: its norm, or the rows' root mean square if that is larger."""
+    """Return the scale of each row's error: the row's norm, or the rows' root mean square norm if that is larger."""
     norms = _rows(size).norm(dim=-1)
     return torch.maximum(norms, norms.square().mean().sqrt())
 
@@ -151,5 +152,5 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def short_dtype(dtype: torch.dtype | None) -> str:
-    """``bfloat16``, without ``torch.``."""
+    """Return a dtype's name without ``torch.``: ``bfloat16``."""
     return str(dtype).removeprefix("torch.")

@@ -30,10 +30,10 @@ METRIC_NAMES = {"max": "max", "mean": "mean", "relative_norm": "norm", "worst_ro
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What was measured of a tensor that could be compared.
+    """The measured errors of a tensor that could be compared.
 
-    Index, `got` and `wanted` belong to the worst element; `off` counts the elements past their budget, and
-    `region` holds for each dimension the first and last index where any are.
+    `index`, `got` and `wanted` belong to the worst element; `off` counts the elements past their budget, and
+    `region` holds for each dimension the first and last index of such elements.
     """
 
     errors: Errors
@@ -49,7 +49,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """One tensor's comparison; or, where there was nothing to compare, `mismatch`, which says why."""
+    """One tensor's comparison; or, if the tensors could not be compared, `mismatch`, which says why."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class TensorReport:
 
     @property
     def ok(self) -> bool:
-        """Within budget, and finite where it should be."""
+        """Whether the tensor is within budget, and finite where it should be."""
         return self.numbers is not None and not (self.numbers.exceeded or self.numbers.non_finite)
 
     def __str__(self) -> str:
@@ -70,13 +70,13 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All tensors of one run: the wrong ones first and in full, the right ones a line each."""
+    """The reports of one run's tensors; the text has wrong tensors first and in full, right tensors on a line each."""
 
     tensors: tuple[TensorReport, ...]
 
     @property
     def ok(self) -> bool:
-        """Every tensor is."""
+        """Whether every tensor is right."""
         return all(tensor.ok for tensor in self.tensors)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ def compare_all(
     magnitudes: Mapping[str, Tensor] | None = None,
     other_draws: Sequence[Mapping[str, Errors]] = (),
 ) -> Report:
-    """`compare` for every name in `reference`; names without a magnitude have the default."""
+    """Call `compare` for every name in `reference`; a name without a magnitude has the default magnitude."""
     magnitudes = magnitudes or {}
     reports = []
     for name, wanted in reference.items():
@@ -119,10 +119,10 @@ def compare(
     magnitude: Tensor | None = None,
     other_draws: Sequence[Errors] = (),
 ) -> TensorReport:
-    """Hold `got` to the budget that `plain` and `reference` (float64) give it (see `derive_budget`).
+    """Compare `got` with `reference` (float64), within the budget that `plain` gives (see `derive_budget`).
 
-    `got` must have the shape of the reference and the dtype and device of plain; be finite where the
-    reference, rounded to that dtype, is finite; and equal it where it is not.
+    `got` must have the shape of the reference, and the dtype and device of plain. It must be finite where the
+    reference, rounded to that dtype, is finite, and equal to the reference elsewhere.
     """
     if torch.isnan(reference).any():
         index = torch.isnan(reference).nonzero()[0].tolist()
@@ -173,7 +173,7 @@ def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
 
 
 def _in_a_wrong_row(error: Tensor, size: Tensor, limit: float) -> Tensor:
-    """The elements of rows past `limit` that are themselves past a row's root-mean-square share of it."""
+    """Mark the elements of rows past `limit` that are themselves past a row's root-mean-square share of the limit."""
     if error.numel() == 0:
         return torch.zeros_like(error, dtype=torch.bool)
     length = error.shape[-1] if error.dim() else 1

@@ -26,13 +26,13 @@ def cover(
     valid: Callable[[Mapping[str, Level]], bool] = lambda row: True,
     wanted: Callable[[Pair], bool] = lambda pair: True,
 ) -> list[Row]:
-    """Rows {factor: level} that hold every pair of levels that is wanted and possible, in the factors' order.
+    """Return rows {factor: level} that hold every pair of levels that is wanted and possible, in the factors' order.
 
-    valid    whether a row, or a part of one, may be: called with some factors missing, it says whether it can be
-             completed as far as it knows
-    wanted   whether a pair has to occur; the pair's factors stand in the mapping's order
+    valid    whether a row, or a part of one, is allowed: called with some factors missing, it tells whether the
+             part can be completed, as far as it knows
+    wanted   whether a pair has to occur; the pair's factors are in the mapping's order
 
-    Where fewer pairs than levels are wanted, every level that can occur does, in some row.
+    Every level that can occur is in some row, even if no pair with that level is wanted.
     """
     search = _Search(factors, valid)
     open_pairs = {pair: None for pair in pairs_of(factors) if wanted(pair)}  # a dict: sets have no order
@@ -54,14 +54,14 @@ def cover(
 
 
 def pairs_of(factors: Mapping[str, Sequence[Level]]) -> Iterator[Pair]:
-    """Every pair of levels of two factors."""
+    """Yield every pair of levels of two factors."""
     for (a, of_a), (b, of_b) in combinations(factors.items(), 2):
         for one, other in product(of_a, of_b):
             yield (a, one), (b, other)
 
 
 def pairs_in(row: Mapping[str, Level]) -> Iterator[Pair]:
-    """The pairs that one row holds."""
+    """Yield the pairs that one row holds."""
     return combinations(row.items(), 2)
 
 
@@ -79,7 +79,7 @@ class _Search:
         self._random = Random(0)
 
     def rows_with(self, fixed: Row, open_pairs: Mapping[Pair, None]) -> Iterator[Row]:
-        """Some valid rows that hold what is fixed and many open pairs; none if there is none."""
+        """Yield some valid rows that hold the `fixed` levels and many open pairs; nothing if there is no valid row."""
         if not self._valid(fixed):
             return
         for _ in range(TRIES):

@@ -1,10 +1,10 @@
 """Finds the likely cause of an error: compares it with the errors of known faults.
 
 A hypothesis predicts, from the inputs, what a candidate with one fault would return. If the candidate is
-far closer to that than to the truth, the fault explains the error, and its sentence is the likely cause.
-What no hypothesis explains gets hints from the error's own shape (see `hints`).
+far closer to the prediction than to the truth, the fault explains the error, and its sentence is the likely
+cause. An error that no hypothesis explains gets hints from the error's own shape (see `hints`).
 
-Which faults there are, is the caller's knowledge: nothing here knows attention.
+The caller supplies the faults: nothing here knows attention.
 """
 
 import textwrap
@@ -29,10 +29,10 @@ COMMON_FACTORS: dict[str, float] = {"2: added twice?": 2.0, "-1: the sign": -1.0
 class Evidence:
     """One run of a candidate that was found wrong.
 
-    inputs     as the candidate got them, layouts included, by name, in the order of its arguments
-    upstream   the gradients that its backward was given, by output
-    settings   its keyword arguments
-    got        what it returned; None for a gradient that it does not give
+    inputs     the candidate's inputs, layouts included, by name, in the order of its arguments
+    upstream   the gradients that the candidate's backward was given, by output
+    settings   the candidate's keyword arguments
+    got        the candidate's results; None for a gradient that it does not give
     wanted     the reference's results, float64
     wrong      the names of the results that are past their budget, in the reference's order
     """
@@ -51,9 +51,9 @@ Explain = Callable[[Evidence], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A fault: its short name, a sentence for a reader, and what it would give.
+    """A fault: its short name, a sentence for a reader, and the results that it would give.
 
-    predict(evidence) -> {result: tensor} for the results that it touches, any float dtype; empty where the fault
+    predict(evidence) -> {result: tensor} for the results that the fault touches, any float dtype; empty if the fault
     would change nothing, or cannot be told.
     """
 
@@ -64,7 +64,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A hypothesis, and the share of each wrong result's error that it accounts for."""
+    """A hypothesis, and the share of each wrong result's error that the hypothesis accounts for."""
 
     hypothesis: Hypothesis
     shares: Mapping[str, float]
@@ -72,13 +72,13 @@ class Explanation:
     def __str__(self) -> str:
         least = min(self.shares.values())
         names = ", ".join(self.shares)
-        # Rounded down: 100 % would be a claim.
+        # Rounded down: 100 % would claim too much.
         share = f"explains {int(least * 1000) / 10:.1f}% of the error of {names}"
         return wrapped(f"likely cause: {self.hypothesis.cause} ({share})")
 
 
 def find_causes(evidence: Evidence, hypotheses: Sequence[Hypothesis]) -> tuple[Explanation, ...]:
-    """The hypotheses that explain the wrong results: the one that explains most of them first."""
+    """Return the hypotheses that explain the wrong results: the hypothesis that explains most results first."""
     found = [Explanation(hypothesis, _shares(evidence, hypothesis.predict(evidence))) for hypothesis in hypotheses]
     causes: list[Explanation] = []
     open_results = list(evidence.wrong)
@@ -102,15 +102,15 @@ def explained(
     dimensions: Mapping[str, Sequence[str]] | None = None,
     factors: Mapping[str, float] | None = None,
 ) -> list[str]:
-    """Lines for a reader: likely causes first, then hints for what they leave unexplained.
+    """Return lines for a reader: likely causes first, then hints for the results that these leave unexplained.
 
-    dimensions   what the dimensions of each result are called, in order
-    factors      constants that a result may be off by, by what they are called, beside COMMON_FACTORS
+    dimensions   names of the dimensions of each result, in order
+    factors      constant factors by which a result may be off, by their names, beside COMMON_FACTORS
     """
     causes = find_causes(evidence, hypotheses)
     lines = [str(cause) for cause in causes]
     known = {name for cause in causes for name in cause.shares}
-    hints: dict[str, list[str]] = {}  # one hint for all results that it is true of
+    hints: dict[str, list[str]] = {}  # each hint with all results of which it is true
     for name in evidence.wrong:
         got = evidence.got.get(name)
         if name in known or got is None or got.shape != evidence.wanted[name].shape:
@@ -125,9 +125,9 @@ def explained(
 
 
 def explained_share(got: Tensor, wanted: Tensor, predicted: Tensor) -> float:
-    """How much of the error `predicted` accounts for: 1 - |got - predicted| / |got - wanted|.
+    """Return how much of the error `predicted` accounts for: 1 - |got - predicted| / |got - wanted|.
 
-    Where the error is that elements are not finite, or finite and should not be: the share of these elements.
+    If elements are not finite, or finite and should not be, the share of these elements that `predicted` foresees.
     """
     got, wanted, predicted = (x.detach().double() for x in (got, wanted, predicted))
     kinds, right, foreseen = _kind(got), _kind(wanted), _kind(predicted)
@@ -143,7 +143,7 @@ def explained_share(got: Tensor, wanted: Tensor, predicted: Tensor) -> float:
 
 
 def wrapped(text: str, indent: str = "  ") -> str:
-    """As lines of 80 columns, all but the first indented."""
+    """Return the text in lines of 80 columns, all but the first indented."""
     return "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False))
 
 
@@ -160,5 +160,5 @@ def _shares(evidence: Evidence, predicted: Prediction) -> dict[str, float]:
 
 
 def _kind(x: Tensor) -> Tensor:
-    """0 for finite, 1 for inf, 2 for -inf, 3 for NaN."""
+    """Return for each element 0 if it is finite, 1 for inf, 2 for -inf, 3 for NaN."""
     return torch.isposinf(x) * 1 + torch.isneginf(x) * 2 + torch.isnan(x) * 3

@@ -6,9 +6,9 @@
         with forced(matmul_kernel, configuration, outputs=["c_ptr"]):
             MATMUL.check(matmul, case, device)
 
-While it tunes, an autotuner runs all configurations into the same outputs, and runs one of them afterwards: what one
-leaves unwritten, another has written. In the interpreter nothing is timed, and a tuner chooses the first. Here one
-configuration runs alone, into outputs that hold NaN.
+While it tunes, an autotuner runs all configurations into the same outputs, and runs one of them afterwards: elements
+that one configuration leaves unwritten, another has written. In the interpreter nothing is timed, and a tuner chooses
+the first configuration. Here one configuration runs alone, into outputs that hold NaN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,20 +31,21 @@ class PrunedError(NotImplementedError):
 
 @contextmanager
 def forced(kernel: Any, configuration: Configuration, outputs: Sequence[str]) -> Iterator[None]:
-    """Within, each launch of the kernel runs in this configuration, and nothing is tuned.
+    """Run each launch of the kernel within the block in this configuration, without tuning.
 
     Args:
-        kernel: what ``@triton.autotune`` made, or ``@triton.heuristics`` above it.
+        kernel: the kernel that ``@triton.autotune`` made, or ``@triton.heuristics`` above it.
         configuration: one of ``configurations(kernel)``.
         outputs: parameters whose tensors (or tensor descriptors) a launch overwrites whole: NaN, True or the largest
-            integer is written to them before each launch. Leave out what the kernel adds to, and what several launches
-            write a part of each.
+            integer is written to them before each launch. Leave out tensors that the kernel adds to, and tensors of
+            which each of several launches writes a part.
 
     Raises:
         KernelError: the kernel is not autotuned, or has no such configuration or parameter.
         PrunedError: ``early_config_prune`` leaves the configuration out for a launch's arguments, so the tuner cannot
-            choose it there. A test skips such a case.
-        AssertionError: one from within, with the kernel and the configuration; or the kernel was never launched.
+            choose the configuration for them. A test skips such a case.
+        AssertionError: an assertion failed in the block, with the kernel and the configuration added; or the kernel was
+            never launched.
     """
     tuner = tuner_of(kernel)
     name, every = f"{name_of(kernel)} in configuration {configuration}", configurations(kernel)

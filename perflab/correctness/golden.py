@@ -7,9 +7,9 @@
     def test_the_definition_stands(golden):
         assert {"out": out, "logsumexp": logsumexp} == golden
 
-A syrupy extension: `pytest --snapshot-update` accepts what is new, and a missing or unused file is reported. One JSON
-file a snapshot, in full precision and to be read in a diff. Compared within a budget, not bit by bit: another BLAS adds
-in another order. What is stored decides the budget, so that a change cannot widen its own:
+A syrupy extension: `pytest --snapshot-update` accepts new results, and a missing or unused file is reported. A snapshot
+is one JSON file, in full precision and readable in a diff. Results are compared within a budget, not bit by bit:
+another BLAS adds in another order. The stored values decide the budget, so that a change cannot widen its own budget:
 
     |got - kept|  <=  ROUNDINGS * eps(float64) * max |kept|
 """
@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:  # pragma: no cover
     ) from error
 
 ROUNDINGS = 64
-"""Units in the last place of the largest value: what the order of a few dozen additions may cost, and no more."""
+"""Budget in units in the last place of the largest value: the cost of another order of a few dozen additions."""
 MOST_ELEMENTS = 4096
 
 
@@ -43,7 +43,7 @@ class GoldenTensors(SingleFileSnapshotExtension):
     file_extension = "json"
 
     def serialize(self, data: Any, **_: Any) -> str:
-        """See the class. TypeError for what holds no float64 tensors; ValueError for more than is golden."""
+        """Return tensors as JSON. TypeError unless all are float64 tensors; ValueError for more than MOST_ELEMENTS."""
         tensors = {"value": data} if isinstance(data, Tensor) else data
         if not isinstance(tensors, Mapping) or not all(isinstance(x, Tensor) for x in tensors.values()):
             raise TypeError(f"golden tensors are a tensor or {{name: tensor}}, got {type(data).__name__}")
@@ -58,16 +58,16 @@ class GoldenTensors(SingleFileSnapshotExtension):
         return "{\n" + ",\n".join(blocks) + "\n}\n"
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
-        """Within the budget of what is kept."""
+        """Whether the new result is within the budget of the kept one."""
         return not list(differences(str(serialized_data), str(snapshot_data)))
 
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
-        """Which tensor, which element, got, kept, budget."""
+        """Yield a line for each tensor that differs: the tensor, the element, got, kept, budget."""
         yield from differences(str(serialized_data), str(snapshot_data))
 
 
 def differences(got: str, kept: str) -> Iterator[str]:
-    """A line for each tensor that is not what was kept, both as the extension writes them."""
+    """Yield a line for each tensor that differs from the kept one; both arguments are text of the extension."""
     new, old = json.loads(got), json.loads(kept)
     for name in dict.fromkeys((*old, *new)):
         if name not in new or name not in old:
@@ -103,7 +103,7 @@ def _numbers(block: Mapping[str, Any]) -> list[float]:
 
 
 def _block(tensor: Tensor) -> str:
-    """Shape, and a line for each row (the last dimension)."""
+    """Return a tensor as JSON: its shape, and a line for each row (the last dimension)."""
     rows = tensor.detach().cpu().reshape(-1, tensor.shape[-1] if tensor.dim() else 1).tolist()
     lines = ",\n".join(f"      {json.dumps(' '.join(map(repr, row)))}" for row in rows)
     return f'{{\n    "shape": {json.dumps(list(tensor.shape))},\n    "rows": [\n{lines}\n    ]\n  }}'

@@ -1,6 +1,6 @@
 """Hints from an error's shape: a constant factor, wrong rows after a tile's edge, lower precision.
 
-Pure functions of a result and its reference; each returns a sentence, or nothing where its pattern is not there.
+Pure functions of a result and its reference; each returns a sentence, or "" if the error does not show its pattern.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from perflab.correctness.budget import error_and_size, short_dtype
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-# The widest tile in use. Edges at multiples of 16 and more are a tile's; 8 could be anybody's.
+# Tiles in use, the widest first. Edges at multiples of 16 and more are a tile's; 8 could have another cause.
 _TILES = (256, 128, 64, 32, 16)
 _COARSER = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8, "float8": 2.0**-4}
 
@@ -25,10 +25,10 @@ def find_hints(
     dimensions: Sequence[str] = (),
     factors: Mapping[str, float] | None = None,
 ) -> tuple[str, ...]:
-    """What can be said of one wrong result.
+    """Return hints about one wrong result.
 
-    dimensions   what its dimensions are called, in order
-    factors      constants that a result may be off by, by what they are called
+    dimensions   names of the result's dimensions, in order
+    factors      constant factors by which a result may be off, by their names
     """
     whole = constant_factor(got, wanted, factors or {}) or lower_precision(got, wanted)
     hints = [whole] if whole else [unwritten(got, wanted), edges(got, wanted, dimensions)]
@@ -36,7 +36,7 @@ def find_hints(
 
 
 def unwritten(got: Tensor, wanted: Tensor) -> str:
-    """Elements that are NaN or zero where something else belongs."""
+    """Hint at elements that are NaN or zero and should not be."""
     missing = torch.isnan(got) & ~torch.isnan(wanted)
     if missing.any():
         return f"{_share(missing)} of it is NaN: never written, or computed of -inf - -inf, 0 / 0 or an overflow"
@@ -47,7 +47,7 @@ def unwritten(got: Tensor, wanted: Tensor) -> str:
 
 
 def constant_factor(got: Tensor, wanted: Tensor, factors: Mapping[str, float]) -> str:
-    """All elements off by one factor."""
+    """Hint at one factor by which all elements are off."""
     finite = torch.isfinite(got) & torch.isfinite(wanted)
     x, y = wanted[finite].double(), got[finite].double()
     if x.numel() < 2 or not x.any():
@@ -62,7 +62,7 @@ def constant_factor(got: Tensor, wanted: Tensor, factors: Mapping[str, float]) -
 
 
 def edges(got: Tensor, wanted: Tensor, dimensions: Sequence[str]) -> str:
-    """Wrong elements that begin or end at a tile's edge, or stand in some slices alone."""
+    """Hint at wrong elements that begin or end at a tile's edge, or are in some slices alone."""
     error, size = error_and_size(got, wanted)
     error = torch.where(torch.isfinite(got) == torch.isfinite(wanted), error, torch.inf)
     off = error > 1e-2 * size.square().mean().sqrt()
@@ -79,7 +79,7 @@ def edges(got: Tensor, wanted: Tensor, dimensions: Sequence[str]) -> str:
 
 
 def lower_precision(got: Tensor, wanted: Tensor) -> str:
-    """Small errors of either sign everywhere; or values that are all numbers of a shorter dtype."""
+    """Hint at small errors of either sign everywhere, or at values that are all numbers of a shorter dtype."""
     if got.dtype == torch.float32 and got.any() and torch.isfinite(got).all():
         for shorter in (torch.bfloat16, torch.float16):
             if torch.equal(got.to(shorter).float(), got) and got.numel() > 8:
@@ -104,7 +104,7 @@ def lower_precision(got: Tensor, wanted: Tensor) -> str:
 
 
 def _positions(wrong: Sequence[int], extent: int) -> str:
-    """Where along a dimension: from a tile's edge on, up to one, an interval, or so many."""
+    """Describe positions along a dimension: from a tile's edge on, up to one, an interval, or a count."""
     first, last = wrong[0], wrong[-1]
     whole = last - first + 1 == len(wrong)
     if whole and last == extent - 1 and first:

@@ -1,6 +1,6 @@
 """Dtypes, the layouts in which tensors reach a kernel in practice, and upstream gradients in them.
 
-Shapes: any; rows are the last dimension. A tensor that is too small for a layout stays as it is. An expanded one has
+Shapes: any; rows are the last dimension. A tensor that is too small for a layout stays as it is. An expanded tensor has
 other values: its first slice, over and over.
 """
 
@@ -16,17 +16,17 @@ UPSTREAMS = ("", "dones", "dtransposed", "doffset", "dcolumnwise")
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """As torch.empty would have it."""
+    """Return `x` in the layout of torch.empty."""
     return x.contiguous()
 
 
 def transposed(x: Tensor) -> Tensor:
-    """What a projection leaves: (B, N, H, D), seen as (B, H, N, D)."""
+    """Return `x` in the layout that a projection leaves: (B, N, H, D) in memory, seen as (B, H, N, D)."""
     return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 2 else x.contiguous()
 
 
 def offset(x: Tensor) -> Tensor:
-    """Inside a larger tensor: with an offset, and gaps after each row and head."""
+    """Return `x` as a view of a larger tensor, with an offset, and with gaps after each row and head."""
     *outer, rows, columns = (1, *x.shape) if x.dim() < 2 else x.shape
     larger = torch.zeros(*outer, rows + 3, columns + 5, dtype=x.dtype, device=x.device)
     view = larger[..., 2:-1, 4:-1].view(x.shape) if x.dim() < 2 else larger[..., 2:-1, 4:-1]
@@ -35,7 +35,7 @@ def offset(x: Tensor) -> Tensor:
 
 
 def expanded(x: Tensor) -> Tensor:
-    """Stride 0: one head for all heads; where there is one head, one batch for all."""
+    """Return the first head of `x` for all heads, with stride 0; if there is one head, the first batch for all."""
     if x.dim() < 2:
         return x.contiguous()
     dimension = 1 if x.dim() > 2 and x.shape[1] > 1 else 0
@@ -43,7 +43,7 @@ def expanded(x: Tensor) -> Tensor:
 
 
 def columnwise(x: Tensor) -> Tensor:
-    """The last dimension outermost."""
+    """Return `x` with its last two dimensions exchanged in memory: columns are contiguous."""
     return x.mT.contiguous().mT if x.dim() > 1 else x.contiguous()
 
 
@@ -57,7 +57,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def upstream_in(layout: str) -> Callable[[Tensor, int], Tensor]:
-    """upstream(output, seed) -> a gradient for it: `dones` as of `output.sum()`, or random, "d" and a layout."""
+    """Return upstream(output, seed) -> a gradient for the output.
+
+    The layout is `dones`, the gradient of `output.sum()`; or "d" and the name of a layout, for a random gradient.
+    """
     if layout == "dones":
         return expanded_ones
     return lambda output, seed: LAYOUTS[layout.removeprefix("d")](random_upstream(output, seed))

@@ -1,4 +1,4 @@
-"""An operator with a definition, declared once: any form of it then goes through the same suite.
+"""An operator with a definition, declared once: every form (implementation) of it then goes through one suite.
 
     SCALED_SUM = Operator(
         "scaled_sum",
@@ -34,7 +34,7 @@ from perflab.correctness.verify import Magnitudes, verify
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 COMMON: Mapping[str, Sequence[Level]] = {"dtype": tuple(DTYPES), "layout": tuple(LAYOUTS), "upstream": UPSTREAMS}
-"""Factors of every operator; `Operator.factors` and `Operator.cases` may give other levels of them."""
+"""Factors of every operator; `Operator.factors` and `Operator.cases` may give these factors other levels."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,24 @@ class OperatorCase:
 
 @dataclass(frozen=True)
 class Operator:
-    """What a form is held to, and the cases it is held to it in. All functions are called by parameter names.
+    """The definition of an operator, and the cases in which a form is compared with it.
 
-    name         what a verdict calls it
+    All functions are called by parameter names.
+
+    name         the operator's name in a verdict
     definition   the specification: float64 in, float64 out; a tensor, or one for each of `outputs`
-    plain        the same mathematics step by step in the inputs' dtype; its error makes the budgets
+    plain        the definition's mathematics step by step in the inputs' dtype; plain's error makes the budgets
     inputs       inputs(case, generator) -> {parameter: tensor}, contiguous float32 (bool, integers); they are cast to
-                 the case's dtype and laid out as it says. Optional ones are left out where a case has none
+                 the case's dtype and laid out as the case says. Optional inputs are left out where a case has none
     factors      {factor: levels}, beside COMMON
-    outputs      names of what is returned, in order
-    gradient_of  those that get an upstream gradient; None for all
+    outputs      names of the returned tensors, in order
+    gradient_of  outputs that get an upstream gradient; None for all
     settings     settings(case) -> keyword arguments that are no tensors
     wide         inputs that stay float32 in every dtype
-    valid        valid(levels): whether a row of factors, or a part of one, may be
+    valid        valid(levels): whether a row of factors, or a part of one, is allowed
     magnitudes   magnitudes(**inputs, upstream=, **settings), for results in which larger terms cancel (see `verify`)
     hypotheses   faults that a wrong result is compared with (see `diagnosis`)
-    dimensions   what the dimensions of each result are called, for hints
+    dimensions   names of the dimensions of each result, for hints
     """
 
     name: str
@@ -89,9 +91,10 @@ class Operator:
     dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def cases(self, **levels: Sequence[Level]) -> tuple[OperatorCase, ...]:
-        """The covering array; `levels` replace those of a factor, for a form that claims less: dtype=("fp32",).
+        """Return the covering array of cases.
 
-        ValueError for a factor that there is not.
+        `levels` replace the levels of a factor, for a form that claims less: dtype=("fp32",). ValueError for an unknown
+        factor.
         """
         factors = {**COMMON, **self.factors}
         unknown = [name for name in levels if name not in factors]
@@ -100,17 +103,17 @@ class Operator:
         return tuple(OperatorCase(row) for row in cover(factors | levels, self.valid))
 
     def case(self, **levels: Level) -> OperatorCase:
-        """One case by name; of factors that are not given the first level."""
+        """Return the case with the given levels; a factor that is not given has its first level."""
         factors = {**COMMON, **self.factors}
         return OperatorCase({name: levels.get(name, of[0]) for name, of in factors.items()})
 
     def check(
         self, form: Function, case: OperatorCase, device: torch.device | str = "cpu", /, **settings: Any
     ) -> tuple[Report, ...]:
-        """Hold a form to the definition in one case; `settings` are further keyword arguments of the form alone.
+        """Compare a form with the definition in one case; `settings` are further keyword arguments of the form alone.
 
-        AssertionError with a verdict: what is wrong, where, by how much, and the likely cause. What the form raises
-        passes through.
+        AssertionError with a verdict: what is wrong, where, by how much, and the likely cause. The form's own
+        exceptions pass through.
         """
 
         def make(seed: int) -> dict[str, Tensor]:

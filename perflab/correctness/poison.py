@@ -4,9 +4,9 @@ A kernel that leaves the end of its output unwritten passes a test whenever the 
 that held a right answer a moment ago, which is what allocators do. Here fresh memory holds NaN, or the
 largest value of an integer dtype, until it is written.
 
-Autograd hands the mode to the threads that run a backward (it restores the caller's thread-local state
-there), so a backward's allocations are poisoned as well. A Triton kernel writes into memory that is
-filled before it, in stream order. Not seen: memory that code from torch.compile takes for itself, and
+Autograd passes the mode to the threads that run a backward (it restores the caller's thread-local state in
+these threads), so a backward's allocations are poisoned as well. A Triton kernel writes into memory that was
+filled before the kernel, in stream order. Not seen: memory that code from torch.compile takes for itself, and
 allocations inside the body of PyTorch's own compiled operators.
 """
 
@@ -46,7 +46,7 @@ class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without this, torch.compile would see a mode and quietly run a compiled candidate eagerly."""
+        """Return True: otherwise torch.compile would see a mode and quietly run a compiled candidate eagerly."""
         return True
 
     def __torch_dispatch__(
@@ -71,20 +71,20 @@ class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _call_custom_operator(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a custom operator's body with this mode on, so that its own allocations are poisoned too.
 
-        While a mode handles an operator it is off. Switched on again it would see the same operator
-        without end; so the operator is entered below the mode, at its device's own kernel.
+        While a mode handles an operator, the mode is off. Switched on again, the mode would see this operator
+        without end; so the operator is entered below the mode, at the kernel of its device.
         """
         devices = [arg.device.type for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
         if not devices:
             return func(*args, **kwargs)
-        # The device of the result, should a scalar of the CPU stand among CUDA tensors.
+        # The device of the result, even if a scalar of the CPU is among CUDA tensors.
         device = next((device for device in devices if device != "cpu"), "cpu")
         with self:
             return redispatch_to_device(func, device, args, kwargs)
 
 
 def _resize(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`tensor.resize_`: only what is beyond its old end is fresh."""
+    """Run `tensor.resize_` and fill the elements beyond the tensor's old end, which alone are fresh."""
     old = args[0].numel()
     result = func(*args, **kwargs)
     if result.numel() > old and result.is_contiguous():

@@ -17,13 +17,13 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 Function = Callable[..., Tensor | Sequence[Tensor]]
 
-# Inputs are drawn from small seeds. Out of the same seed a gradient would be the first input, number by number.
+# Inputs are drawn from small seeds. From an input's seed, a gradient would be the first input, number by number.
 _UPSTREAM_SEED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What every run does: the outputs' names, which of them get an upstream gradient, and the settings."""
+    """The task of every run: the outputs' names, the outputs that get an upstream gradient, and the settings."""
 
     outputs: tuple[str, ...]
     gradient_of: tuple[str, ...]
@@ -33,11 +33,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of the candidate gave.
+    """The results of one run of the candidate.
 
-    results   copies of the outputs and gradients; None for a gradient that it does not give
+    results   copies of the outputs and gradients; None for a gradient that the candidate does not give
     live      the returned tensors themselves, detached
-    upstream  the gradients that were handed to its backward
+    upstream  the gradients that were passed to the candidate's backward
     """
 
     results: Mapping[str, Tensor | None]
@@ -46,10 +46,10 @@ class Run:
 
 
 def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str) -> Run:
-    """Forward and, if the task says so, backward, in poisoned memory.
+    """Run the candidate's forward and, if the task says so, its backward, in poisoned memory.
 
-    AssertionError for missing outputs or gradients, and for inputs that changed. What the candidate
-    raises passes through with a note of `label` and seed.
+    AssertionError for missing outputs or gradients, and for inputs that changed. The candidate's own
+    exceptions pass through with a note of `label` and seed.
     """
     leaves = _leaves(inputs, bool(task.gradient_of))
     watched = dict(inputs)
@@ -57,7 +57,7 @@ def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task,
     try:
         with PoisonedMemory():
             returned = _named(candidate(*leaves.values(), **task.settings), task.outputs)
-            # Copied on the current stream and at once: what a side stream has yet to write is still NaN.
+            # Copied on the current stream and at once: elements that a side stream has yet to write are still NaN.
             results: dict[str, Tensor | None] = {name: x.detach().clone() for name, x in returned.items()}
         upstream = {}
         for number, name in enumerate(task.gradient_of):
@@ -84,9 +84,9 @@ def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task,
 def run_plainly(
     function: Function, inputs: Mapping[str, Tensor], task: Task, upstream: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Outputs and gradients of a trusted function. It may return more than the task names.
+    """Return outputs and gradients of a trusted function, which may return more than the task names.
 
-    A gradient is zero where an input has no part in the outputs.
+    The gradient of an input that has no part in the outputs is zero.
     """
     leaves = _leaves(inputs, bool(task.gradient_of))
     returned = _named(function(*leaves.values(), **task.settings), task.outputs, exactly=False)
@@ -98,17 +98,17 @@ def run_plainly(
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:
-    """All the memory behind a tensor as bytes, elements that it skips included."""
+    """Return the whole memory behind a tensor as bytes, including elements that the tensor skips."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equality that holds for NaN, and tells -0.0 from 0.0."""
+    """Whether two tensors are equal bit by bit, which holds for NaN, and tells -0.0 from 0.0."""
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def _leaves(inputs: Mapping[str, Tensor], gradients: bool) -> dict[str, Tensor]:
-    """Detached views of the inputs in their own memory and layout, asking for gradients where they can."""
+    """Return detached views of the inputs in their own memory and layout; if asked, floating inputs need gradients."""
     return {
         name: tensor.detach().requires_grad_(gradients and tensor.is_floating_point())
         for name, tensor in inputs.items()
@@ -137,7 +137,7 @@ def _require_gradients(returned: Mapping[str, Tensor], names: Sequence[str]) -> 
 def _gradients(
     returned: Mapping[str, Tensor], leaves: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """{"d" + input: gradient}, by autograd.grad: unlike .backward() it adds nothing up and copies nothing."""
+    """Return {"d" + input: gradient} from autograd.grad, which, unlike .backward(), adds and copies nothing."""
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     gradients = torch.autograd.grad(
         [returned[name] for name in upstream],

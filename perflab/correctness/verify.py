@@ -23,9 +23,9 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 Magnitudes = Callable[..., Mapping[str, Tensor]]
 
 # Plain's error is a matter of chance. Rounding moves a row as a whole, through its softmax or its delta, so
-# its largest in a handful of rows is a poor guess at what it can be, and twice that is now and then less
-# than another's. Where a result has few rows, plain is drawn on further data until so many were seen, or
-# so many times: the budget takes the largest.
+# plain's largest error in a handful of rows is a poor guess at what it can be, and twice that error is now and
+# then less than another candidate's. Where a result has few rows, plain is run on further data until so many
+# rows were seen, or so many times: the budget takes the largest error.
 MIN_PLAIN_ROWS = 64
 MAX_PLAIN_DRAWS = 32
 
@@ -56,30 +56,30 @@ def verify(
     seeds: tuple[int, int] = (0, 1),
     explain: Explain | None = None,
 ) -> tuple[Report, ...]:
-    """Hold `candidate` to the reference, within its budget. Returns the reports of both runs.
+    """Compare `candidate` with the reference, within its budget. Return the reports of both runs.
 
     candidate    called as candidate(*inputs, **settings); returns a tensor, or one for each of `outputs`
     make_inputs  make_inputs(seed) -> {name: tensor}, in the order of the candidate's arguments, with
                  other values of one distribution for each seed; any layouts (expanded, transposed,
                  offset): memory between the elements is watched too
     reference    the definition, called on float64 copies of the inputs, returning float64
-    plain        the same mathematics step by step in the candidate's precision; its error makes the
-                 budget. Reference and plain are differentiated by autograd, and may return more than
+    plain        the reference's mathematics step by step in the candidate's precision; plain's error makes
+                 the budget. Reference and plain are differentiated by autograd, and may return more than
                  `outputs` names; the rest is left out
-    outputs      the names of what the candidate returns, in order
-    gradient_of  those of them that get an upstream gradient; then the gradient of every floating
-                 input is compared too, as "d" + its name
+    outputs      the names of the tensors that the candidate returns, in order
+    gradient_of  the outputs that get an upstream gradient; then the gradient of every floating input is
+                 compared too, as "d" + the input's name
     upstream     upstream(output, seed) -> the gradient for that output
     settings     keyword arguments for all of these functions, is_causal=True, say
     magnitudes   magnitudes(*inputs, upstream=, **settings) -> {result: float64 tensor}, for results
                  in which larger terms cancel (see `budget`); called on float64 copies
     multiple     how many times plain's error is allowed
     seeds        one for each run
-    explain      explain(evidence) -> lines that come first in what is said of a wrong candidate (see `diagnosis`)
+    explain      explain(evidence) -> lines that come first in the verdict on a wrong candidate (see `diagnosis`)
 
     Raises AssertionError whose text says which tensor is wrong, where and by how much, or which input was
-    changed, or what was missing; ValueError for unusable arguments. What the candidate raises passes
-    through, with a note that says in which run.
+    changed, or what was missing; ValueError for unusable arguments. The candidate's own exceptions pass
+    through, with a note that names the run.
     """
     unknown = [name for name in gradient_of if name not in outputs]
     if unknown:
@@ -130,7 +130,7 @@ def verify(
         return reports
     lines = _complaints(reports, seeds, first, second)
     if explain is not None:
-        # The second run's inputs are as the candidate had them; those of the first were overwritten.
+        # The second run's inputs are as the candidate had them; the first run's inputs were overwritten.
         number = 1 if not reports[1].ok else 0
         run, inputs = ((first, first_copies), (second, second_inputs))[number]
         wrong = tuple(tensor.name for tensor in reports[number].tensors if not tensor.ok)
@@ -141,7 +141,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What is right for one set of inputs, what plain makes of it, and the size of the terms behind it."""
+    """The reference's and plain's results for one set of inputs, and the magnitude of the terms behind them."""
 
     reference: Mapping[str, Tensor]
     plain: Mapping[str, Tensor]
@@ -152,7 +152,10 @@ class _Answer:
 
 
 def _fewest_rows(results: Mapping[str, Tensor]) -> int:
-    """Rows of the smallest result. One of fewer dimensions (a log-sum-exp) has a number for a row: not it."""
+    """Return the least number of rows of a result, without results of fewer dimensions, such as a log-sum-exp.
+
+    A row of a log-sum-exp would be a single number.
+    """
     dimensions = max(tensor.dim() for tensor in results.values())
     full = [tensor.shape for tensor in results.values() if tensor.dim() == dimensions]
     return max(1, min(shape[:-1].numel() for shape in full))
@@ -167,7 +170,7 @@ def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _into_the_same_memory(fresh: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The fresh values where the old inputs stood, if they fit: a cache keyed on addresses shows, too."""
+    """Return the fresh values in the old inputs' memory, if they fit, so that a cache keyed on addresses shows."""
     moved = dict(fresh)
     for name, tensor in fresh.items():
         if name not in old:
@@ -186,7 +189,7 @@ def _complaints(reports: Sequence[Report], seeds: Sequence[int], first: Run, sec
     for number, (report, seed) in enumerate(zip(reports, seeds, strict=True), start=1):
         if not report.ok and not lines:
             lines += [f"run {number}, seed {seed}:", str(report)]
-        elif not report.ok:  # once is enough to read
+        elif not report.ok:  # one full report is enough to read
             lines.append(f"run {number}, seed {seed}: {_listed(report)} wrong too")
     wrong = {tensor.name for tensor in reports[1].tensors if not tensor.ok}
     stale = [
@@ -210,5 +213,5 @@ def _listed(report: Report) -> str:
 def _explained(explain: Explain, evidence: Evidence) -> list[str]:
     try:
         return list(explain(evidence))
-    except Exception as error:  # what is known must be said, whatever the search for a cause meets
+    except Exception as error:  # the verdict must be shown, whatever the search for a cause raises
         return [f"(looking for the cause failed: {type(error).__name__}: {error})"]

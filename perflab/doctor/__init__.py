@@ -1,1 +1,1 @@
-"""The gate measured by itself: how often it cries wolf, what it finds, and what it costs, on this machine."""
+"""Measures the gate itself on this machine: the rate of false alarms, the slowdowns that it finds, and its cost."""

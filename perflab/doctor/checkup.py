@@ -25,7 +25,7 @@ _PROGRAMS = (
 
 
 def checkup() -> list[str]:
-    """One line a part: there, or what it would be for and how to get it. Loads torch on a busy machine alone."""
+    """Return one line for each part: found, or its purpose and its installation. Load torch on a busy machine alone."""
     lines = [f"processor: {cpu_name()}, {format_count(usable_cores(), 'core')}"]
     lines += [_part(*part) for part in _PARTS]
     lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]

@@ -14,33 +14,33 @@ from perflab.errors import UsageError
 _HEADER = ("gate", "code", "flagged", "95 % interval", "inconclusive", "cases", "cost of a run")
 
 _TRIED = {None: (0.0, 0.05, 0.10), 1: (0.05, 0.10)}
-"""Slowdowns of runs of other sizes, by how many of their cases are slow."""
+"""Slowdowns that are tried in runs of other sizes, by the number of slow cases in a run; None: all cases are slow."""
 
 
 def measure_gate(
     trials: int, log: Path | None, say: Callable[[str], None], kinds: Sequence[str] = tuple(KINDS)
 ) -> list[str]:
-    """Record so many trials and judge them, together with what the log held before.
+    """Record trials and judge them, together with the lines that the log held before.
 
     Args:
-        trials: how many to record; 0 judges what the log holds.
-        log: file that is appended to, one line a measurement; None keeps it for this call alone.
-        say: told the progress.
-        kinds: of workloads, that are recorded.
+        trials: number of trials to record; with 0, only the lines of the log are judged.
+        log: file to which one line is appended for each measurement; None keeps the log for this call alone.
+        say: called with the progress.
+        kinds: the kinds of workloads that are recorded.
 
     Returns:
         The table, line by line.
 
     Raises:
         RivalError: the workloads do not run here.
-        UsageError: no trials, and a log that holds none.
+        UsageError: no trials were recorded, and the log holds none.
     """
     with workplace() as folder:
         write_modules(folder)
         kept = log or folder / "trials.jsonl"
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.touch()
-        read(kept)  # what is no log is refused before anybody waits
+        read(kept)  # a file that is no log is refused before anybody waits
         try:
             for number in range(trials):
                 say(f"trial {number + 1} of {trials}")
@@ -55,7 +55,7 @@ def measure_gate(
 
 
 def gate_table(lines: Sequence[Line]) -> list[str]:
-    """Rates of all gates on all that was recorded."""
+    """Return a table with the rates of all gates on all recorded lines."""
     rows: list[tuple[str, ...]] = [_HEADER]
     for name, rates in (
         ("perflab, A/B", {s: paired_rate(lines, s) for s in SLOWDOWNS}),

@@ -1,6 +1,6 @@
 """Computes false alarms and power from a log of trials: unchanged code, and code slower by a known share. Pure.
 
-Slowdowns are injected into the recorded data: every time of the later side is multiplied. Both gates see the same.
+Slowdowns are injected into the recorded data: every time of the later side is multiplied. Both gates see the same data.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from perflab.records import Environment, Policy, Verdict
 
 SLOWDOWNS = (0.0, 0.02, 0.03, 0.05, 0.10)
 BENCHMARK_LIMIT = 1.05
-"""``--benchmark-compare-fail=median:5%``, the usual rule."""
+"""Ratio of medians above which pytest-benchmark fails: ``--benchmark-compare-fail=median:5%``, the usual rule."""
 
 
 @dataclass
 class Rate:
-    """How often something was found, of so many times, and what that cost."""
+    """How often a gate flagged a case, among how many tries, and the cost of the runs."""
 
     found: int = 0
     tried: int = 0
     unsure: int = 0
-    """Times that the answer was ``inconclusive``; they count as not found."""
+    """Number of tries whose verdict was ``inconclusive``; these count as not found."""
     seconds: list[float] = field(default_factory=list)
-    """Of each run over all cases."""
+    """Seconds of each run over all cases."""
 
     @property
     def share(self) -> float:
-        """Found, of those tried."""
+        """Share of the tries in which the case was flagged; NaN without tries."""
         return self.found / self.tried if self.tried else math.nan
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Wilson's score interval (1927) of ``share``."""
+        """Return Wilson's score interval (1927) of ``share``; 0 to 1 without tries."""
         if not self.tried:
             return 0.0, 1.0
         z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
@@ -71,7 +71,7 @@ class Rate:
 
     @property
     def cost_s(self) -> float:
-        """Mean seconds of a run over all cases."""
+        """Mean seconds of a run over all cases; NaN without runs."""
         return fmean(self.seconds) if self.seconds else math.nan
 
 
@@ -85,16 +85,18 @@ def paired_rate(
     slow: int | None = None,
     only: str | None = None,
 ) -> Rate:
-    """The paired gate: each screen is of its own pairs; suspects go on with the pairs that were recorded next.
+    """Return the rate of the paired gate: each screen has its own pairs; suspects go on with the pairs recorded next.
 
     Args:
-        lines: what was recorded.
-        slowdown: of the cases that are slower.
+        lines: the recorded lines.
+        slowdown: share by which the slower cases are slower.
         policy: threshold and limits.
-        kind: of workloads.
-        cases: in a run. More than the kind has are the same ones, with pairs that were recorded at other times.
-        slow: how many of them are slower, the others being unchanged; None: all. Only these are counted then.
-        only: the name of the case that is counted; None: all.
+        kind: the kind of workloads.
+        cases: number of cases in a run; None: as many as the kind has. Further cases are the same ones, with pairs that
+            were recorded at other times.
+        slow: number of cases that are slower, the others being unchanged, and only the slower ones are counted; None:
+            all cases.
+        only: the name of the case that is counted; None: all cases.
     """
     policy = policy or PairedPolicy()
     drawing = _Drawing(lines, kind)
@@ -104,7 +106,7 @@ def paired_rate(
         return rate
     many = len(drawing.names) if cases is None else cases
     for trial, first in enumerate(range(0, len(drawing.pairs) - SCREEN_PAIRS + 1, SCREEN_PAIRS)):
-        # Another case is the first one, and so the slow one, in each trial.
+        # In each trial another case comes first, and so is the slow case.
         run = [drawing.column(trial + number, number // len(drawing.names)) for number in range(many)]
         slowdowns = {one: slowdown * (slow is None or number < slow) for number, one in enumerate(run)}
         judged = {one: PairedCase() for one in run}
@@ -119,12 +121,12 @@ def paired_rate(
 
 
 def cases_of(lines: Sequence[Line], kind: str) -> list[str]:
-    """The names of a kind's cases that all its pairs have."""
+    """Return the names of a kind's cases that all pairs of the kind have."""
     return _Drawing(lines, kind).names
 
 
 class _Drawing:
-    """Process pairs out of a log, as a comparison in turns asks for them."""
+    """Process pairs that are drawn from a log, as a comparison in turns asks for them."""
 
     def __init__(self, lines: Sequence[Line], kind: str = MIXED) -> None:
         self.pairs = [line for line in lines if isinstance(line, Pair) and line.kind == kind]
@@ -135,15 +137,15 @@ class _Drawing:
         self.names = sorted(set.intersection(*every)) if every else []
 
     def column(self, number: int, copy: int) -> str:
-        """A case's name; a ``copy`` of it has the pairs of so many sevenths of the recording later."""
+        """Return a case's name in a run; copy ``n`` of a case has the pairs ``n`` sevenths of the recording later."""
         return f"{self.names[number % len(self.names)]}~{copy}"
 
     def fill(
         self, cases: dict[str, PairedCase], first: int, slowdowns: Mapping[str, float], policy: PairedPolicy
     ) -> tuple[float, dict[str, list[Reading]]]:
-        """Give the cases pairs, from the ``first`` one on, until none asks for more; the seconds, and the controls.
+        """Give the cases pairs, from the ``first`` one on, until no case asks for more; return seconds and controls.
 
-        The last trials confirm with the first ones' pairs.
+        The last trials confirm with the pairs of the first trials.
         """
         taken, seconds = 0, 0.0
         had: dict[str, list[TakenPair]] = {name: [] for name in cases}
@@ -187,12 +189,12 @@ class _Drawing:
 
 
 def _own(column: str) -> str:
-    """The name under which a column's case was recorded."""
+    """Return the name under which a column's case was recorded."""
     return column.rpartition("~")[0]
 
 
 def _costs(pairs: Sequence[Pair]) -> dict[str, float]:
-    """Mean seconds of a round: of each case, and under the name "" until the processes are up."""
+    """Return mean seconds of a round by case; the name "" stands for the start and the end of the processes."""
     if not pairs:
         return defaultdict(lambda: math.nan)
     names = pairs[0].case_s
@@ -200,7 +202,7 @@ def _costs(pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def benchmark_rate(lines: Sequence[Line], slowdown: float, *, stored: bool = False) -> Rate:
-    """pytest-benchmark's rule: two runs back to back; with ``stored``, each run against the very first one."""
+    """Return the rate of pytest-benchmark's rule on two runs back to back; if ``stored``, on each run and the first."""
     runs = [line for line in lines if isinstance(line, Benchmarked)]
     couples = (
         [(runs[0], run) for run in runs[1:]] if stored and runs else list(zip(runs[::2], runs[1::2], strict=False))
@@ -215,9 +217,10 @@ def benchmark_rate(lines: Sequence[Line], slowdown: float, *, stored: bool = Fal
 
 
 def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False) -> Rate:
-    """The gate over a stored baseline: each session judged by the baseline that each other one would have saved.
+    """Return the rate of the gate over a stored baseline.
 
-    ``settle``: whether the baseline's commit is at hand, so that what is unsettled is measured in turns with it.
+    Each session is judged by the baseline that each other session would have saved. ``settle``: whether the baseline's
+    commit is at hand, so that unsettled cases are measured in turns with that commit.
     """
     sessions = [line for line in lines if isinstance(line, Session)]
     drawing = _Drawing(lines)
@@ -260,7 +263,7 @@ def stored_rate(lines: Sequence[Line], slowdown: float, *, settle: bool = False)
 
 
 def memory_rate(lines: Sequence[Line], added_bytes: int) -> Rate:
-    """The exact gate on peak memory: each process of every session but the first, against the first one's."""
+    """Return the rate of the exact gate on peak memory: each process of later sessions against the first session's."""
     sessions = [line for line in lines if isinstance(line, Session)]
     rate = Rate()
     for session in sessions[1:]:
@@ -272,7 +275,7 @@ def memory_rate(lines: Sequence[Line], added_bytes: int) -> Rate:
 
 
 def _slower(replicate: Replicate, slowdown: float) -> Replicate:
-    """The same process with code that takes so much longer; the calibration workload stays what it was."""
+    """Return the replicate with times longer by the share ``slowdown``; the calibration workload's readings stay."""
     factor = 1.0 + slowdown
     return changed(
         replicate,

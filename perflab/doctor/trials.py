@@ -33,11 +33,11 @@ from perflab.plugin.case.fresh_process import Job, JobResult, Serve
 from perflab.plugin.options import REPLICATE_OPTION
 
 REPLICATES = 3
-"""Fresh processes of a baseline, and of a suspect."""
+"""Number of fresh processes of a baseline, and of a suspect."""
 ROUND_BUDGET_NS = 1.2e9
-"""What a case's turns take in a round under the default budget."""
+"""Nanoseconds that a case's turns take in a round under the default budget."""
 _PATIENCE_S = 3600.0
-"""One session of the workloads takes a minute or two; a machine that needs this long is no measure of a gate."""
+"""Seconds after which a session of the workloads is stopped: it takes a minute or two on a machine that can judge."""
 
 
 class Pair(Data, frozen=True, tag=True):
@@ -45,16 +45,16 @@ class Pair(Data, frozen=True, tag=True):
 
     began_s: float
     start_s: float
-    """Until both had collected their cases, and from the last case until both were gone."""
+    """Seconds until both processes had collected their cases, and from the last case until both had ended."""
     case_s: dict[str, float]
-    """What each case took."""
+    """Seconds that each case took."""
     head_over_base: dict[str, float]
     twin_over_base: dict[str, float] = {}
     own_error: dict[str, float] = {}
-    """Standard error of ``head_over_base`` as the pair's own blocks tell it."""
+    """Standard error of ``head_over_base``, estimated from the pair's own blocks."""
     excess: dict[str, tuple[float, float, float, float, bool]] = {}
-    """What a ``Reading`` says of mean calls: excess over ``head_over_base``, its error, the same two of all calls,
-    and whether blocks are one-sided."""
+    """Fields of a ``Reading`` about mean calls: excess over ``head_over_base`` and its error, excess of all calls and
+    its error, and whether blocks are one-sided."""
     twin_excess: dict[str, tuple[float, float, float, float, bool]] = {}
     kind: str = MIXED
 
@@ -68,7 +68,7 @@ class Benchmarked(Data, frozen=True, tag=True):
 
 
 class Session(Data, frozen=True, tag=True):
-    """What a session, and then fresh processes, measured, by case: the first is the session's own."""
+    """Replicates of a session, and then of fresh processes, by case: the first replicate is the session's own."""
 
     began_s: float
     seconds: list[float]
@@ -76,7 +76,7 @@ class Session(Data, frozen=True, tag=True):
 
 
 class Parent(Data, frozen=True, tag=True):
-    """What a paired run takes before its first pair: pytest, PyTorch, collecting."""
+    """Time that a paired run takes before its first pair: pytest, PyTorch, collecting."""
 
     began_s: float
     seconds: float
@@ -86,7 +86,7 @@ Line = Pair | Benchmarked | Session | Parent
 
 
 def record_trial(folder: Path, number: int, kinds: Sequence[str]) -> Iterator[Line]:
-    """Record the ``number``-th trial of some kinds. Not every one has the slower parts: pairs are needed most.
+    """Record the ``number``-th trial of some kinds. Not every trial has the slower parts: pairs are needed most.
 
     Raises:
         RivalError: the workloads do not run here.
@@ -108,7 +108,7 @@ def record_trial(folder: Path, number: int, kinds: Sequence[str]) -> Iterator[Li
 
 
 def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
-    """One round of two processes, or of three, as the comparison in turns has them."""
+    """Record one round of two processes, or of three with a ``twin``, as in a comparison in turns."""
     sides = ["head", "base", *(["twin"] if twin else [])]
     job_file = _job_file(folder, Job(cases=None, serve=Serve()))
     began_s, began = time.time(), time.monotonic()
@@ -150,7 +150,7 @@ def record_pair(folder: Path, kind: str, *, twin: bool, weigh: bool) -> Pair:
 
 
 def record_benchmark(folder: Path) -> Benchmarked:
-    """One run of pytest-benchmark, as its users run it."""
+    """Record one run of pytest-benchmark, as its users run it."""
     out = folder / "benchmark.json"
     began_s, began = time.time(), time.monotonic()
     _run(folder, "test_benchmark_gate.py", f"--benchmark-json={out}", "-p", "no:cacheprovider")
@@ -161,7 +161,7 @@ def record_benchmark(folder: Path) -> Benchmarked:
 
 
 def record_session(folder: Path) -> Session:
-    """What the gate over a stored baseline measures at most: a session, and its fresh processes."""
+    """Record the most that the gate over a stored baseline measures: a session, and its fresh processes."""
     began_s = time.time()
     seconds: list[float] = []
     replicates: dict[str, list[Replicate]] = {}
@@ -180,16 +180,16 @@ def record_session(folder: Path) -> Session:
 
 
 def append(log: Path, line: Line) -> None:
-    """Add a line to the log, at once: a recording may be stopped at any time."""
+    """Add a line to the log at once, since a recording may be stopped at any time."""
     with log.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
 def read(log: Path) -> list[Line]:
-    """All that a log holds. A last line that was cut off when the recording was stopped is passed over.
+    """Return the lines of a log. A last line that was cut off when the recording was stopped is skipped.
 
     Raises:
-        UsageError: it holds something else.
+        UsageError: the log holds something else.
     """
     whole = read_regular(log).rpartition(b"\n")[0]
     before, now = (f'"{name}":'.encode() for name in CALIBRATION_BEFORE)  # as a key: quotes within a text are escaped
@@ -227,6 +227,6 @@ def _run(folder: Path, *arguments: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's own, with its import path: workloads use the lab, wherever perflab was imported from."""
+    """Return this process's environment with its import path: workloads use the lab, wherever perflab comes from."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**os.environ, "PYTHONPATH": path}

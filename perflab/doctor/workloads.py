@@ -1,9 +1,9 @@
 """The workloads of the self-test: kinds of four or five cases each.
 
 ``mixed`` are unlike each other in what they need of a machine, ``long`` run in one thread for 3 to 150 ms a call, and
-``python`` never leaves the interpreter. Mean calls of ``uneven`` are slower in the head, each case's in another share
-of the calls. All are written to a folder as a user's test modules would be, and to its folder CHANGED as the head has
-them; the mixed ones once for perflab and once for pytest-benchmark.
+``python`` never leaves the interpreter. Mean calls of ``uneven`` are slower in the head; each case slows another share
+of its calls. All modules are written to a folder as a user's test modules would be, and in the head's version to the
+subfolder CHANGED; the mixed module once for perflab and once for pytest-benchmark.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ KINDS = {
     "python": "test_perf_python.py",
     UNEVEN: "test_perf_uneven.py",
 }
-"""Each kind's module."""
+"""The test module of each kind of workloads."""
 MORE = 0.05
 """How much slower a mean call of ``uneven`` is in the head, as a share."""
 CHANGED = "changed"
@@ -201,7 +201,7 @@ def test_gate(benchmark, work):
 
 
 def write_modules(folder: Path) -> None:
-    """Write all modules, and a configuration that keeps every other one out."""
+    """Write all modules, and a pytest configuration that keeps every other configuration out."""
     for place, more in ((folder, 0.0), (folder / CHANGED, MORE)):
         place.mkdir(exist_ok=True)
         (place / "pytest.ini").write_text("[pytest]\naddopts =\n", encoding="utf-8")
@@ -211,5 +211,5 @@ def write_modules(folder: Path) -> None:
 
 
 def name_of(case: str) -> str:
-    """``test_perf_gate.py::test_gate[tanh_chain]`` -> ``tanh_chain``."""
+    """Return a case's workload: ``test_perf_gate.py::test_gate[tanh_chain]`` -> ``tanh_chain``."""
     return case.partition("[")[2].rstrip("]")

@@ -1,1 +1,1 @@
-"""History: a series of each case and quantity over many runs, and the events in them."""
+"""History: a series of each case and quantity over many runs, and the events in these series."""

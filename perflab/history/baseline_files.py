@@ -1,6 +1,7 @@
-"""What one version of a baseline file accepts of each case. Narrow: rows, replicates' details and anchors are skipped.
+"""Reads the accepted levels of each case from one version of a baseline file.
 
-Every schema that perflab has written is read, told by what is in it.
+Rows, details of replicates and anchors are skipped. Every schema that perflab has written can be read; the fields in a
+file show which kind of file it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from perflab.history.series import INEXACT_COUNTS, Reading
 from perflab.records import Environment, ExactEnvironment
 
 _SIZES = ("peak", "saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_host")
-"""Quantities of a prediction, or a dry run, that are bytes."""
+"""Quantities of a prediction, or of a dry run, whose unit is bytes."""
 
 
 class _Accepted(Narrow):
@@ -67,7 +68,7 @@ class _Save(Narrow):
 
 
 class _OldKernel(Narrow):
-    """Of schema 1: each said for itself when it was saved."""
+    """A kernel in a file of schema 1, where each kernel has its own date, Triton version and reason."""
 
     recorded: str
     resources: Resources
@@ -90,10 +91,10 @@ class _File(Narrow):
 
 @dataclass(frozen=True)
 class Level:
-    """What was accepted of a case, in one environment."""
+    """The accepted level of a case in one environment."""
 
     case: str
-    """Its name within the file."""
+    """The case's name within the file."""
     variant: str
     places: tuple[Place, Place]
     recorded: str
@@ -102,10 +103,10 @@ class Level:
 
 
 def levels_in(raw: bytes) -> tuple[str | None, list[Level]]:
-    """The registration whose kernels a file holds, None of cases of tests; and what it accepts.
+    """Return the registration whose kernels a file holds (None for cases of tests), and the levels that it accepts.
 
     Raises:
-        DocumentError: it is damaged, or none of ours.
+        DocumentError: the file is damaged, or is no baseline file of perflab.
     """
     try:
         file = decoded(raw, _File)
@@ -187,5 +188,5 @@ def _counts(counts: dict[str, int]) -> dict[str, Reading]:
 
 
 def _reason(accepted: list[_Accepted], recorded: str) -> str | None:
-    """Why the level was accepted: the latest change, if it is of this very save."""
+    """Return the reason of the latest accepted change if that change was accepted in this very save; else None."""
     return accepted[-1].reason if accepted and accepted[-1].date == recorded else None

@@ -1,6 +1,6 @@
-"""The history that git holds of accepted baselines: every version of their files, commit by commit.
+"""Reads the history of accepted baselines from git's log: every version of the baseline files, commit by commit.
 
-A point is a level that was accepted: when, in which commit, and why. A commit that saves nothing anew adds none.
+A point is an accepted level, with its date, commit and reason. A commit that saves no new level adds no point.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from perflab.history.series import History, LeftOut, Run
 from perflab.store.case_files import path_of
 
 _GONE = "0" * 40
-"""Name of an object where a commit deleted the file."""
+"""The object name that ``git log --raw`` prints for a file that a commit deleted."""
 
 
 def read_log(directory: Path) -> History:
-    """What was accepted in a directory of baselines, from its repository's log; merges count as one commit.
+    """Read the accepted levels of a directory of baselines from its repository's log; merges count as one commit.
 
     Raises:
-        UsageError: it lies in no repository, or no commit has it.
+        UsageError: the directory lies in no repository, or no commit has baselines in it.
         RivalError: git failed.
     """
     top = top_of(directory if directory.is_dir() else Path())
@@ -67,7 +67,7 @@ def read_log(directory: Path) -> History:
 
 
 def _is_known(seen: dict[tuple[str, str, str, str], str], module: str, level: Level) -> bool:
-    """Whether an earlier commit had this very level; else it is noted."""
+    """Whether the level equals the last one that ``seen`` has of its case. If not, note it in ``seen``."""
     key = (module, level.case, level.variant, level.places[0].text)
     said = f"{level.recorded} {[(name, one.value) for name, one in sorted(level.readings.items())]}"
     if seen.get(key) == said:
@@ -77,9 +77,9 @@ def _is_known(seen: dict[tuple[str, str, str, str], str], module: str, level: Le
 
 
 def _touching(top: Path, place: str) -> Iterator[tuple[Run, list[tuple[str, str]]]]:
-    """The commits that changed JSON files there, oldest first, as the current branch had them one after another.
+    """Yield the commits that changed files in ``place``, oldest first, along the current branch's first parents.
 
-    Each with the files that it left, by path and name of the object.
+    Each commit comes with the JSON files that it added or changed, as pairs of path and object name.
     """
     form = "--format=%x01%H%x00%cI%x00%s"
     follow = ["--first-parent", "--diff-merges=first-parent", "--no-renames", "--reverse"]

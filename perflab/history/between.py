@@ -1,4 +1,4 @@
-"""The commits between two runs of a history, each named by its commit, its date or its file."""
+"""Finds the commits between two runs of a history. Each run is named by its commit, its date or its file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from perflab.history.wording import short
 from perflab.units import format_count
 
 _SHORTEST = 4
-"""Digits that name a commit."""
+"""The fewest digits that may name a commit."""
 _MOST = 10_000
 
 
 def with_between(contents: Contents, named: tuple[str, str], repository: Path) -> Contents:
-    """The contents with the commits after the older of two runs, named in any order, up to the newer one.
+    """Return the contents with the commits after the older of two runs up to the newer one.
+
+    The runs may be named in either order.
 
     Raises:
-        UsageError: no run, or several, is called so; one names no commit; the repository does not have them.
+        UsageError: a name fits no run, or several commits; a run names no commit; the repository lacks the commits.
     """
     older, newer = sorted(_run(contents.runs, name, repository) for name in named)
     ends = []
@@ -41,7 +43,10 @@ def with_between(contents: Contents, named: tuple[str, str], repository: Path) -
 
 
 def _run(runs: Sequence[RunRow], name: str, repository: Path) -> int:
-    """The run of that name: the last of a day, or of a commit that was measured several times."""
+    """Return the index of the run with a name; the last run if the day or the commit has several.
+
+    A name is a run's file, the beginning of its commit or of its date, or a revision of git that is its commit.
+    """
     by_file = [at for at, run in enumerate(runs) if name in (run.file, Path(run.file).name)]
     by_commit = [at for at, run in enumerate(runs) if len(name) >= _SHORTEST and (run.commit or "").startswith(name)]
     by_date = [at for at, run in enumerate(runs) if len(name) >= len("2026-11-01") and run.created.startswith(name)]
@@ -58,7 +63,7 @@ def _run(runs: Sequence[RunRow], name: str, repository: Path) -> int:
 
 
 def between_lines(contents: Contents) -> Iterator[str]:
-    """What lies between, a commit a line, newest first."""
+    """Yield a line with the two runs, then a line for each commit between them, newest first."""
     asked = contents.between
     assert asked is not None
     ends = [contents.runs[at] for at in (asked.older, asked.newer)]

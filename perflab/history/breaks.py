@@ -1,7 +1,8 @@
-"""Where series end and begin anew because their environment changed: another PyTorch, driver or machine. Pure.
+"""Finds breaks: runs where a series ends and another begins, since its environment or its case's name changed. Pure.
 
-What lies on both sides is not compared, so nothing there is judged; but it must not be silent. So is a case that goes
-on under another name: it ends as one begins whose environment, module and parameters are the same.
+A new environment is another PyTorch, driver or machine. The levels on the two sides of a break are not compared, so
+nothing is judged there, but the break is reported. A case counts as renamed if its series ends as a series begins whose
+environment, module and parameters are the same.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from itertools import pairwise
 from perflab.history.contents import BreakMember, BreakRow, SeriesRow
 
 _FIRST = ("latency", "peak")
-"""Quantities that are shown before others."""
+"""Quantities that are shown before all others."""
 
 
 def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[BreakRow]:
-    """The runs from which on a case's quantity is only measured elsewhere, oldest first.
+    """Return the runs from which on a case's quantity is only measured in another environment or under another name.
 
-    ``environments``: what numbers of each environment share, as text.
+    The oldest run is first. ``environments`` has the text of each environment: what its numbers share.
     """
     same: dict[tuple[str, str, str], list[int]] = {}
     for at, one in enumerate(series):
@@ -46,7 +47,7 @@ def _member(series: Sequence[SeriesRow], old: int, new: int) -> BreakMember:
 
 
 def _renamed(series: Sequence[SeriesRow]) -> Iterator[tuple[int, int]]:
-    """Each series that ends, with the one that begins in its place in the next run of its module."""
+    """Yield each series that ends, with the series that begins in its place in the next run of the case's module."""
     runs: dict[tuple[int, str], set[int]] = {}
     alike: dict[tuple[int, str, str, str, str], list[int]] = {}
     for at, one in enumerate(series):
@@ -57,19 +58,19 @@ def _renamed(series: Sequence[SeriesRow]) -> Iterator[tuple[int, int]]:
         for last, first in pairwise(sorted(runs[environment, module]) if len(ones) > 1 else ()):
             ended = [at for at in ones if series[at].runs[-1] == last]
             begun = [at for at in ones if series[at].runs[0] == first]
-            if len(ended) == len(begun) == 1:  # of more nothing tells which is which
+            if len(ended) == len(begun) == 1:  # several cannot be matched
                 yield ended[0], begun[0]
 
 
 def _parts(case: str) -> tuple[str, str, str]:
-    """Module, name within it, and parameters of a node id."""
+    """Split a node id into the module, the name within the module, and the parameters."""
     path, _, parameters = case.partition("[")
     module, _, name = path.partition("::")
     return module, name, parameters
 
 
 def _differing(before: str, now: str) -> tuple[str, str]:
-    """What two environments do not share: ``torch 2.13.0``, ``torch 2.14.0``."""
+    """Return the parts in which two environments differ: ``torch 2.13.0``, ``torch 2.14.0``."""
     old, new = (text.split(" · ") for text in (before, now))
     return " · ".join(one for one in old if one not in new), " · ".join(one for one in new if one not in old)
 

@@ -1,7 +1,8 @@
-"""Change points: where a series took another level for good, or for a while. Pure.
+"""Finds change points: where a series moved to another level for good, or for a while. Pure.
 
-Each series is searched for its clearest step (``steps.py``), cut there, and both parts are searched again; then each
-step is looked at once more between its neighbours. What a score is worth was found by simulation (``thresholds.py``).
+Each series is searched for its clearest step (``steps.py``), cut at that step, and both parts are searched again. Then
+each step is examined once more between its neighbours. The chance of a score was found by simulation
+(``thresholds.py``).
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from perflab.history.noise import LONGEST, Floats
 from perflab.history.thresholds import chance
 
 FALSE_ALARMS = 0.01
-"""Share of unchanged series in which a change is found, at most."""
+"""The largest share of unchanged series in which a change is found."""
 SHORTEST = 8
-"""Points of a series in which a change is looked for."""
+"""The fewest points of a series in which a change is looked for."""
 _CERTAIN = 0.95
 _TOGETHER = 1_000
 """Series whose likelihoods are in memory at once: 1,000 of 100 points with ten models of noise are 8 MB."""
 _WORTH_A_LOOK = 4.5
-"""Standard errors by which a stretch differs from what is around it before both of its ends are looked at."""
+"""Standard errors by which a stretch must differ from the points around it for its two ends to be examined."""
 _CREPT, _FEWEST_CREEPING = log(1.05), 24
 _CREPT_ERRORS, _BACK_ERRORS = 8.0, 3.0
-"""Standard errors of a sixth's median: how far a level creeps at least, and how far it may fall back on its way."""
+"""The least distance of a creep, and the most that it may fall back, in standard errors of a sixth's median."""
 _SAME_LEVEL = 0.25
-"""A level has come back if it is no further from the old one than this share of the step away from it."""
+"""Share of a step within which its old level counts as restored.
+
+A level has come back if its distance from the old level is at most this share of the step away from the old level.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,31 +43,31 @@ class Change:
     """One change of level. Points are counted from 0."""
 
     before: int
-    """Last point that surely has the old level: what changed it lies after this point, and not after ``after``."""
+    """Last point that surely has the old level: the cause lies after this point, and not after ``after``."""
     after: int
-    """First point that surely has the new level; "surely" is 95 %."""
+    """First point that surely has the new level; "surely" means with 95 % certainty."""
     at: int
-    """Most likely first point of the new level, before < at <= after."""
+    """The most likely first point of the new level; before < at <= after."""
     ratio: float
     """New level / old level."""
     low: float | None
-    """95 % interval of the ratio; None where a level has too few points to say how much it differs."""
+    """Lower bound of the ratio's 95 % interval; None, like ``high``, if a level has too few points for an interval."""
     high: float | None
     p: float
-    """Chance of so much evidence in an unchanged series of this length, whatever its noise; 0 of exact quantities."""
+    """Chance of so much evidence in an unchanged series of this length, whatever its noise; 0 for exact quantities."""
     back_to: int | None = None
-    """Which change this one undoes, by its number in the list: the level from before that one is back."""
+    """Index in the list of the change that this change undoes, by restoring the level before it; None: no change."""
 
 
 Span = tuple[int, int, int]
-"""A part of a series: the series' number, its first point, and the point after its last one."""
+"""A part of a series: the series' number, the part's first point, and the point after the part's last one."""
 
 
 def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_ALARMS) -> list[list[Change]]:
-    """The changes of each series, oldest first.
+    """Return the changes of each series, oldest first.
 
-    Values are 0 and more, oldest first; series may be of any lengths. With less than ``SHORTEST`` points nothing is
-    found. ``false_alarms`` is the largest ``p`` of a change.
+    Values are 0 or more, oldest first; series may be of any lengths. No change is found in a series with fewer than
+    ``SHORTEST`` points. ``false_alarms`` is the largest ``p`` of a change.
     """
     values = [_logs(one) for one in series]
     cuts: list[list[int]] = [[] for _ in values]
@@ -83,7 +87,7 @@ def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_
 
 
 def find_exact_changes(values: Sequence[float]) -> list[Change]:
-    """The changes of a quantity that does not vary: each counts, at the point where it happened."""
+    """Return the changes of an exact quantity: every point whose value differs from that of the point before."""
     places = [place for place in range(1, len(values)) if values[place] != values[place - 1]]
     changes = []
     for at in places:
@@ -95,15 +99,16 @@ def find_exact_changes(values: Sequence[float]) -> list[Change]:
 
 
 def _logs(values: Sequence[float]) -> Floats:
-    """Logarithms; a count of nothing stands for half of one."""
+    """Return the logarithms of the values; a count of 0 is taken as 0.5."""
     plain = np.asarray(values, dtype=np.float64)
     return np.log(np.where(plain > 0.0, plain, 0.5))
 
 
 def creep(values: Sequence[float], changes: Sequence[Change]) -> float | None:
-    """By which ratio a series crept from its first sixth to its last, without its steps; None if it did not.
+    """Return the ratio by which a series crept from its first sixth to its last, without its steps; None if it did not.
 
-    A level creeps if the medians of its sixths differ by 5 % in all, and by more than noise, and do not fall back.
+    A series creeps if the medians of its first and last sixth differ by 5 % or more, and by more than the noise, and
+    the medians between them do not fall back. A series with fewer than ``_FEWEST_CREEPING`` points is not examined.
     """
     if len(values) < _FEWEST_CREEPING:
         return None
@@ -122,12 +127,12 @@ def creep(values: Sequence[float], changes: Sequence[Change]) -> float | None:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was seen in a span: its clearest step, and the stretch that differs most from what is around it."""
+    """The findings in a span: its clearest step, and the stretch that differs most from the points around it."""
 
     p: float = 1.0
     at: int = 0
     stretch: tuple[float, int, int] = (0.0, 0, 0)
-    """Distance in standard errors, first point, and the point after the last one."""
+    """The stretch's distance in standard errors, its first point, and the point after its last one."""
 
 
 def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) -> list[_Seen]:
@@ -152,9 +157,10 @@ def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) 
 
 
 def _there_and_back(values: Floats, span: Span, seen: _Seen, false_alarms: float) -> list[int]:
-    """Where a level came and went again, which one step explains badly: its first point, and the one after it.
+    """Return the first point of a level that came and went again, and the point after its last; empty if there is none.
 
-    The stretch was chosen among many, so both of its ends must be ten times as clear.
+    A single step explains such a level badly. The stretch was chosen among many, so the ``p`` of both its ends must be
+    at most a tenth of ``false_alarms``.
     """
     z, first, last = seen.stretch
     if z < _WORTH_A_LOOK:
@@ -164,14 +170,17 @@ def _there_and_back(values: Floats, span: Span, seen: _Seen, false_alarms: float
 
 
 def _windows(span: Span) -> list[Span]:
-    """A span in pieces that can be looked at together; each half of a piece is half of another one too."""
+    """Cut a span into windows of at most ``LONGEST`` points, of which neighbours overlap by half or more."""
     number, start, end = span
     starts = range(max(start, end - LONGEST), start, -LONGEST // 2)
     return [*((number, one, one + LONGEST) for one in starts), (number, start, min(end, start + LONGEST))]
 
 
 def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Change]:
-    """Each cut looked at between its neighbours; the least likely goes while it is no change there."""
+    """Return the changes at the cuts, each examined between its neighbours.
+
+    While the least likely cut is no change there, it is dropped, and the others are examined again.
+    """
     while cuts:
         ends = [0, *cuts, len(values)]
         found = [_between(values, ends[n], ends[n + 1], ends[n + 2]) for n in range(len(cuts))]
@@ -186,13 +195,13 @@ def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Chang
 
 
 def _between(values: Floats, start: int, cut: int, end: int) -> Change:
-    """The step near a cut, within the part of a series in which it is the only one."""
+    """Return the step near a cut, found in the part from ``start`` to ``end``, in which it is the only step."""
     start = max(start, cut - LONGEST * 3 // 4)
     part = values[start : min(end, start + LONGEST)]
     scores, likely_places = steps.evidence(part[None, :])
     places = (likely_places[0] + steps.sides(part, cut - start)) / 2
     at = int(places.argmax())
-    # The places that are 95 % likely together: those of at least this likelihood.
+    # The places that together are 95 % likely: those whose likelihood is ``least`` or more.
     falling = np.sort(places)[::-1]
     least = falling[int(np.searchsorted(np.cumsum(falling), _CERTAIN * falling.sum()))]
     likely = np.flatnonzero(places >= least)
@@ -204,7 +213,10 @@ def _between(values: Floats, start: int, cut: int, end: int) -> Change:
 
 
 def _undone(changes: list[Change], levels: list[float], margins: list[float]) -> list[Change]:
-    """Which changes bring a level back. ``levels``: one more than changes; ``margins``: of the logarithms of ratios."""
+    """Return the changes, each with the earlier change that it undoes, if any, in ``back_to``.
+
+    ``levels`` has one more item than ``changes``; ``margins`` are half-widths of intervals of the ratios' logarithms.
+    """
     known: list[Change] = []
     for number, change in enumerate(changes):
         now = levels[number + 1]

@@ -1,4 +1,4 @@
-"""A series as SVG: its points, the levels between changes, and each change as the band that it lies in. Pure.
+"""Draws a series as SVG: its points, the levels between changes, and a band for each change. Pure.
 
 The horizontal axis counts runs, so that all charts of a page have the same moment at the same place.
 """
@@ -18,17 +18,17 @@ from perflab.units import format_count
 WIDTH, HEIGHT = 640, 166
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 28, 18, 40
 _MARK = 72
-"""Room for a commit on the axis."""
+"""Width of a commit's label on the horizontal axis, in pixels."""
 _LEAST_HEIGHT = 0.06
-"""The axis spans this share of the values at least, so that noise does not look like a change."""
+"""The least span of the vertical axis, as a share of the values, so that noise does not look like a change."""
 _MOST_POINTS = 200
-"""With more, points are drawn as a line alone."""
+"""The most points that are drawn as dots; more points are drawn as a line alone."""
 SPARK_WIDTH, SPARK_HEIGHT = 110, 20
 _SPARK_POINTS = 40
 
 
 def line_chart(row: SeriesRow, contents: Contents) -> Markup:
-    """The chart of one series."""
+    """Draw the chart of one series."""
     across = Scale(0, max(1, len(contents.runs) - 1), _LEFT, WIDTH - _RIGHT)
     middle = (max(row.values) + min(row.values)) / 2
     least = [middle * (1 + sign * _LEAST_HEIGHT / 2) for sign in (-1, 1)]
@@ -45,7 +45,7 @@ def line_chart(row: SeriesRow, contents: Contents) -> Markup:
 
 
 def described(row: SeriesRow, contents: Contents) -> str:
-    """The chart in words: its levels, and from when to when they were."""
+    """Return the chart in words: each level with its number of points and its dates."""
     said = []
     for level in row.levels:
         first, last = contents.runs[row.runs[level.first]], contents.runs[row.runs[level.last]]
@@ -57,7 +57,7 @@ def described(row: SeriesRow, contents: Contents) -> str:
 
 
 def spark(row: SeriesRow) -> Markup:
-    """The same, small, for a row of a table."""
+    """Draw a series as a small chart, a single line, for a row of a table."""
     values = thinned(row.values, _SPARK_POINTS)
     low, high = min(values), max(values)
     room = max(high - low, 0.1 * high) or 1.0
@@ -71,7 +71,7 @@ def spark(row: SeriesRow) -> Markup:
 
 
 def thinned(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of the values, in their order: of each stretch the least and the greatest, and the last one."""
+    """Return at most ``most`` values in their order: the least and the greatest of each stretch, and the last value."""
     if len(values) <= most:
         return list(values)
     stretches = (most - 1) // 2
@@ -100,7 +100,7 @@ def _axes(row: SeriesRow, contents: Contents, across: Scale, up: Scale) -> list[
     for at in sorted({round(number * (len(runs) - 1) / max(1, many - 1)) for number in range(many)}):
         x = rounded(across(at))
         parts.append(element("path", d=f"M{x} {HEIGHT - _BOTTOM}v4", class_="grid"))
-        # Of days the same width, so that the two rows stand below each other; the year is in the first and the last.
+        # Only the first and the last date show the year, so that the labels between them have one width.
         day = runs[at].created[5 * (at not in (0, len(runs) - 1)) : 10]
         said = [short(runs[at].commit or "").partition("+")[0], day]
         for number, text in enumerate(filter(None, said)):
@@ -109,7 +109,7 @@ def _axes(row: SeriesRow, contents: Contents, across: Scale, up: Scale) -> list[
 
 
 def _bands(row: SeriesRow, contents: Contents, across: Scale) -> list[Markup]:
-    """Each change of the series: the runs that it lies among, with the event's number above them."""
+    """Draw a band for each change of the series across the runs that it lies among, below its event's number."""
     parts = []
     number_of = {
         (one.at, one.before, one.after): (event.number, event.kind)

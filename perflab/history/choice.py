@@ -1,4 +1,4 @@
-"""The part of a history that is asked for, and whether an alarm of it is recent. Pure."""
+"""Chooses the part of a history that the user asks for, and finds its newest recent alarm. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from perflab.history.contents import ALARM, Contents, EventRow
 
 
 def chosen(contents: Contents, case: str | None, quantity: str | None) -> Contents:
-    """The part of it that is about cases, and a quantity, with these in their names. What is an alarm does not change.
+    """Return the part of a history about cases whose name contains ``case``, and about one quantity.
 
-    None stands for all cases, and for all quantities.
+    None stands for all cases, or for all quantities. A renamed case is kept under both of its names. The choice does
+    not change which events are alarms.
     """
     kept = [
         at
@@ -36,9 +37,9 @@ def chosen(contents: Contents, case: str | None, quantity: str | None) -> Conten
 
 
 def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
-    """The newest alarm for the worse whose new level began within so many of the last runs and has stayed; or None.
+    """Return the newest alarm for the worse whose new level began within the last ``recent`` runs and stayed; or None.
 
-    An alarm whose cases are all gone is none: nothing could ever bring their level back.
+    An alarm whose cases are all gone does not count, since nothing could ever restore their level.
     """
     since = len(contents.runs) - recent
     found = [one for one in contents.events if one.kind == ALARM and one.worse and one.first_new >= since]
@@ -48,9 +49,10 @@ def newest_alarm(contents: Contents, recent: int) -> EventRow | None:
 
 
 def _is_over(event: EventRow, contents: Contents, alarms: Collection[int]) -> bool:
-    """Whether what it changed came back: what is exact all of it, and at least half of the times.
+    """Whether the event's old levels came back: those of all exact quantities, and of at least half of the times.
 
-    Of several times noise may hide a return. What is only possible, or the machine's, brings nothing back.
+    Half of the times is enough, since noise may hide the return of some. Only alarms restore a level; possible changes
+    and changes of the machine do not. An event whose cases are all gone is over as well.
     """
     if all(contents.series[one.series].gone for one in event.members):
         return True

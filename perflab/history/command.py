@@ -1,4 +1,4 @@
-"""`perflab history`: its arguments, and which source and format they name."""
+"""The command ``perflab history``: its arguments, and the source and format that they name."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _bisect(given: argparse.Namespace) -> int:
 
 
 def _refuse_unused(given: argparse.Namespace) -> None:
-    """Raise UsageError for options that would make no difference."""
+    """Raise UsageError for options that would have no effect."""
     of_bisection = {"--good": given.good, "--bad": given.bad, "--build": given.build, "--pytest": given.pytest}
     if given.between is not None and given.format not in ("text", "json"):
         raise UsageError(f"--between with --format={given.format}", "give --format=text, or json")
@@ -170,11 +170,11 @@ def _words(option: str, text: str | None) -> list[str]:
 
 
 def read_history(folder: str | None, branch: str | None, git: bool, quantity: str | None) -> History:
-    """What the arguments name. By-products are read if one is the quantity that is asked for.
+    """Read the history that the arguments name. A by-product is only read if it is the quantity asked for.
 
     Raises:
-        UsageError: they name nothing, or too much.
-        RivalError: git does not have it.
+        UsageError: the arguments name no history, or more than one.
+        RivalError: git failed, or does not have the branch.
     """
     if git and branch is not None:
         raise UsageError("--git and --branch", "give one: --git reads baselines, --branch reads results files")

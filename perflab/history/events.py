@@ -1,9 +1,9 @@
-"""Changes of many series made events: one event gives one alarm, whatever shares it. Pure.
+"""Groups the changes of many series into events: one event gives one alarm, however many series share it. Pure.
 
-A change lies somewhere among the runs after its last old point up to its first new one. Changes in one environment and
-one direction that have a run in common are one event; those that the machine explains stand apart. Of all ways to share
-changes out, the run that most of them have in common is taken first, and so on. An interval misses its place one time
-in twenty, so a few that lie close beside a much larger event belong to it.
+A change lies somewhere among the runs after its last old point up to its first new point. Changes in one environment
+and one direction that have a run in common are one event; changes that the machine explains form events of their own.
+The run that most changes have in common makes the first event, then the same is done with the changes that are left. An
+interval misses its place one time in twenty, so a few changes that lie close beside a much larger event belong to it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from perflab.history.judging import Found
 from perflab.history.series import Series
 
 HIGHER_IS_BETTER = ("warps_per_sm", "mma", "wgmma", "tcgen05", "tma")
-"""Of kernels: occupancy, and instructions of tensor cores and TMA."""
+"""Quantities of kernels that are better when higher: occupancy, and instructions of tensor cores and TMA."""
 _BESIDE_RUNS = 3
-"""An interval that missed its place lies this close to it."""
+"""The most runs between an event and an interval that missed its place."""
 _BESIDE_SHARE = 0.1
-"""So many of an event's changes may have missed."""
+"""The largest share of an event's changes whose intervals may have missed their place."""
 
 
 @dataclass
 class Event:
-    """Changes of one cause."""
+    """Changes that one cause explains."""
 
     group: str
-    """What its environments have in common."""
+    """The text that the event's environments have in common: ``Place.group``."""
     is_worse: bool
     is_alarm: bool
     members: list[Found]
     first: int
     """The earliest run that may be the first of the new level."""
     last: int
-    """The latest one."""
+    """The latest run that may be the first of the new level."""
     came_back: list[int] = field(default_factory=list)
-    """Numbers of the earlier events that it undoes."""
+    """Numbers, from 0, of the earlier events that this event undoes."""
     undone_by: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Of each member whose old level came back, by its series and place: the number of the event that brought it."""
+    """The number, from 0, of the event that restored a member's old level, by the member's series and ``at``."""
     is_machines: bool = False
-    """Whether the machine explains each of its changes."""
+    """Whether the machine explains each of the event's changes."""
 
 
 def is_worse(series: Series, found: Found) -> bool:
@@ -51,12 +51,12 @@ def is_worse(series: Series, found: Found) -> bool:
 
 
 def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Found]) -> list[Event]:
-    """Changes as events, in the order of time.
+    """Group changes into events, and return the events in the order of time.
 
     Args:
-        series: what was judged.
-        groups: by place, what the exact quantities and times of one machine have in common.
-        found: the changes. No alarm rests on what is possible, but what is possible may belong to one.
+        series: the series that were judged.
+        groups: for each place, the text that the exact quantities and times of one machine have in common.
+        found: the changes. A possible change makes no alarm, but may belong to one.
     """
     kinds: dict[tuple[bool, int, bool, bool], list[Found]] = {}
     for one in found:
@@ -73,7 +73,10 @@ def gather(series: Sequence[Series], groups: Sequence[str], found: Sequence[Foun
 
 
 def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[list[Found], int, int]]:
-    """Changes that have a run in common, with the runs that all of them have: the largest such cluster first."""
+    """Group changes that have a run in common, the largest group first.
+
+    Return each group with the first and the last of the runs that its changes have in common.
+    """
     left = [(*one.span(series), one) for one in found]
     clusters: list[tuple[list[Found], int, int]] = []
     while left:
@@ -99,7 +102,7 @@ def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[li
 
 
 def _most_common(rows: Sequence[tuple[int, int, Found]]) -> int:
-    """The run that most intervals hold; the earliest of several."""
+    """Return the run that most intervals contain; the earliest one of several."""
     steps = Counter(first for first, _, _ in rows)
     steps.subtract(last + 1 for _, last, _ in rows)
     runs = sorted(steps)
@@ -108,9 +111,9 @@ def _most_common(rows: Sequence[tuple[int, int, Found]]) -> int:
 
 
 def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:
-    """The same with fewer: exact changes belong to the event in time that they explain, possible ones to an alarm.
+    """Join events: exact changes join the event of times that they explain, and possible changes join an alarm.
 
-    Only what is certain says where an event lies.
+    Only alarms narrow the range of runs in which an event lies.
     """
     kept: list[Event] = []
     for event in sorted(events, key=lambda event: (not event.is_alarm, not _timed(series, event))):
@@ -125,21 +128,27 @@ def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:
 
 
 def _belongs(series: Sequence[Series], event: Event, other: Event) -> bool:
-    """Whether an event is part of another one: one direction, perhaps one run, and no times of two machines."""
+    """Whether an event is part of another event.
+
+    It is if both have the same direction and may have a run in common, and their times are not of different machines.
+    """
     if (event.group, event.is_worse, event.is_machines) != (other.group, other.is_worse, other.is_machines):
-        return False  # the machine's hide nothing of the code's: what needs something else is other code
+        return False  # an exact change is the code's: a change of the machine must not hide it
     own, others = _timed(series, event), _timed(series, other)
     same_place = not own or not others or not own.isdisjoint(others)
     return same_place and event.first <= other.last and other.first <= event.last
 
 
 def _timed(series: Sequence[Series], event: Event) -> set[int]:
-    """The machines whose times changed in an event."""
+    """Return the places of the machines whose times changed in an event."""
     return {series[one.series].place for one in event.members if not series[one.series].is_exact}
 
 
 def _note_returns(events: Sequence[Event]) -> None:
-    """Note which event undoes which: each member that came back, and what most of an event's members came back to."""
+    """Note in each event which event restored its members' old levels, and which earlier events it undoes.
+
+    An event undoes an earlier event if at least half of the later event's members restore a level of the earlier one.
+    """
     by_change = {(one.series, one.change.at): at for at, event in enumerate(events) for one in event.members}
     for at, event in enumerate(events):
         undone: Counter[int] = Counter()

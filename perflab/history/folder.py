@@ -1,4 +1,4 @@
-"""The history that a folder of results files holds, on a disk or on a branch. A damaged file is named and left out."""
+"""Reads a history from a folder of results files, on a disk or on a branch. Damaged files are named and left out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from perflab.history.series import History, LeftOut
 _ENDS = (".json", ".jsonl")
 _JOURNAL = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d\d)-(\d\d)-(\d{6})-\d+\.jsonl")
 _OURS = (b'"perflab"', b'"judgement"', b'"perflab report"')
-"""One of these stands in each file that a run or a report wrote, however damaged it is."""
+"""Texts of which each file that a run or a report wrote has at least one, however damaged the file is."""
 _REMEDY = "name a folder with what --perf-json, perflab report --format=json or perflab merge wrote"
 
 
 def read_folder(folder: Path, skipped: Collection[str] = ()) -> History:
-    """All results files in a folder and the folders in it, without the quantities that are ``skipped``.
+    """Read all results files in a folder and its subfolders, without the quantities that are ``skipped``.
 
     Raises:
-        UsageError: there is no such folder, or no results file in it.
+        UsageError: the folder does not exist, or holds no results file that can be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", _REMEDY)
@@ -42,11 +42,13 @@ def read_folder(folder: Path, skipped: Collection[str] = ()) -> History:
 
 
 def read_branch(repository: Path, branch: str, folder: str, skipped: Collection[str] = ()) -> History:
-    """The same of a folder on a branch of a git repository, which is not checked out.
+    """Read all results files in a folder on a branch of a git repository, and in its subfolders, without a checkout.
+
+    Quantities that are ``skipped`` are left out.
 
     Raises:
-        RivalError: there is no such branch or folder, or no git.
-        UsageError: there is no results file in it.
+        RivalError: the branch does not exist, or git is not installed.
+        UsageError: the branch has no such folder, or the folder holds no results file that can be read.
     """
     found = [(path, name) for path, name in files_on(repository, branch, folder) if path.endswith(_ENDS)]
     with objects_of(repository) as objects:
@@ -61,7 +63,7 @@ def read_branch(repository: Path, branch: str, folder: str, skipped: Collection[
 
 def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> History:
     collects = gc.isenabled()
-    gc.disable()  # millions of short-lived objects, and no cycles among them
+    gc.disable()  # millions of short-lived objects without reference cycles
     try:
         for file, content in contents:
             if isinstance(content, str):
@@ -84,10 +86,10 @@ def _read(history: History, contents: Iterable[tuple[str, bytes | str]]) -> Hist
 
 
 def _begun(file: str) -> datetime:
-    """When a journal was begun, by its name.
+    """Return when a journal was begun, as its file name says.
 
     Raises:
-        DocumentError: that is no journal's.
+        DocumentError: the name is not that of a journal.
     """
     found = _JOURNAL.fullmatch(file.rpartition("/")[2])
     if found is None:

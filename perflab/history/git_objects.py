@@ -1,6 +1,6 @@
-"""Reads many objects of a git repository through one process, and names the commits between two.
+"""Reads many objects of a git repository through one process, and lists the commits between two commits.
 
-Nothing is checked out, and the user's tree is not touched.
+Nothing is checked out, and the user's working tree is not touched.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from perflab.report.escaping import one_line
 from perflab.units import format_names
 
 _MOST_COMMITS = 20
-"""Commits of one range that are listed; the others are counted."""
+"""The most commits of one range that are listed; the others are only counted."""
 
 
 class Objects:
-    """Contents of objects by name, one after another."""
+    """Reads the contents of git objects by name, one after another."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def read(self, name: str) -> bytes | None:
-        """The content of a blob; None if there is no such object."""
+        """Return the content of a blob; None if the repository has no such blob."""
         source, sink = self._process.stdout, self._process.stdin
         assert source is not None
         assert sink is not None
@@ -36,7 +36,7 @@ class Objects:
         sink.flush()
         words = source.readline().split()
         if len(words) != 3 or not words[2].isdigit():
-            return None  # "… missing", or nothing: git has ended
+            return None  # git printed "… missing", or has ended
         content = source.read(int(words[2]))
         source.read(1)
         return content if words[1] == b"blob" else None
@@ -47,7 +47,7 @@ def objects_of(folder: Path) -> Iterator[Objects]:
     """Open ``git cat-file --batch`` for the length of the block.
 
     Raises:
-        RivalError: there is no git.
+        RivalError: git is not installed.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
@@ -68,9 +68,9 @@ def objects_of(folder: Path) -> Iterator[Objects]:
 
 
 def commits_between(folder: Path, good: str, bad: str, most: int = _MOST_COMMITS) -> tuple[int, list[CommitRow]] | None:
-    """How many commits came after ``good`` up to ``bad``, merges as one; and the newest of them, the last one first.
+    """Return the number of commits after ``good`` up to ``bad``, and the newest ``most`` of them, newest first.
 
-    None if the repository does not have both.
+    A merge counts as one commit. Return None if the repository does not have both commits.
     """
     good, bad = clean(good), clean(bad)
     if commit_named(folder, good) is None or commit_named(folder, bad) is None:
@@ -85,16 +85,16 @@ def commits_between(folder: Path, good: str, bad: str, most: int = _MOST_COMMITS
 
 
 def clean(commit: str) -> str:
-    """The commit that a tree with changed files was at."""
+    """Return the commit alone, without the ``+dirty`` that marks changed files."""
     return commit.partition("+")[0]
 
 
 def files_on(folder: Path, branch: str, below: str) -> list[tuple[str, str]]:
-    """Names and objects of the files below a folder of a branch, as ``(path, object)``.
+    """Return the files below a folder of a branch, as ``(path, object name)``.
 
     Raises:
-        RivalError: there is no such branch.
-        UsageError: it has no such folder.
+        RivalError: the branch does not exist.
+        UsageError: the branch has no such folder.
     """
     commit = commit_named(folder, branch) or commit_named(folder, f"origin/{branch}")
     if commit is None:

@@ -1,9 +1,9 @@
-"""Which changes of level there are in a history, and which of them are alarms.
+"""Finds the changes of level in a history, and decides which of them are alarms.
 
 Across many series false alarms add up. A change is an alarm if its chance in an unchanged series is at most 1 %, and if
 it passes Benjamini and Hochberg's procedure over all series of its environment, so that of all alarms at most one in
-ten is false (Benjamini and Hochberg 1995, "Controlling the false discovery rate"). One that passes the first alone
-is possible, and no alarm. Exact quantities do not vary: each of their changes is one.
+ten is false (Benjamini and Hochberg 1995, "Controlling the false discovery rate"). A change that passes only the first
+test is possible, and no alarm. Exact quantities do not vary, so each of their changes is an alarm.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 MOST_P = 0.01
 FALSE_DISCOVERIES = 0.1
 COUNTS = 0.05
-"""Share by which an accepted time must differ from the last one that did: the gate's default threshold."""
+"""Share by which an accepted time must differ from the last time that counted: the gate's default threshold."""
 FEWEST = 8
-"""Points of a series in which a change can be found: ``change_points.SHORTEST``, whose module loads numpy."""
+"""The fewest points in which a change can be found: ``change_points.SHORTEST``, whose module loads numpy."""
 
 
 @dataclass(frozen=True)
 class Rest:
-    """What the machine leaves of a change at whose place it changed too."""
+    """The remainder of a change without the machine's part, if the machine changed at the same place."""
 
     machine: float
-    """By which ratio the calibration workload changed."""
+    """The ratio by which the calibration workload changed."""
     ratio: float
-    """The change's ratio over that."""
+    """The change's ratio divided by ``machine``."""
     low: float
-    """95 % interval of it."""
+    """Lower bound of the 95 % interval of ``ratio``; ``high`` is the upper bound."""
     high: float
     is_codes: bool
-    """Whether it is more than the noise of both."""
+    """Whether the remainder exceeds the noise of both changes, so that it is the code's."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,23 @@ class Found:
     change: Change
     is_alarm: bool
     undoes: int | None = None
-    """The ``at`` of the earlier change that this one takes back."""
+    """The ``at`` of the earlier change that this change undoes; None: it undoes none."""
     rest: Rest | None = None
-    """What the machine leaves of it; None where the machine did not change."""
+    """The remainder of the change without the machine's part; None if the machine did not change."""
 
     @property
     def is_machines(self) -> bool:
-        """Whether the machine explains it."""
+        """Whether the machine explains the change."""
         return self.rest is not None and not self.rest.is_codes
 
     def span(self, series: Sequence[Series]) -> tuple[int, int]:
-        """The runs that may be the first of the new level: from, to."""
+        """Return the earliest and the latest run that may be the first of the new level."""
         runs = series[self.series].runs
         return runs[self.change.before] + 1, runs[self.change.after]
 
 
 def judge(series: Sequence[Series]) -> list[Found]:
-    """All changes of these series: by series, the oldest first."""
+    """Find all changes of these series, in the order of the series and oldest first."""
     noisy = [at for at, one in enumerate(series) if not one.is_exact and len(one.values) >= FEWEST]
     changes = _statistics().find_changes([series[at].values for at in noisy])
     limits = _limits([(series[at].place, ones) for at, ones in zip(noisy, changes, strict=True)])
@@ -81,7 +81,7 @@ def judge(series: Sequence[Series]) -> list[Found]:
 
 
 def creep_of(one: Series, found: Sequence[Found]) -> float | None:
-    """By which ratio a series that varies crept without a step; None if it did not, or has too few points."""
+    """Return the ratio by which a series crept without a step; None if it did not, is exact, or has too few points."""
     if one.is_exact or len(one.values) < FEWEST:
         return None
     ratio: float | None = _statistics().creep(one.values, [each.change for each in found])
@@ -89,9 +89,9 @@ def creep_of(one: Series, found: Sequence[Found]) -> float | None:
 
 
 def judge_accepted(series: Sequence[Series]) -> list[Found]:
-    """The steps between accepted levels: of exact quantities all, of times those that a gate would have counted.
+    """Find the steps between accepted levels: all steps of exact quantities, and the steps of times past ``COUNTS``.
 
-    A time is compared with the last one that counted, so that many small steps add up.
+    A time is compared with the last time that counted, so that many small steps add up.
     """
     found = list(_exact(series))
     for at, one in enumerate(series):
@@ -105,9 +105,9 @@ def judge_accepted(series: Sequence[Series]) -> list[Found]:
 
 
 def _statistics() -> ModuleType:
-    """What finds changes. It loads numpy, with one thread for linear algebra, since matrices are small here.
+    """Import and return ``change_points``. It loads numpy with one thread for linear algebra, since matrices are small.
 
-    Processes that are started later, which measure, have as many as ever.
+    The environment is restored, so that measuring processes started later have their usual number of threads.
     """
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
@@ -134,7 +134,7 @@ def _undone(changes: Sequence[Change], one: Change) -> int | None:
 
 
 def _limits(series: Sequence[tuple[int, Sequence[Change]]]) -> dict[int, float]:
-    """By environment, the largest p that is an alarm."""
+    """Return the largest p that is an alarm, by the number of the place."""
     chances: dict[int, list[float]] = {}
     many: dict[int, int] = {}
     for place, changes in series:
@@ -147,6 +147,9 @@ def _limits(series: Sequence[tuple[int, Sequence[Change]]]) -> dict[int, float]:
 
 
 def largest_false_discovery(chances: Sequence[float], many: int, rate: float) -> float:
-    """Benjamini and Hochberg's limit: the largest of these p that passes among ``many`` hypotheses; 0 if none does."""
+    """Return Benjamini and Hochberg's limit: the largest p that passes among ``many`` hypotheses; 0 if none does.
+
+    ``rate`` is the share of false discoveries that is allowed.
+    """
     passing = [p for rank, p in enumerate(sorted(chances), 1) if p <= rate * rank / many]
     return max(passing, default=0.0)

@@ -1,8 +1,8 @@
-"""How much of a change of time is the machine's: what its calibration workload, whose code never changes, did there.
+"""Separates the machine's part of a change of time, by the calibration workloads, whose code never changes.
 
-A machine's workloads tell of its cores and of its memory apart. One of them alone does not speak for the machine: what
-counts is the middle one of those that were timed beside the cases, with those that did not change. What it leaves of a
-case's change is the code's, if that is more than the noise of both.
+The workloads measure the machine's cores and memory separately. One workload alone does not stand for the machine: the
+machine's change is the middle one among all workloads that were timed beside the cases, including workloads that did
+not change. The remainder of a case's change is the code's if it exceeds the noise of both changes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from perflab.history.judging import Found, Rest
 from perflab.history.series import Series
 
 CHANCE = 0.01
-"""That any change of a history without one of the code is called the code's."""
+"""The chance that any change in a history is attributed to the code although the code did not change."""
 _MARGIN = 1.96
-"""Standard errors from a ratio to an end of its interval."""
+"""Standard errors from the logarithm of a ratio to an end of its 95 % interval."""
 
 
 def without_the_machine(
     found: Sequence[Found], series: Sequence[Series], machines: Sequence[Series], moved: Sequence[Found]
 ) -> list[Found]:
-    """The changes, each with what is left of it where the machine changed at its place in its direction.
+    """Return the changes, each with its remainder in ``rest`` if the machine changed at its place in its direction.
 
-    ``machines`` are the calibration workloads' series, and ``moved`` their changes, of which only alarms count.
+    ``machines`` are the calibration workloads' series, and ``moved`` are the changes of these, of which only alarms
+    count.
     """
     workloads: dict[int, dict[int, list[Found]]] = {}
     for at, machine in enumerate(machines):
@@ -46,7 +47,10 @@ def without_the_machine(
 def _machines(
     one: Found, series: Sequence[Series], machines: Sequence[Series], workloads: Mapping[int, Mapping[int, list[Found]]]
 ) -> Found | None:
-    """What the middle one of the machine's workloads did at a change's place; None if it did nothing."""
+    """Return the change of the middle one of the machine's workloads at a change's place.
+
+    None if the middle workload did not change in the same direction.
+    """
     first, last = one.span(series)
     way = math.copysign(1.0, math.log(one.change.ratio))
     together = []
@@ -62,7 +66,7 @@ def _machines(
 
 
 def _rest(one: Found, machine: Found, enough: float) -> Rest:
-    """A change without the machine's: its ratio over the machine's, with the interval of both."""
+    """Return the remainder of a change: its ratio divided by the machine's, with the interval of both."""
     left = math.log(one.change.ratio / machine.change.ratio)
     error = math.hypot(_error(one), _error(machine))
     is_codes = math.copysign(left, left * math.log(one.change.ratio)) > enough * error
@@ -72,7 +76,7 @@ def _rest(one: Found, machine: Found, enough: float) -> Rest:
 
 
 def _error(one: Found) -> float:
-    """Standard error of the logarithm of a change's ratio; infinite where too few runs tell how much it is."""
+    """Return the standard error of the logarithm of a change's ratio; infinite if the ratio's interval is unknown."""
     if one.change.low is None or one.change.high is None:
         return math.inf
     return math.log(one.change.high / one.change.low) / (2 * _MARGIN)

@@ -1,7 +1,7 @@
 """The parts of results files, reports and journals that a history needs: narrow structures, which skip all else.
 
 A file of 10,000 cases is read in a third of a second. ``perflab/results.py`` and ``perflab/report/contents.py`` have
-the whole.
+the complete structures.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from perflab.reading import MOST_FLOAT, MOST_INT, refuse_key_twice
 from perflab.records import Environment
 
 DAMAGED = (msgspec.DecodeError, ValueError, RecursionError)
-"""What a damaged file makes ``decoded`` raise: also by text that is no UTF-8, or brackets within brackets."""
+"""The errors that ``decoded`` raises for a damaged file, also for invalid UTF-8 and for brackets nested too deep."""
 Amount = Annotated[int, msgspec.Meta(ge=0, le=MOST_INT)]
-"""A number of bytes, or of anything that is counted, as ``perflab.reading`` takes it."""
+"""A number of bytes, or a count, within the limits of ``perflab.reading``."""
 Number = Annotated[float, msgspec.Meta(ge=0, le=MOST_FLOAT)]
 Kind = TypeVar("Kind")
 UNIT_NS, UNIT_BYTES, UNIT_COUNT = "ns", "bytes", "count"
 
 
 def decoded(raw: bytes, kind: type[Kind]) -> Kind:
-    """A JSON text as ``kind``, checked as the readers of whole files check it.
+    """Decode a JSON text as ``kind``, with the checks that the readers of whole files make.
 
     Raises:
-        One of ``DAMAGED``: it is no such text.
+        One of ``DAMAGED``: the text is damaged, or no JSON of that kind.
     """
     refuse_key_twice(raw)
     return msgspec.json.decode(raw, type=kind)
 
 
 def exact_readings(sizes: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, Reading]:
-    """Bytes and counts of what did not run, by quantity."""
+    """Return the readings of a case that did not run, by quantity: ``sizes`` in bytes, and ``counts``."""
     return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
         name: Reading(value, UNIT_COUNT, True) for name, value in counts.items()
     }
 
 
 class Narrow(msgspec.Struct, gc=False):
-    """Reads some of an object's fields, whatever others it has."""
+    """A structure that reads some fields of a JSON object, and skips all others."""
 
 
 class Head(Narrow):
-    """What tells the kinds of files apart."""
+    """The fields by which the kinds of files differ."""
 
     schema: int
     kind: str | None = None
@@ -68,7 +68,7 @@ class Quantity(Narrow):
 
 
 class Times(Narrow):
-    """Medians of a process's samples."""
+    """Medians of the samples of this process, and of fresh processes."""
 
     median_ns: Number
     fresh_ns: list[Number] = []
@@ -106,7 +106,7 @@ class Report(Narrow):
 
 
 class Changed(Narrow):
-    """A quantity that was compared: what it is now."""
+    """The present value of a quantity that was compared."""
 
     now: Number
 
@@ -129,7 +129,7 @@ class Memory(Narrow):
 
 
 class Replicate(Narrow):
-    """What one process measured."""
+    """The measurements of one process."""
 
     median_ns: Number
     fastest_ns: Number
@@ -138,12 +138,12 @@ class Replicate(Narrow):
     memory: Memory | None = None
     calibration_ns: dict[str, Number] = {}
     yardsticks_ns: dict[str, Number] = {}
-    """What schema 2 called ``calibration_ns``."""
+    """The name of ``calibration_ns`` in schema 2."""
     counts: dict[str, Amount] = {}
 
     @property
     def calibration(self) -> dict[str, Number]:
-        """Median readings of the calibration workload."""
+        """Median readings of the calibration workloads, by name."""
         return self.calibration_ns or self.yardsticks_ns
 
 
@@ -156,7 +156,7 @@ class Cost(Narrow):
 
 
 class Resources(Narrow):
-    """What a compiled kernel takes."""
+    """The resources of a compiled kernel."""
 
     registers: Amount
     spill_store_bytes: Amount = 0
@@ -169,7 +169,7 @@ class Resources(Narrow):
     ptxas: str = ""
 
     def readings(self) -> dict[str, Reading]:
-        """By quantity, named as in a report."""
+        """Return the readings by quantity, named as in a report."""
         sizes = {name: getattr(self, name) for name in ("spill_store_bytes", "spill_load_bytes", "stack_bytes")}
         sizes["shared_bytes"] = self.static_shared_bytes + self.dynamic_shared_bytes
         return exact_readings(
@@ -178,13 +178,13 @@ class Resources(Narrow):
 
 
 class Size(Narrow):
-    """Something that takes memory."""
+    """An object that takes memory."""
 
     size_bytes: Amount
 
 
 class DryRun(Narrow):
-    """What a dry run counted."""
+    """The bytes that a dry run requested from the allocator."""
 
     asked_bytes: Amount = 0
 
@@ -207,14 +207,14 @@ class Now(Narrow):
 
     @property
     def where(self) -> str:
-        """Where its numbers belong, in words."""
+        """The text of the place where the numbers belong: GPU and torch version, or versions of Triton and ptxas."""
         if self.gpu is not None:
             return prediction_text(f"{self.gpu}-dry-run" if self.dry_run is not None else self.gpu, self.torch or "")
         ptxas = self.resources.ptxas if self.resources is not None else ""
         return basis_text({"triton": self.triton or "", "ptxas": ptxas})
 
     def readings(self) -> dict[str, Reading]:
-        """By quantity, named as in a report."""
+        """Return the readings by quantity, named as in a report."""
         if self.resources is not None:
             return self.resources.readings()
         if self.peak_bytes is None:
@@ -236,29 +236,29 @@ class Now(Narrow):
 
 
 class Statistic(Narrow):
-    """A statistic of a generation."""
+    """One statistic of a generation of tokens, with its formula."""
 
     value: Number
     formula: str
 
 
 class Generation(Narrow):
-    """What a generation of tokens was like."""
+    """The statistics of a generation of tokens."""
 
     statistics: dict[str, Statistic] = {}
 
 
 class Measured(Narrow):
-    """What the session measured itself."""
+    """The measurement that the session of pytest made itself."""
 
     generation: Generation | None = None
 
 
 class Outcome(Narrow):
-    """What a case came to, in any tier."""
+    """The outcome of a case, in any tier."""
 
     type: str = ""
-    """The tier's tag."""
+    """The tag of the outcome's tier."""
     environment: Environment | None = None
     summary: Replicate | None = None
     fresh: list[Replicate] = []
@@ -282,7 +282,7 @@ class Result(Narrow):
     failure: str | None = None
     mode: Mode = Mode()
     commit: str | None = None
-    """In a journal."""
+    """The run's commit, which only a journal's lines have."""
 
 
 class Document(Narrow):

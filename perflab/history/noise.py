@@ -1,8 +1,8 @@
-"""How times of unchanged code wander from run to run: models of noise, and series seen through them.
+"""Models of noise: how times of unchanged code vary from run to run, and how each model whitens a series.
 
-A machine may vary at random, may vary so that neighbouring runs resemble each other, or may drift. Nobody knows which
-before looking, and a step is easily taken for drift and drift for a step. So a series is held against all of these
-models at once: ``MODELS``, in five families. Covariances are in units of the variance that runs have by themselves.
+A machine may vary at random, may vary so that neighbouring runs resemble each other, or may drift. Which of these
+applies is unknown in advance, and a step is easily mistaken for drift and drift for a step. So a series is compared
+with all models at once: ``MODELS``, in five families. Covariances are in units of the variance of a single run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 LONGEST = 200
-"""Points of a series that are looked at together."""
+"""The most points of a series that are analysed together."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class NoiseModel:
     family: str
     name: str
     covariance: Callable[[Floats], Floats]
-    """From the numbers of runs, 0, 1, 2, …, to the covariance of each two of them."""
+    """Function from the numbers of runs, 0, 1, 2, …, to the covariance of each pair of runs."""
 
 
 @dataclass(frozen=True)
 class Whitened:
-    """What turns series of ``LONGEST`` points or fewer into independent ones, under one model.
+    """The matrices that whiten series of ``LONGEST`` points or fewer under one model: the points become independent.
 
-    All parts are those of the longest series; those of ``n`` points are their first ``n`` rows and columns, since the
-    factor of a covariance has the factors of its leading parts inside.
+    All matrices have the size of the longest series. A series of ``n`` points uses their first ``n`` rows and columns,
+    since the leading part of a Cholesky factor is the factor of the covariance's leading part.
     """
 
     factor: Floats
     """Inverse of the covariance's Cholesky factor, lower triangular."""
     level: Floats
-    """A constant of 1, whitened."""
+    """A constant series of 1, whitened."""
     steps: Floats
     """Column ``i``: a step from 0 to 1 at point ``i``, whitened."""
     log_scale: Floats
@@ -48,24 +48,27 @@ class Whitened:
 
 
 def _resembling(memory: float, independent: float, runs: Floats) -> Floats:
-    """Neighbours correlate by ``memory``, as in an autoregressive process of order 1; a share may be independent."""
+    """Return the covariance of runs whose neighbours correlate by ``memory``: an autoregressive process of order 1.
+
+    ``independent`` is the share of the variance that is independent from run to run.
+    """
     distance = np.abs(runs[:, None] - runs[None, :])
     return np.asarray((1.0 - independent) * memory**distance + independent * np.eye(len(runs)))
 
 
 def _wave(size: float, length: float, runs: Floats) -> Floats:
-    """A smooth curve of standard deviation ``size`` that forgets itself over ``length`` runs."""
+    """Return the covariance of noise on a smooth curve of standard deviation ``size`` and length ``length`` in runs."""
     distance = (runs[:, None] - runs[None, :]) / length
     return np.asarray(np.eye(len(runs)) + size**2 * np.exp(-0.5 * distance**2))
 
 
 def _slope(size: float, runs: Floats) -> Floats:
-    """A steady drift, by a standard deviation of ``size`` from run to run."""
+    """Return the covariance of noise on a steady drift, whose step per run has a standard deviation of ``size``."""
     return np.eye(len(runs)) + size**2 * np.outer(runs, runs)
 
 
 def _walk(size: float, runs: Floats) -> Floats:
-    """A random walk with steps of standard deviation ``size``."""
+    """Return the covariance of noise on a random walk with steps of standard deviation ``size``."""
     return np.eye(len(runs)) + size**2 * np.minimum(runs[:, None], runs[None, :])
 
 
@@ -82,20 +85,20 @@ MODELS = (
     NoiseModel("walking fast", "a fast random walk", partial(_walk, 0.3)),
 )
 UNCHANGED = {"independent": 0.44, "resembling": 0.22, "drifting": 0.11, "walking": 0.21, "walking fast": 0.02}
-"""How likely each family is taken to be, of a series without a step."""
+"""The prior probability of each family in a series without a step."""
 CHANGED = {"independent": 0.57, "resembling": 0.1, "drifting": 0.05, "walking": 0.18, "walking fast": 0.1}
-"""The same of a series with one: smooth drift is rarely an excuse for what is abrupt.
+"""The prior probability of each family in a series with a step: smooth drift rarely explains an abrupt change.
 
-Both were found by a search for what finds a new step of 2.5 standard deviations soonest, with no more than 1 % of
-unchanged series alarmed in any model of noise, and then rounded. A fast walk has little weight, since it explains any
-old step.
+``UNCHANGED`` and ``CHANGED`` were found by a search for the weights that find a new step of 2.5 standard deviations
+soonest, with alarms in at most 1 % of unchanged series under any model of noise, and were then rounded. A fast walk has
+little weight, since it explains any old step.
 """
 SIZED = dict.fromkeys(CHANGED, 1 / len(CHANGED))
-"""The same where a step's size is asked for: any family may be the one that makes its interval wide."""
+"""The equal weight of each family for estimating a step's size: any family may be what makes the interval wide."""
 
 
 def log_weights(by_family: dict[str, float]) -> Floats:
-    """The logarithm of each model's weight; models of one family share its weight."""
+    """Return the logarithm of each model's weight; the models of one family share the family's weight."""
     members = [sum(model.family == other.family for other in MODELS) for model in MODELS]
     shares = [by_family[model.family] / count for model, count in zip(MODELS, members, strict=True)]
     return np.asarray(np.log(np.array(shares)))
@@ -103,7 +106,7 @@ def log_weights(by_family: dict[str, float]) -> Floats:
 
 @cache
 def whitened() -> tuple[Whitened, ...]:
-    """What whitens a series, by model."""
+    """Return the whitening matrices of each model, in the order of ``MODELS``."""
     runs = np.arange(LONGEST, dtype=np.float64)
     found = []
     for model in MODELS:

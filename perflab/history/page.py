@@ -1,4 +1,4 @@
-"""A history as one page: events first, then a table of all series, then each series as a chart with its numbers."""
+"""Renders a history as one page: events, then a table of the series, then each series as a chart with its numbers."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from perflab.report.escaping import one_line
 from perflab.units import format_count
 
 MOST_CHARTS = 150
-"""Series that are drawn: those with events first. The table has all, and JSON all numbers."""
+"""The most series that are drawn, those with events first. The table has more of them, and the JSON has all."""
 MOST_ROWS = 2_000
-"""Series in the table."""
+"""The most series in the table."""
 MOST_POINTS = 200
-"""Points of a series whose numbers stand below its chart, the newest."""
+"""The most points of a series whose numbers stand below its chart; these are the newest."""
 _MOST_MEMBERS = 40
 _LONGEST_ID = 400
 _LEAST_P = 1e-6
 _BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies between the two runs of a change")
-"""Of what varies, and of what is exact."""
+"""Explanations of a chart's bands: for quantities that vary, and for exact quantities."""
 _FEW = "not judged"
 
 
 @dataclass(frozen=True)
 class EventView:
-    """What the template shows of an event."""
+    """The texts and tables of an event for the template."""
 
     event: EventRow
     title: str
@@ -60,27 +60,27 @@ class EventView:
 
 @dataclass(frozen=True)
 class SeriesView:
-    """What the template shows of a series."""
+    """The texts, chart and table of a series for the template."""
 
     id: str
     row: SeriesRow
     name: str
     quantity: str
     case: str
-    """Node id, and what tells its results apart."""
+    """The case's node id and its variant, shortened."""
     is_open: bool
     last: str
     change: str
     chart: Markup
     told: str
     bands: str
-    """What its bands are."""
+    """The explanation of the chart's bands."""
     numbers: PageTable
     numbers_left: int
 
 
 def as_page(contents: Contents) -> str:
-    """The page."""
+    """Render the page, and return its HTML."""
     order = sorted(range(len(contents.series)), key=lambda at: (not contents.series[at].events, at))
     drawn = order[:MOST_CHARTS]
     listed = order[:MOST_ROWS]
@@ -145,14 +145,14 @@ def _commit_cell(commit: str | None, contents: Contents, more: str = "") -> Cell
 
 
 def chance_text(member: Member, row: SeriesRow) -> str:
-    """The chance of a change in an unchanged series."""
+    """Return the chance of a change in an unchanged series as text; ``exact`` or ``accepted`` if it has no ``p``."""
     if member.p is None:
         return "exact" if row.exact else "accepted"
     return f"{member.p:.1g}" if member.p >= _LEAST_P else f"< {_LEAST_P:.0e}"
 
 
 def number_cell_of(value: float, row: SeriesRow) -> Cell:
-    """A value of a series."""
+    """Return a table's cell with a value of a series."""
     return Cell(value_text(value, row.unit), float(f"{value:.7g}"), number=True)
 
 

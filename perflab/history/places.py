@@ -1,4 +1,4 @@
-"""Where numbers belong, so that they compare: times to a machine, exact quantities to software alone. Pure."""
+"""Places within which numbers may be compared: a machine for times, the software alone for exact quantities. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perflab.units import format_count
 
 
 class Place(NamedTuple):
-    """What numbers of one series share, so that they compare."""
+    """The environment that the numbers of one series share, so that the numbers may be compared."""
 
     text: str
-    """As it is shown."""
+    """The text of the place, as it is shown."""
     group: str
-    """What exact quantities and times of one machine have in common."""
+    """A key that the places of exact quantities and of times of one machine have in common."""
     is_exact: bool
 
 
 def places_of(environment: Environment | None, variant: str) -> tuple[Place, Place]:
-    """Where times, and exact quantities, of results from an environment belong.
+    """Return the place of times, and the place of exact quantities, for results from an environment.
 
-    ``variant``: what a result without an environment, which was predicted or compiled, is for.
+    ``variant`` is the text of the place of a result without an environment, which was predicted or compiled.
     """
     if environment is None:
         nowhere = Place(variant or "no machine", variant or "no machine", is_exact=True)
@@ -34,17 +34,17 @@ def places_of(environment: Environment | None, variant: str) -> tuple[Place, Pla
 
 
 def exact_place(exact: ExactEnvironment) -> Place:
-    """Where exact quantities belong that say so themselves."""
+    """Return the place of exact quantities that were stored with their exact environment."""
     return Place(_exact_text(exact), repr(exact), is_exact=True)
 
 
 def prediction_text(place: str, torch: str) -> str:
-    """Where a prediction's numbers belong."""
+    """Return the text of the place of a prediction's numbers: the GPU and the version of torch."""
     return basis_text({"GPU": place, "torch": torch})
 
 
 def basis_text(compared_by: Mapping[str, str]) -> str:
-    """What must agree before numbers of what did not run are compared: ``GPU h100, torch 2.13.0``."""
+    """Return what must agree before numbers of cases that did not run are compared: ``GPU h100, torch 2.13.0``."""
     return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
 
 

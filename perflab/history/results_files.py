@@ -1,4 +1,4 @@
-"""Reads what a history needs of one results file, report or journal, and skips all else: samples, profiles, reasons."""
+"""Reads the numbers of one results file, report or journal into a history. Skips samples, profiles and reasons."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _AGAIN = "write it again: pytest -m perf --perf-json=FILE"
 
 
 def read_into(history: History, raw: bytes, file: str) -> None:
-    """Add the run, or the runs, of one file.
+    """Add the run, or the runs, of one file to a history.
 
     Raises:
-        DocumentError: it is damaged, from a newer perflab, or not one of ours. Nothing was added then.
+        DocumentError: the file is damaged, or was written by a newer perflab or another program. Nothing was added.
     """
     try:
         head = narrow.decoded(raw, narrow.Head)
@@ -47,10 +47,10 @@ def read_into(history: History, raw: bytes, file: str) -> None:
 
 
 def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
-    """The quantities of one case of a results file.
+    """Return the readings of one case in a results file, by quantity.
 
     Raises:
-        DocumentError: it is no results file, or the case has no numbers there; its text says why.
+        DocumentError: the content is no results file, or the case has no numbers in it; the error's text says why.
     """
     try:
         results = narrow.decoded(raw, narrow.Document).results
@@ -67,17 +67,17 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
 
 
 def in_a_line(failure: str | None) -> str:
-    """The line of a test's failure that says most: the error, where pytest marks it; else the last one."""
+    """Return the most telling line of a test's failure: the first that pytest marks as an error, or else the last."""
     lines = (failure or "").strip().splitlines()
     errors = [line[1:].strip() for line in lines if line.startswith("E ")]
     return next(iter(errors or lines[-1:]), "")
 
 
 def read_journal_into(history: History, raw: bytes, file: str, created: datetime) -> None:
-    """Add a run of which only the journal is there. Of each case the last line counts; half a line is no damage.
+    """Add a run from its journal. The last line of each case counts; an incomplete last line is no damage.
 
     Raises:
-        DocumentError: another line is no result.
+        DocumentError: a line before the last one is no result.
     """
     lines = raw.split(b"\n")
     results: dict[tuple[str, str, bool], narrow.Result] = {}
@@ -94,7 +94,7 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
 
 
 def _refuse_nowhere(runs: Sequence[narrow.ReportRun]) -> None:
-    """Raise DocumentError for a case in an environment that its run does not have."""
+    """Raise DocumentError for a case that names an environment that its run does not have."""
     for run in runs:
         for case in run.cases:
             if case.environment is not None and not 0 <= case.environment < len(run.environments):
@@ -126,7 +126,10 @@ def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
 
 
 def _varying(counts: Iterable[str], compared: Collection[str]) -> set[str]:
-    """The counts that a run left out as it compared memory or others with a baseline: these vary, or may."""
+    """Return the counts that a run did not compare, although it compared memory or other counts with a baseline.
+
+    Such counts vary, or may vary, from run to run.
+    """
     return {*counts} - {*compared, _MEMORY} if compared else set()
 
 
@@ -141,7 +144,7 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
     history.note_collected(_aware(document.created), document.collected, document.stale)
     numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
     seen = set()
-    for result in sorted(document.results, key=_is_comparison):  # a run has one reading: that held against its baseline
+    for result in sorted(document.results, key=_is_comparison):  # of two readings, that judged by the baseline counts
         outcome = result.outcome
         if outcome is None:
             continue
@@ -156,7 +159,7 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
         counts = [one.counts for one in outcome.fresh or filter(None, [outcome.summary])]
         judged = [*result.judgement.counts, *[_MEMORY] * (result.judgement.memory is not None)]
         varying = _varying(counts[0] if counts else (), judged)
-        # What the gate judged is exact, though processes disagree by how much it rose.
+        # A count that the gate judged is exact, although processes may disagree on how much it rose.
         differ = {name for one in counts for name in one if one[name] != counts[0].get(name)}
         varying |= differ - result.judgement.counts.keys()
         history.varying.update((result.case, variant, count, numbers[key][1]) for count in varying)
@@ -188,7 +191,7 @@ def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Readi
         return {}
     memory = result.judgement.memory
     found = {
-        "latency": _time(median(one.median_ns for one in judged)),  # of all samples: turns pick fast ones
+        "latency": _time(median(one.median_ns for one in judged)),  # of all samples, since turns pick fast ones
         "fastest": _time(min(one.fastest_ns for one in judged)),
     }
     for name in judged[0].phases_ns:

@@ -1,6 +1,6 @@
-"""Many runs as series: a case's quantity, in an environment that compares, over time. Columns of numbers.
+"""Many runs as series: one quantity of one case in one comparable environment over time, in columns of numbers.
 
-A million points are held as three arrays a series, 16 bytes a point: no object stands for one.
+Each series is three arrays with 16 bytes a point, so that a million points need no million objects.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import NamedTuple
 from perflab.history.places import Place
 
 CALIBRATION = "calibration "
-"""How quantities begin that are the machine's: readings of fixed work beside a case."""
+"""The prefix of quantities that describe the machine: readings of fixed work beside a case."""
 BY_PRODUCTS = ("fastest",)
-"""Quantities that follow another one: read and judged only where they are asked for."""
+"""Quantities that follow another quantity: they are read and judged only if they are asked for."""
 _LONGEST_RUN = timedelta(days=1)
-"""A journal is dated by a run's begin, and results by its end."""
+"""The longest time from a journal's date, the begin of its run, to the date of results, the end of the run."""
 INEXACT_COUNTS = ("instructions", "callgrind_instructions")
-"""Counts that are not the same from run to run: they are judged as times are."""
+"""Counts that vary from run to run; they are judged as times are."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, or one commit of the baselines."""
+    """One run, or one commit that saved baselines."""
 
     created: datetime
     commit: str | None
-    """40 hexadecimal digits, with ``+dirty`` behind them if files differed."""
+    """40 hexadecimal digits, with ``+dirty`` behind them if files differed; None if no commit is known."""
     file: str
-    """Where it was read; of baselines, the commit's subject."""
+    """The file that the run was read from; in a history of baselines, the commit's subject."""
     is_journal: bool = False
-    """Whether ``created`` is when it began, and not when it ended."""
+    """Whether ``created`` is when the run began, instead of when it ended."""
 
 
 @dataclass
 class Series:
-    """One quantity of one case in one place. Columns have a value a point, in the order of runs."""
+    """One quantity of one case in one place. Each column has a value for each point, in the order of runs."""
 
     case: str
     variant: str
@@ -62,7 +62,7 @@ class LeftOut(NamedTuple):
     file: str
     problem: str
     is_ours: bool = True
-    """Whether it seems to be what a run wrote."""
+    """Whether the file seems to have been written by a run or a report of perflab."""
 
 
 class Reading(NamedTuple):
@@ -74,18 +74,18 @@ class Reading(NamedTuple):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be a point: finite, and of what varies above 0, since nothing takes no time."""
+        """Whether the reading can be a point: finite, and above 0 or an exact 0, since no call takes 0 ns."""
         return 0.0 < self.value < math.inf or (self.is_exact and self.value == 0.0)
 
 
 Key = tuple[str, str, str, int]
-"""Case, variant, quantity and place of a series."""
+"""The key of a series: case, variant, quantity and place."""
 
 
 class History:
-    """Runs and series, as they are read. ``finish`` puts them into order.
+    """The runs and series of a history while it is read. ``finish`` puts them into order.
 
-    ``source`` is what is read, for people; ``skipped`` are quantities that nobody asks for.
+    ``source`` names, for people, what is read; ``skipped`` are the quantities that are left out.
     """
 
     def __init__(self, source: str, skipped: Collection[str] = ()) -> None:
@@ -96,15 +96,15 @@ class History:
         self.series: list[Series] = []
         self.left_out: list[LeftOut] = []
         self.repeated = 0
-        """Runs that were read from several files, and count once: how many were too many."""
+        """The number of runs left out because another file has them as well: each run counts once."""
         self.repository: str | None = None
-        """The address of the page that shows the project's repository, as the run read last names it."""
+        """The address of the web page of the project's repository, as the last run that names one gives it."""
         self.are_accepted = False
-        """Whether points are accepted levels, and no runs."""
+        """Whether points are accepted levels instead of runs."""
         self.machines: list[Series] = []
-        """The calibration workload's own series: of each run in each environment the median over all cases."""
+        """The calibration workloads' own series: the median over all cases, for each run in each environment."""
         self.varying: set[Key] = set()
-        """Counts that differ from process to process: they are judged as times are."""
+        """The keys of counts that differ from process to process; these counts are judged as times are."""
         self._collected: tuple[datetime, Collection[str], Collection[str]] | None = None
         self._skipped = frozenset(skipped)
         self._known: dict[Key, Series] = {}
@@ -113,14 +113,18 @@ class History:
         self._word_numbers: dict[str, int] = {}
 
     def note_collected(self, created: datetime, collected: Collection[str], stale: Collection[str]) -> None:
-        """Which cases a run found, run or not, and which it knew to be gone. The newest run that says so counts."""
+        """Note which cases a run collected, whether it ran them or not, and which cases it knew to be gone.
+
+        The newest run with a list of collected cases counts.
+        """
         if collected and (self._collected is None or created >= self._collected[0]):
             self._collected = created, collected, stale
 
     def gone(self) -> Callable[[str], bool]:
-        """Whether a case certainly no longer exists: the newest run found other tests of its file, or knew it.
+        """Return a function that says whether a case certainly no longer exists.
 
-        One of which only the parameters are not found may be back with another option.
+        A case is gone if the newest run did not collect its test function, and either collected other tests of its file
+        or knew it to be gone. A case of which only the parameters are missing may come back with another option.
         """
         if self._collected is None:
             return lambda _case: False
@@ -136,19 +140,19 @@ class History:
         return is_gone
 
     def begin(self, run: Run) -> int:
-        """Add a run; returns its number."""
+        """Add a run, and return its number."""
         self.runs.append(run)
         return len(self.runs) - 1
 
     def place(self, place: Place) -> int:
-        """The number of a place."""
+        """Return the number of a place, and add the place if it is new."""
         number = self._place_numbers.setdefault(place, len(self.places))
         if number == len(self.places):
             self.places.append(place)
         return number
 
     def word(self, text: str) -> int:
-        """The number of a word."""
+        """Return the number of a word, and add the word if it is new."""
         number = self._word_numbers.setdefault(text, len(self.words))
         if number == len(self.words):
             self.words.append(text)
@@ -157,10 +161,10 @@ class History:
     def add(
         self, run: int, case: str, variant: str, places: tuple[int, int], word: str, readings: Mapping[str, Reading]
     ) -> None:
-        """What one run says of a case.
+        """Add the readings of a case in one run.
 
-        ``places`` are numbers of the places of times, and of exact quantities; ``word`` is the verdict, or why it was
-        accepted. Readings of the calibration workload are among those of the case.
+        ``places`` are the numbers of the place of times and of the place of exact quantities; ``word`` is the verdict,
+        or why the level was accepted. Readings of the calibration workload are among the readings of the case.
         """
         number = self.word(word)
         for quantity, reading in readings.items():
@@ -181,7 +185,7 @@ class History:
         one.words.append(word)
 
     def end(self, run: int) -> None:
-        """The run is read: what the calibration workload took beside its cases becomes a point of the machine's."""
+        """End a run: add the median of each calibration workload beside its cases to the machine's series."""
         for (place, name), values_ns in self._readings.items():
             if values_ns:
                 reading = Reading(median(values_ns), "ns", is_exact=False)
@@ -189,9 +193,9 @@ class History:
             values_ns.clear()
 
     def finish(self, since: datetime | None = None) -> None:
-        """Put runs and points in order of time, each run once, without those before ``since``.
+        """Put runs and points in order of time, keep each run once, and leave out runs before ``since``.
 
-        Accepted levels are in order already, that of the commits: a rebase gives several of them the same second.
+        Accepted levels keep the order of the commits, since a rebase gives several commits the same second.
         """
         again = set() if self.are_accepted else _repeats(self.runs, self.series)
         order = list(range(len(self.runs)))
@@ -215,9 +219,10 @@ class History:
 
 
 def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
-    """The runs that another one holds as well, number for number; of equal ones the first stays.
+    """Return the runs of which another run has every number as well; of equal runs the first stays.
 
-    Only runs of one moment are compared, or a journal with results that came after it: two nights may well agree.
+    Only runs of one moment are compared, or a journal with results that ended within ``_LONGEST_RUN`` after it, since
+    the numbers of two nights may well agree.
     """
     pairs = _pairs(runs)
     numbers: dict[int, dict[int, float]] = {run: {} for pair in pairs for run in pair}
@@ -234,7 +239,7 @@ def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
 
 
 def _pairs(runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Runs that may be one."""
+    """Return the pairs of runs that may be one run."""
     moments: dict[object, list[int]] = {}
     for at, run in enumerate(runs):
         moments.setdefault(run.created, []).append(at)

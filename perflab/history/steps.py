@@ -1,10 +1,11 @@
-"""How much speaks for a step at each place of a series, whatever its noise: Bayesian model comparison. Pure.
+"""Computes the evidence for a step at each place of a series, whatever its noise: Bayesian model comparison. Pure.
 
-For each model of noise (``noise.py``), a series' likelihood without a step and with one at each place, level, size and
-scale of the noise integrated out. With flat priors for the level and the logarithm of the scale, and a normal one for
-the step, the integrals are closed (Zellner, *An Introduction to Bayesian Inference in Econometrics*, 1971, ch. 3). The
-score is the logarithm of the ratio of both, summed over models and places by their weights. A step among noise that
-resembles itself scores low, because the noise explains it, and the series itself says how much it resembles itself.
+For each model of noise (``noise.py``), the likelihood of a series is computed without a step, and with a step at each
+place. The level, the size of the step and the scale of the noise are integrated out. With flat priors for the level and
+the logarithm of the scale, and a normal prior for the step, the integrals have a closed form (Zellner, *An Introduction
+to Bayesian Inference in Econometrics*, 1971, ch. 3). The score is the logarithm of the ratio of the two likelihoods,
+each summed over models and places by their weights. A step in autocorrelated noise scores low, because the noise
+explains it; the series itself shows how strong its autocorrelation is.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from numpy.typing import NDArray
 from perflab.history.noise import CHANGED, SIZED, UNCHANGED, Floats, log_weights, whitened
 
 LAST = 3
-"""Points before the first step that is looked for, and from the last one to the end: two outliers in a row are none."""
+"""The fewest points before a step, and from a step to the end: two outliers in a row are no step."""
 BETWEEN = 5
-"""Points of a level between two others."""
+"""The fewest points of a level between two other levels."""
 STEP_SD = 3.0
-"""Standard deviation of the sizes of steps that are expected, in units of the noise."""
+"""Standard deviation of the prior of a step's size, in units of the noise."""
 AGE = 1.0
 FALLING = 1.4
-"""A step ``a`` points from the end weighs ``(a + AGE) ** -FALLING``: it is to be found while it is new."""
+"""A step ``a`` points from the end weighs ``(a + AGE) ** -FALLING``, so that steps are found while they are new."""
 _WINDOW = 9
 _CLIP_SD = 2.7
 _MAD_TO_SD = 1.4826 * 1.1
-"""From the median distance to a running median of nine points to the standard deviation of normal noise."""
+"""Standard deviation of normal noise per median distance from a running median of nine points."""
 _SMALLEST_SD = 1e-4
-"""Of the logarithm of a time: what is below 0.01 % is taken for resolution."""
+"""The least standard deviation of a time's logarithm: differences below 0.01 % are taken for resolution."""
 
 
 def clipped(series: Floats) -> Floats:
-    """Series (``m`` x ``n``) whose single outliers are pulled towards their neighbours' median.
+    """Return the series (``m`` x ``n``) with single outliers pulled towards their neighbours' median.
 
-    Four outliers among nine neighbours are pulled, five are a level; so are three in a row at either end.
+    Four outliers among nine neighbours are pulled. Five are a level, as are three in a row at either end.
     """
     width = min(_WINDOW, series.shape[1])
     windows = np.lib.stride_tricks.sliding_window_view(series, width, axis=1)
@@ -54,10 +55,10 @@ def clipped(series: Floats) -> Floats:
 
 
 def evidence(series: Floats) -> tuple[Floats, Floats]:
-    """What speaks for a step in each series (``m`` x ``n``, logarithms; ``n`` is 8 to ``LONGEST``).
+    """Compute the evidence for a step in each series (``m`` x ``n``, logarithms; ``n`` is 8 to ``LONGEST``).
 
-    Returns scores (``m``): the log ratio of the likelihoods, with a step and without; and places (``m`` x ``n``): how
-    likely a step begins at each point, if there is one.
+    Returns scores (``m``): the log ratio of the likelihoods with a step and without a step; and places (``m`` x ``n``):
+    the probability that the step begins at each point, if there is a step.
     """
     m, n = series.shape
     y, smallest = _standardized(clipped(series))
@@ -85,9 +86,10 @@ def evidence(series: Floats) -> tuple[Floats, Floats]:
 
 
 def sides(series: Floats, place: int) -> Floats:
-    """How likely a step near ``place`` begins at each point of one series, from the side of its middle that each is on.
+    """Return the probability that a step near ``place`` begins at each point of one series.
 
-    That says as much of a case with two modes, or with outliers, as of any other.
+    Each point counts only by the side of the middle between both levels that it is on, so that the probabilities also
+    hold for a case with two modes or with outliers.
     """
     n = len(series)
     middle = (np.median(series[:place]) + np.median(series[place:])) / 2
@@ -98,15 +100,15 @@ def sides(series: Floats, place: int) -> Floats:
 
 
 def _log_share(above: int, many: int) -> float:
-    """Log likelihood of so many points above a middle, whatever their share: Jeffreys' prior integrated out."""
+    """Return the log likelihood of ``above`` of ``many`` points above a middle, under Jeffreys' prior of the share."""
     return lgamma(above + 0.5) + lgamma(many - above + 0.5) - lgamma(many + 1)
 
 
 def size(series: Floats, place: int) -> tuple[float, float]:
-    """Size of the step at one place of one series (``n``, logarithms), and its standard deviation.
+    """Return the size of the step at one place of one series (``n``, logarithms), and the size's standard deviation.
 
-    No size is expected here: what speaks for a step must not pull its size towards nothing. Each level's outliers are
-    pulled towards that level, however few points it has.
+    The prior of the size is flat here, since the prior of ``evidence`` would pull the size towards zero. Each level's
+    outliers are pulled towards that level, however few points the level has.
     """
     distance = np.median(series[place:][:_WINDOW]) - np.median(series[:place][-_WINDOW:])
     step = distance * (np.arange(len(series)) >= place)
@@ -131,10 +133,10 @@ def size(series: Floats, place: int) -> tuple[float, float]:
 
 
 def clearest_stretches(series: Floats) -> list[tuple[float, int, int]]:
-    """The stretch of each series (``m`` x ``n``, logarithms) that differs most from the rest, were runs independent.
+    """Return the stretch of each series (``m`` x ``n``, logarithms) that differs most from the rest, as a triple.
 
-    Returns its distance in standard errors, its first point, and the point after its last one. It has ``BETWEEN``
-    points or more, as many before it, and ``LAST`` behind it.
+    The triple is the stretch's distance in standard errors as if runs were independent, its first point, and the point
+    after its last one. A stretch has ``BETWEEN`` points or more, at least ``BETWEEN`` before and ``LAST`` behind it.
     """
     y = _standardized(clipped(series))[0]
     m, n = y.shape
@@ -161,7 +163,7 @@ class _Fit:
     level_sq: float
     residual: Floats
     along: Floats
-    """``m`` x places: the whitened series along the step, the level taken out of both."""
+    """``m`` x places: projections of the whitened series on the whitened step, without the level in either of them."""
     length_sq: Floats
 
 
@@ -178,7 +180,7 @@ def _fit(y: Floats, smallest: Floats, model: int, places: NDArray[np.intp]) -> _
 
 
 def _standardized(y: Floats) -> tuple[Floats, Floats]:
-    """Series of mean 0 and standard deviation 1, and the smallest variance of each in that unit."""
+    """Return the series with mean 0 and standard deviation 1, and the least variance of each series in that unit."""
     y = y - y.mean(axis=1, keepdims=True)
     unit = np.maximum(y.std(axis=1, keepdims=True), _SMALLEST_SD)
     return y / unit, (_SMALLEST_SD / unit[:, 0]) ** 2

@@ -1,4 +1,4 @@
-"""A history as CSV, with a row a point. Pure."""
+"""Writes a history as CSV, with a row for each point. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ COLUMNS = ("case", "variant", "quantity", "unit", "environment", "created", "com
 
 
 def as_csv(contents: Contents) -> str:
-    """A row a point, with the level that it belongs to. Texts that a spreadsheet would compute have a quote before.
+    """Return CSV with a row for each point, which includes the level that the point belongs to.
 
-    Control characters are escaped: a terminal may show it.
+    Texts that a spreadsheet would compute begin with a quote. Control characters are escaped, since a terminal may show
+    the text.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""From a history to its contents: judged, its changes made events, each with the commits that lie there."""
+"""Turns a history into contents: judges its series, groups changes into events, and lists each event's commits."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ from perflab.report.lines import short_name
 
 
 def contents_of(history: History, repository: Path) -> Contents:
-    """Judge a history, and put into words and numbers what there is to say.
-
-    Commits are looked up in the repository.
-    """
+    """Judge a history, and return its contents. Commits are looked up in the repository."""
     series = history.series
     groups = [place.group for place in history.places]
     if history.are_accepted:
@@ -84,7 +81,7 @@ def contents_of(history: History, repository: Path) -> Contents:
 
 
 def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Cases with their variants by names as short as tells them apart: ``step[small] h100``, ``test_a:step[small]``."""
+    """Return distinct short names of cases with their variants: ``step[small] h100``, ``test_a:step[small]``."""
     names = {one: f"{short_name(one[0])} {one[1]}".rstrip() for one in cases}
     for depth in range(1, 8):
         often = Counter(names.values())
@@ -216,7 +213,7 @@ def _finite(ratio: float | None) -> float | None:
 
 
 def _told_apart(texts: Sequence[str]) -> list[str]:
-    """Environments by name; of two that read the same, the second with a number."""
+    """Return the environments' texts; if two are equal, the second gets a number."""
     seen: dict[str, int] = {}
     found = []
     for text in texts:

@@ -1,4 +1,4 @@
-"""A history for a terminal: events first, then a table with a line a series. Pure."""
+"""Renders a history for a terminal: events first, then a table with a line for each series. Pure."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from perflab.units import format_change, format_count
 _TICKS = "▁▂▃▄▅▆▇█"
 _SPARK, _LEAST_SPARK = 24, 10
 _BESIDE = 50
-"""Columns of the table that are neither name nor picture take about so much."""
+"""Approximate width, in characters, of the table's columns other than the name and the sparkline."""
 _LEAST_HEIGHT = 0.1
 _MOST_MEMBERS = 6
 _MOST_COMMITS = 8
 _MOST_NOTES = 8
 _MOST_QUANTITY = 24
 _MOST_IN_FULL = 6
-"""So few series are shown point by point."""
+"""The most series that are shown point by point."""
 _MOST_POINTS = 20
 _MOST_LINES = 200
-"""Lines of the table; JSON has all of them."""
+"""The most lines of the table; the JSON has all of the series."""
 HEADS = {
     ALARM: "events",
     ACCEPTED: "accepted changes",
     MACHINE: "caused by the machine, no alarms",
     POSSIBLE: "possible, no alarms",
 }
-"""By kind of event, in the order in which they are shown."""
+"""The heading for each kind of event, in the order in which the kinds are shown."""
 
 
 def as_text(contents: Contents, width: int) -> str:
-    """The text, with a line's end at its end."""
+    """Return the text of a history for a terminal of ``width`` columns; the text ends with a newline."""
     return "\n".join(one_line(line) for line in _lines(contents, width)) + "\n"
 
 
@@ -91,7 +91,10 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
 
 
 def notes(contents: Contents) -> list[tuple[str, list[str]]]:
-    """What is said beside events, below its heads: where series begin anew, the newest first; and which crept."""
+    """Return notes beside the events, each a heading with its lines.
+
+    The notes are the breaks where series begin anew, newest first, and the series that crept, the largest creep first.
+    """
     crept = sorted((row for row in contents.series if row.creep), key=lambda row: -abs(math.log(row.creep or 1.0)))
     begun = [break_text(one, contents) for one in reversed(contents.breaks)]
     heads = "new environments and names, which begin new series", "slow changes, no alarms"
@@ -100,7 +103,7 @@ def notes(contents: Contents) -> list[tuple[str, list[str]]]:
 
 
 def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
-    """The last points of a series, the newest first, with what was said of each."""
+    """Yield lines on the last points of a series, newest first, with the verdict or reason of each point."""
     yield shorten(series_name(row), width)
     points = list(zip(row.runs, row.values, row.words, strict=True))[-_MOST_POINTS:]
     for run, value, word in reversed(points):
@@ -113,7 +116,7 @@ def _points(row: SeriesRow, contents: Contents, width: int) -> Iterator[str]:
 
 
 def shorten_end(line: str, width: int) -> str:
-    """On one line, cut at its end."""
+    """Return the text on one line, cut at its end to ``width`` characters."""
     return cut(one_line(line), width)
 
 
@@ -147,7 +150,7 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
         rows = [row for row in contents.series if row.environment == number]
         if not rows:
             continue
-        rows.sort(key=lambda row: not row.events)  # what changed stands first
+        rows.sort(key=lambda row: not row.events)  # changed series stand first
         if shown >= _MOST_LINES:
             break
         yield from _wrapped("", environment, width)
@@ -160,7 +163,7 @@ def _table(contents: Contents, width: int) -> Iterator[str]:
 
 def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
     heads = ("case", "quantity", "history", "points", "last", "change", "events")
-    names = [one_line(row.name) for row in rows]  # as wide as it is shown
+    names = [one_line(row.name) for row in rows]  # escaped: as wide as shown
     longest = max(map(len, names))
     spark = min(_SPARK, max(_LEAST_SPARK, width - _BESIDE - longest))
     cells = [
@@ -187,7 +190,7 @@ def _rows(rows: Sequence[SeriesRow], width: int) -> Iterator[str]:
 
 
 def since_start(row: SeriesRow) -> str:
-    """The change from the first level to the last one."""
+    """Return the change from the first level to the last level as text."""
     if not row.judged:
         return "too few"
     if len(row.levels) == 1:
@@ -198,10 +201,10 @@ def since_start(row: SeriesRow) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars, thinned to ``width`` by medians of neighbours.
+    """Draw values as bars, thinned to ``width`` by medians of neighbours.
 
-    Full height is a tenth of the values at least, so that noise does not look like a change; one level is a line in the
-    middle.
+    The full height is at least a tenth of the highest value, so that noise does not look like a change. A single level
+    is a line in the middle.
     """
     many = min(len(values), width)
     edges = [round(at * len(values) / many) for at in range(many + 1)]

@@ -1,10 +1,10 @@
-"""How often a series of unchanged code scores so high by itself, found by simulation. Pure.
+"""The chance that a series of unchanged code reaches a score, found by simulation. Pure.
 
-The scores of ``steps.py`` are ratios of likelihoods under priors that nobody knows, so no theory says what they are
-worth. For each length of a series, ``SCORES`` has those that 0.8 % and 0.08 % of unchanged series pass: the highest of
-seven ways in which machines vary (independent, resembling neighbours by 0.3 and 0.6, heavy-tailed, with outliers,
-drifting, wandering), 30,000 series each. They are taken for 1 % and 0.1 %: the rest is for levels that come and go, a
-search of its own. ``python -m tests.harness.change_thresholds`` computes the table anew.
+The scores of ``steps.py`` are ratios of likelihoods under assumed priors, so theory does not give their chances. For
+each length of a series, ``SCORES`` has the scores that 0.8 % and 0.08 % of unchanged series exceed: the highest of
+seven kinds of noise (independent, neighbours that correlate by 0.3 and by 0.6, heavy-tailed, with outliers, drifting,
+wandering), 30,000 series each. These scores are taken for 1 % and 0.1 %: the difference is left for the separate search
+for levels that come and go. ``python -m tests.harness.change_thresholds`` computes the table anew.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SCORES = {
     150: (2.44, 6.15),
     200: (2.47, 7.15),
 }
-"""By points of a series."""
+"""The scores that 1 % and 0.1 % of unchanged series exceed, by the number of points of a series."""
 
 
 def chance(score: Floats, points: int) -> Floats:
-    """The chance of so high a score in an unchanged series of so many points; at most 1.
+    """Return the chance of so high a score in an unchanged series of ``points`` points; at most 1.
 
-    Its logarithm falls in proportion to the score; between lengths, scores are interpolated over the logarithm of the
-    length. It is best known near 1 %; far below it is extrapolated.
+    The logarithm of the chance falls in proportion to the score. Between lengths, scores are interpolated over the
+    logarithm of the length. The chance is best known near 1 %; far below 1 % it is extrapolated.
     """
     lengths = np.log(list(SCORES))
     hundredth, thousandth = (

@@ -1,4 +1,4 @@
-"""An event in words, the same for a terminal and for the page. Pure."""
+"""Describes events and series in words, the same for a terminal and for the page. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ TOO_FEW = "too few runs to say how much"
 _SHORT = 7
 _LONG = 1e7
 _LONGEST = 60
-"""Letters of a name within a sentence."""
+"""The most characters of a name within a sentence."""
 _FIXED_WORK = "the calibration workload"
 _MOST_PLACES = 3
 _GROUPED = 10_000
 _NEAR = 100
-"""Values that differ by less are told in one unit."""
+"""The ratio of two values below which both are written in one unit."""
 
 
 def value_text(value: float, unit: str) -> str:
-    """A value with its unit."""
+    """Return a value with its unit."""
     if unit == "ns":
         return format_ns(value)
     if unit == "bytes":
@@ -34,23 +34,23 @@ def value_text(value: float, unit: str) -> str:
 
 
 def series_name(row: SeriesRow) -> str:
-    """``latency of step[small]``; what nobody can read to its end is cut."""
+    """Return the name of a series: ``latency of step[small]``; long names are shortened."""
     return f"{brief(row.quantity)} of {brief(row.name)}"
 
 
 def brief(name: str, most: int = _LONGEST) -> str:
-    """A name that fills no screen: its beginning and its end."""
+    """Return a name of at most ``most`` characters: the beginning and the end of a longer one."""
     return shorten(one_line(name), most)
 
 
 def title(event: EventRow, contents: Contents) -> str:
-    """``slower: +8.1 % (+6.9 %…+9.4 %), latency of step[small] and 3 more cases``."""
+    """Return the title of an event: ``slower: +8.1 % (+6.9 %…+9.4 %), latency of step[small] and 3 more cases``."""
     rows = contents.series
     timed = any(rows[one.series].unit == "ns" for one in event.members)
     word = ("slower" if event.worse else "faster") if timed else ("needs more" if event.worse else "needs less")
     if event.kind == ACCEPTED:
         word = f"accepted, {word}"
-    # What speaks for all: a time, if there is one; the largest change.
+    # The member that stands for all: the largest change, of the times if there are any.
     first = next((one for one in event.members if not rows[one.series].exact), event.members[0])
     others = event.cases - 1
     shared = f" and {format_count(others, 'more case')}" if others else ""
@@ -59,7 +59,7 @@ def title(event: EventRow, contents: Contents) -> str:
 
 
 def _also(event: EventRow, rows: Sequence[SeriesRow]) -> str:
-    """What is exact in an event of times: ``; peak of other +1 B and 2 more exact changes``."""
+    """Return the exact changes in an event of times: ``; peak of other +1 B and 2 more exact changes``."""
     exact = [one for one in event.members if rows[one.series].exact]
     if not exact:
         return ""
@@ -78,14 +78,14 @@ def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
 
 
 def pair_text(old: float, new: float, unit: str) -> str:
-    """``1.20 ms -> 1.31 ms``."""
+    """Return two values with an arrow between them: ``1.20 ms -> 1.31 ms``."""
     return " -> ".join(pair_texts(old, new, unit))
 
 
 def pair_texts(old: float, new: float, unit: str) -> tuple[str, str]:
-    """Two values, told apart: ``1.20 ms``, ``1.31 ms``; ``1000 B``, ``2000 B``; ``473.000 MiB``, ``472.988 MiB``.
+    """Return two values as text: ``1.20 ms``, ``1.31 ms``; ``1000 B``, ``2000 B``; ``473.000 MiB``, ``472.988 MiB``.
 
-    Bytes are in one unit, that of the larger one, with as many digits as show a difference; or else as they are.
+    Memory is written in the unit of the larger value, with as many digits as show a difference; or else in bytes.
     """
     texts = value_text(old, unit), value_text(new, unit)
     low, high = sorted((old, new))
@@ -105,12 +105,12 @@ def _in_bytes(value: float) -> str:
 
 
 def difference_text(difference: float, unit: str) -> str:
-    """``+12.0 KiB``; ``same`` of none."""
+    """Return a difference with its sign and unit: ``+12.0 KiB``; ``same`` for 0."""
     return f"{'+' if difference > 0 else '-'}{value_text(abs(difference), unit)}" if difference else "same"
 
 
 def member_change(member: Member, row: SeriesRow) -> str:
-    """``+8.1 % (+6.9 %…+9.4 %)``; of what is exact, the difference."""
+    """Return a member's change: ``+8.1 % (+6.9 %…+9.4 %)``; for an exact quantity, the difference."""
     if row.exact:
         return difference_text(member.difference, row.unit)
     if member.ratio is None:
@@ -121,7 +121,7 @@ def member_change(member: Member, row: SeriesRow) -> str:
 
 
 def where(event: EventRow, contents: Contents) -> str:
-    """``2026-11-03, abc1234..def5678 (3 commits)``."""
+    """Return the dates and commits among which an event lies: ``2026-11-03, abc1234..def5678 (3 commits)``."""
     runs = contents.runs
     old, new = runs[event.last_old], runs[event.first_new]
     dates = list(dict.fromkeys((old.created[:10], new.created[:10])))
@@ -138,13 +138,13 @@ def where(event: EventRow, contents: Contents) -> str:
 
 
 def short(commit: str) -> str:
-    """``abc1234``, with ``+dirty`` behind it where files differed."""
+    """Return the short form of a commit: ``abc1234``, with ``+dirty`` behind it if files differed."""
     name, plus, rest = commit.partition("+")
     return name[:_SHORT] + plus + rest
 
 
 def remarks(event: EventRow, contents: Contents) -> list[str]:
-    """What else is to be known of an event, as sentences."""
+    """Return further facts about an event, as sentences."""
     said = []
     if event.kind == POSSIBLE:
         said.append("no alarm: among so many series a change like this occurs by chance")
@@ -170,7 +170,7 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
 
 
 def _not_the_machines(event: EventRow) -> str:
-    """What an event is without the machine's part."""
+    """Return a sentence on the part of an event that the machine does not explain."""
     parts = [one for one in event.members if one.rest is not None]
     left = format_change(event.rest_ratio or 1.0)
     if event.cases == 1 and parts and parts[0].rest_low is not None and parts[0].rest_high is not None:
@@ -180,7 +180,10 @@ def _not_the_machines(event: EventRow) -> str:
 
 
 def break_text(one: BreakRow, contents: Contents) -> str:
-    """``from 2026-02-10, abc1234: torch 2.14, before torch 2.13; latency of gemm 1.3 ms -> 1.2 ms, not judged``."""
+    """Return a break in words.
+
+    ``from 2026-02-10, abc1234: torch 2.14, before torch 2.13; latency of gemm 1.3 ms -> 1.2 ms, not judged``.
+    """
     run = contents.runs[one.run]
     since = ", ".join([run.created[:10], *([short(run.commit)] if run.commit else [])])
     first = one.members[0]
@@ -193,14 +196,17 @@ def break_text(one: BreakRow, contents: Contents) -> str:
 
 
 def creep_text(row: SeriesRow, contents: Contents) -> str:
-    """``latency of step[small] crept by +10.2% from 2026-01-01 to 2026-03-01, without a step``."""
+    """Return a creep in words.
+
+    ``latency of step[small] crept by +10.2% from 2026-01-01 to 2026-03-01, without a step``.
+    """
     first, last = (contents.runs[row.runs[at]].created[:10] for at in (0, -1))
     beside = "beside its steps" if len(row.levels) > 1 else "without a step"
     return f"{series_name(row)} crept by {format_change(row.creep or 1.0)} from {first} to {last}, {beside}"
 
 
 def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
-    """Its members, a line each; those past ``most`` are counted."""
+    """Return a line for each member of an event; members past ``most`` are counted in one more line."""
     lines = []
     for one in event.members[:most]:
         row = contents.series[one.series]
@@ -210,7 +216,7 @@ def member_lines(event: EventRow, contents: Contents, most: int) -> list[str]:
 
 
 def no_event(contents: Contents) -> str:
-    """What is to be said where there is none: also of how many series nothing can be said."""
+    """Return the line for a history without events, with the number of series that were too short to be judged."""
     few = sum(not row.judged for row in contents.series)
     if not few:
         return "no event: no series changed its level"
@@ -219,7 +225,7 @@ def no_event(contents: Contents) -> str:
 
 
 def summary(contents: Contents) -> str:
-    """One line: what was read."""
+    """Return one line on what was read: runs, dates, cases and series."""
     runs, cases = contents.runs, {(row.case, row.variant) for row in contents.series}
     dates = list(dict.fromkeys((runs[0].created[:10], runs[-1].created[:10]))) if runs else []
     counted = format_count(len(runs), "commit" if contents.accepted else "run")

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 # One block's limit (CUDA C++ Programming Guide, "Compute Capabilities"): what a multiprocessor has, less 1 KiB
 # that the system keeps: 228 KiB on an H100, H200 or B200, 164 on an A100.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Most shared memory of one program, by compute capability (90: Hopper)."""
+"""The largest shared memory of one program in bytes, by compute capability (90: Hopper)."""
 
 
 @dataclass(frozen=True, slots=True)

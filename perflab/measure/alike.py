@@ -1,9 +1,9 @@
-"""Tells a workload whose calls differ: what it holds grows, its input changes, or later calls find nothing to do.
+"""Detects workloads whose calls differ: held memory grows, the input changes, or later calls find nothing to do.
 
-Compared are the first call's result with the last one's, and what the callable holds and names before its first call,
-after it, after warm-up, and around the last. What the first call sets up, and what settles while warming up, is no
-difference: a container that the first call empties is used up only if later calls return something else, or do nothing
-that is counted.
+The first call's result is compared with the last one's. So is what the callable holds and names before its first call,
+after that call, after warm-up, and around the last call. Whatever the first call sets up, or settles during warm-up,
+is no difference: a container that the first call empties is used up only if later calls return something else, or do
+nothing that is counted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 _CONTAINERS = (list, dict, set, deque)
 _PARTS_SHOWN = 4
 _SETTLED_CALLS = 3
-"""Calls after which all is there that is made late: ``torch.compile`` records its CUDA graphs in the second."""
+"""Number of calls after which memory has settled: ``torch.compile`` records its CUDA graphs in the second call."""
 
 
 class Watched(Wrapped):
-    """A workload in its first call and its last ones, which then knows whether they were alike."""
+    """A workload that observes its first call and its last ones, to compare whether they were alike."""
 
     def __init__(self, inner: Workload, device: torch.device) -> None:
         super().__init__(inner)
@@ -48,16 +48,16 @@ class Watched(Wrapped):
         self._held_bytes: list[int] = []
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
-        """Do the work once and return its result; the form of the first one is kept."""
+        """Do the work once and return its result; note the form of the first result, and what the roots hold then."""
         result = self.inner.run(after_phase)
         if self._first is None:
             self._first, self._after_first = _form(result), _left(self.roots)
         return result
 
     def look(self, calls: int = _SETTLED_CALLS) -> int:
-        """The bytes that are held after so many calls; they are noted if that is enough for all to be there.
+        """Return the bytes held after ``calls`` calls; record them if ``calls`` is at least ``_SETTLED_CALLS``.
 
-        The next call is made ready before, so that what it is given counts, and not what a call has made of it.
+        The next call is made ready first, so that its fresh arguments count, and not what a call has made of them.
         """
         self.make_ready(1)
         held = held_bytes(self.roots, self._device)
@@ -65,7 +65,7 @@ class Watched(Wrapped):
         return held
 
     def look_early(self, calls: int) -> None:
-        """Look after so many calls of warm-up; where this PyTorch does not let us, ``weigh`` says so later."""
+        """Call ``look`` after ``calls`` warm-up calls; if this PyTorch does not allow that, ``weigh`` says so later."""
         try:
             self.look(calls)
         except Exception as error:
@@ -73,9 +73,9 @@ class Watched(Wrapped):
                 raise
 
     def compared(self, memory: Memory, result: Any, counted: Sequence[dict[str, int]]) -> Memory:
-        """The memory, with what tells whether calls were alike.
+        """Return ``memory`` with the differences between the calls filled in.
 
-        ``result`` is the last call's, and ``counted`` what each call did that was counted.
+        ``result`` is the last call's result, and ``counted`` holds the counts of each counted call.
         """
         self.look()
         now, last, once = _left(self.roots), _form(result), self._after_first or {}
@@ -101,9 +101,10 @@ class Watched(Wrapped):
 
 
 def _left(roots: tuple[Any, ...]) -> dict[str, object]:
-    """By name, how much is left of containers and iterators; of tensors, what tells a change.
+    """Map each name to a value that shows changes: what is left of a container or iterator, or a tensor's version.
 
-    Types are asked, and never objects: an object of somebody's own may answer nothing.
+    Tensors that require gradients are left out. Only types are inspected, never the objects themselves: an object of
+    a user's own class may not answer.
     """
     import torch
 
@@ -115,12 +116,15 @@ def _left(roots: tuple[Any, ...]) -> dict[str, object]:
         elif kind is types.GeneratorType:
             found[name] = int(value.gi_frame is not None)
         elif kind in _CONTAINERS or (kind.__module__ == "builtins" and issubclass(kind, Iterator)):
-            found[name] = length_hint(value, 1)  # many iterators do not tell
+            found[name] = length_hint(value, 1)  # many iterators do not tell their length
     return found
 
 
 def _named(roots: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Arguments, the variables that a function names, and the attributes of its object; not those of modules."""
+    """Yield the arguments, the variables that a function names, and the attributes of its object, each with its name.
+
+    Attributes of an ``nn.Module`` or of a Python module are left out.
+    """
     import torch
 
     for root in roots:
@@ -139,12 +143,12 @@ def _named(roots: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def _form(value: Any, parts: int = _PARTS_SHOWN) -> str:
-    """A result without its numbers: ``float32 (2, 3)``, ``list of 2: number, None``."""
+    """Describe a result without its numbers: ``float32 (2, 3)``, ``list of 2: number, None``."""
     import torch
 
     kind = type(value)
     if issubclass(kind, torch.Tensor):
-        is_plain = value.layout is torch.strided and not value.is_nested  # others name sizes, and anew each time
+        is_plain = value.layout is torch.strided and not value.is_nested  # a nested shape has symbols, new each time
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape) if is_plain else value.layout}"
     base: Any = next((one for one in (*_CONTAINERS, tuple) if issubclass(kind, one)), None)
     if base is not None:

@@ -14,19 +14,19 @@ import ctypes
 import functools
 import sys
 
-# mallopt(3): parameters, and the most that they take.
+# Parameters of mallopt(3), and their values; _KEEP_BYTES and _LARGEST_MMAP_THRESHOLD are the largest that are allowed.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _KEEP_BYTES = 2**31 - 1
 _PAD_BYTES = 64 << 20
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-"""Blocks above this are mapped anew at every call, in every process alike."""
+"""Size in bytes above which blocks are mapped anew at every call, in every process alike."""
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Have this process keep what it frees, from here on. Returns whether the allocator could be told.
+    """Make this process keep the memory that it frees from now on; return whether the allocator accepted that.
 
-    Elsewhere than under glibc nothing is done: other allocators have rules of their own.
+    Only glibc is configured, because other allocators have rules of their own.
     """
     if not sys.platform.startswith("linux"):
         return False

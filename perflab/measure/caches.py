@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import torch
 
 EVICTING_CACHES = 2
-"""The buffer is so many times as large as the cache: one pass over as much as it holds would leave some of it there."""
+"""Size of the eviction buffer, in sizes of the cache: writing a single size would leave some old content cached."""
 LEAST_CUDA_BYTES = 256 << 20
-"""As ``triton.testing.do_bench`` has it; twice the L2 cache of GPUs up to 128 MiB."""
+"""Least size of the eviction buffer on CUDA, as in ``triton.testing.do_bench``; twice an L2 cache of 128 MiB."""
 UNKNOWN_CACHE_BYTES = 128 << 20
-"""Taken for the last-level cache of a CPU whose system does not tell its size: few have more."""
+"""Assumed size of the last-level cache of a CPU whose system does not report the size: few CPUs have more."""
 _CORES = "/sys/devices/system/cpu"
 
 
 class Eviction:
-    """Evicts what a device's caches hold, each time it is called. Its buffer is allocated at the first call."""
+    """A callable that evicts the content of a device's caches; the eviction buffer is allocated at the first call."""
 
     def __init__(self, device: torch.device) -> None:
         self.size_bytes = eviction_bytes(device)
@@ -35,7 +35,7 @@ class Eviction:
         self._buffer: torch.Tensor | None = None
 
     def __call__(self) -> None:
-        """Write the buffer; on CUDA the current stream does so, and nobody waits for it."""
+        """Write the buffer; on CUDA the write is queued on the current stream, and the host does not wait for it."""
         import torch
 
         if self._buffer is None:
@@ -46,12 +46,12 @@ class Eviction:
             self._buffer.add_(1)  # reads too: stores that merely fill may pass the caches by
 
     def release(self) -> None:
-        """Give the buffer back."""
+        """Free the buffer."""
         self._buffer = None
 
 
 def eviction_bytes(device: torch.device) -> int:
-    """How large a buffer has to be to evict the device's caches by being written."""
+    """Return the size in bytes of a buffer that evicts the device's caches when it is written."""
     if device.type != "cuda":
         return EVICTING_CACHES * (last_level_cache_bytes() or UNKNOWN_CACHE_BYTES)
     import torch
@@ -61,7 +61,9 @@ def eviction_bytes(device: torch.device) -> int:
 
 
 def last_level_cache_bytes(root: str = _CORES, cores: Sequence[int] | None = None) -> int | None:
-    """Size of all last-level caches of the cores that this process may use, each counted once; None if unknown.
+    """Return the bytes of all last-level caches of the cores that this process may use, each counted once.
+
+    None if the sizes are unknown.
 
     A processor may have several, one for each group of cores, and a thread may be moved to any of them.
     """
@@ -75,7 +77,7 @@ def last_level_cache_bytes(root: str = _CORES, cores: Sequence[int] | None = Non
 
 
 def _read(path: Path) -> tuple[int, str, int] | None:
-    """Level, cores that share it, and size of one cache; None of instructions' own and of what cannot be read."""
+    """Return level, sharing cores and size in bytes of a cache; None for an instruction cache or an unreadable one."""
     try:
         level, kind, shared_by, size = (
             (path / name).read_text(encoding="ascii").strip() for name in ("level", "type", "shared_cpu_list", "size")
@@ -87,7 +89,7 @@ def _read(path: Path) -> tuple[int, str, int] | None:
 
 
 def _asked_of_libc() -> int | None:
-    """One last-level cache, as glibc knows it of some processors where /sys is hidden."""
+    """Return the bytes of one last-level cache from glibc, which knows some processors even where /sys is hidden."""
     for name in ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
         try:
             size_bytes = os.sysconf(name)

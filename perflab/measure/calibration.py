@@ -1,13 +1,13 @@
 """The calibration workload: fixed work timed between samples, to separate a slow machine from slow code.
 
-What they do must never change: baselines carry their readings.
+The three kinds of work must never change, because baselines carry their readings.
 
 - ``interpreter``: a Python loop in one thread. It slows down with the clock frequency and with stolen time.
 - ``memory``: a block, allocated and filled. Its cost is bandwidth, and page faults where freed memory cannot be kept
   (``measure/allocator.py``).
 - ``threads``: small matrix products on PyTorch's intra-op pool. A neighbour that takes one core away makes threads
-  wait at barriers for each other, and such work many times slower while a single thread notices nothing. The judge
-  heeds it for cases that keep more than one core busy.
+  wait at barriers for each other, and slows such work many times, while a single thread notices nothing. The judge
+  uses this reading for cases that keep more than one core busy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SIDE = 128
 _PRODUCTS = 4
 _ADDITIONS = 2_000
 _FILLED = 1 << 20
-"""float32 numbers: 4 MiB, more than a core's own caches hold."""
+"""Number of float32 elements in the filled block: 4 MiB, more than a core's own caches hold."""
 _SHARE = 20
-"""Readings are taken when this many times their own duration has passed since the last ones: at most 5 %."""
+"""Time between readings, in durations of a reading: calibration takes at most 5 % of the time."""
 
 
 class CalibrationWorkload:
@@ -39,7 +39,7 @@ class CalibrationWorkload:
         if device.type == "cpu":  # a GPU's clocks are evidence of their own
             self._work = {"interpreter": _count, "memory": _fill, "threads": _products()}
             for work in self._work.values():
-                work()  # first calls are slow, and are no reading
+                work()  # the first call is slow, so it is no reading
         self._readings_ns: dict[str, list[int]] = {name: [] for name in self._work}
 
     def read(self) -> None:
@@ -55,7 +55,7 @@ class CalibrationWorkload:
         self._next_ns = end + _SHARE * (end - begin)
 
     def results_ns(self) -> dict[str, float]:
-        """Median reading of each; none of those for which the clock did not move."""
+        """Return the median reading in nanoseconds of each kind of work; a kind with a median of 0 is left out."""
         medians = {name: float(median(readings)) for name, readings in self._readings_ns.items() if readings}
         return {name: value for name, value in medians.items() if value > 0}
 

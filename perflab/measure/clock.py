@@ -25,26 +25,29 @@ _READINGS_OF_A_STEP = 100
 read_ns: Callable[[], int] = time.perf_counter_ns
 """Nanoseconds on the host's monotonic clock."""
 read_processor_ns: Callable[[], int] = time.thread_time_ns
-"""Processor time of this thread: what neighbours on the machine take is not in it."""
+"""Processor time of this thread in nanoseconds; time that neighbours on the machine take is not included."""
 read_all_processors_ns: Callable[[], int] = time.process_time_ns
-"""Processor time of all threads of this process."""
+"""Processor time of all threads of this process in nanoseconds."""
 
 
 def step_ns() -> int:
-    """The smallest step of the host's clock that a few readings show, their own cost included; 0 if it stands still."""
+    """Return the smallest step of the host's clock among a few readings, in nanoseconds; 0 if the clock stands still.
+
+    The step includes the cost of a reading.
+    """
     readings = [read_ns() for _ in range(_READINGS_OF_A_STEP)]
     return min((late - early for early, late in pairwise(readings) if late > early), default=0)
 
 
 def read_blocks() -> int | None:
-    """How often this thread has waited for something else than a core, as for a lock; None where that is unknown."""
+    """Return how often this thread has waited for something other than a core, such as a lock; None if unknown."""
     if sys.platform != "linux":
         return None
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def wait_for_devices() -> None:
-    """Until all CUDA devices that this process uses are idle."""
+    """Wait until all CUDA devices that this process uses are idle."""
     torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         from perflab.torch_internals.machine import has_cuda_context
@@ -61,21 +64,21 @@ class Sample:
     total_ns: int
     phases_ns: dict[str, int] = field(default_factory=dict)
     apart_ns: int = 0
-    """Time between the calls that is none of theirs: caches were evicted."""
+    """Time between the calls, in which caches were evicted; not part of ``total_ns``."""
     cpu_ns: int | None = None
-    """CPU time of the calls, where not all that the process used meanwhile was theirs."""
+    """CPU time of the calls alone; None if the CPU time of the process during the sample stands for it."""
     waited_ns: int = 0
-    """Time within ``total_ns`` in which the thread waited for a core that other work had; 0 where that is unknown."""
+    """Time within ``total_ns`` in which the thread waited for a core that other work occupied; 0 if unknown."""
     set_up_ns: int = 0
-    """Time before the first call in which the arguments of all were made; ``lasted_ns`` is without it."""
+    """Time before the first call in which the arguments of all calls were made; not part of ``lasted_ns``."""
     outputs: Outputs | None = None
-    """Of the last call of a generation, when its tokens came."""
+    """Times at which the tokens of the last call came, for a generation; None for other workloads."""
     reading: Reading | None = field(default=None, compare=False)
-    """The sample's whole span on a GPU, read by two clocks."""
+    """The sample's whole span on a GPU, read by two clocks; None on a CPU."""
 
     @property
     def lasted_ns(self) -> int:
-        """From the beginning to the end, what went on between the calls included."""
+        """Time from the sample's beginning to its end, including the time between the calls."""
         return self.total_ns + self.apart_ns
 
 
@@ -84,28 +87,32 @@ class Stopwatch(Protocol):
 
     name: str
     evicted_bytes: int | None = None
-    """Size of the buffer that is written before each call, so that caches are cold; None: they are warm."""
+    """Size of the buffer that is written before each call, so that caches are cold; None: caches are warm."""
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
-        """Call the workload ``repetitions`` times and return what that took."""
+        """Call the workload ``repetitions`` times and return the times as a sample."""
         ...
 
     def empty_call_ns(self) -> float | None:
-        """What timing a call that does nothing gives; None where calls share a reading, in which its cost is lost."""
+        """Return the measured time of an empty call in nanoseconds; None if calls share a reading of the clock."""
         return None
 
     def release(self) -> None:
-        """Give back the memory that timing takes; the next sample takes it anew."""
+        """Free the memory that timing uses; the next sample allocates it again."""
         return
 
 
 class HostStopwatch(Stopwatch):
-    """The host's monotonic clock: right where a call returns only when its work is done, as on a CPU."""
+    """A stopwatch on the host's monotonic clock; correct if a call returns only when its work is done, as on a CPU."""
 
     name = "host"
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
-        """Time calls in a row. The clock is read outside of the loop, so its cost is shared by all of them."""
+        """Time calls in a row.
+
+        Without phases, the clock is read outside of the timing loop, so all calls share the cost of a reading. With
+        phases, the clock is also read at the beginning of each call and at the end of each span.
+        """
         if not workload.phases:
             call = workload.run
             start = read_ns()

@@ -1,6 +1,7 @@
 """Times calls with cold caches: evicts before each call, outside of its span.
 
-Calls do not share a reading of the clock, so its cost is in the time of each. What it comes to, ``empty_call_ns`` says.
+Calls do not share a reading of the clock, so the time of each call includes the cost of a reading; ``empty_call_ns``
+measures that cost.
 """
 
 from __future__ import annotations
@@ -23,43 +24,46 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 EMPTY_READINGS = 5
 _WHOLE = ("",)
-"""The one span of a workload without phases."""
+"""The names of the spans of a workload without phases: a single unnamed span."""
 
 
 _EMPTY = Workload(lambda: None, (), {})
-"""A call that has no body."""
+"""A workload whose calls do nothing."""
 
 
 class _ColdStopwatch(Stopwatch):
-    """What the two have in common."""
+    """Base class of the stopwatches that evict caches before each call."""
 
     def __init__(self, eviction: Eviction) -> None:
         self._evict = eviction
         self.evicted_bytes = eviction.size_bytes
 
     def empty_call_ns(self) -> float:
-        """The median of a few, cold as all are."""
+        """Return the median time of a few empty calls with cold caches, in nanoseconds."""
         return float(median(self.time(_EMPTY, 1).total_ns for _ in range(EMPTY_READINGS)))
 
     def release(self) -> None:
-        """Give back what evicts."""
+        """Free the eviction buffer."""
         self._evict.release()
 
 
 class ColdHostStopwatch(_ColdStopwatch):
-    """The host's clock around each call. Instructions are evicted with the data, PyTorch's and the case's own."""
+    """A stopwatch that reads the host's clock around each call.
+
+    Eviction removes instructions from the caches together with the data, both PyTorch's and the case's own.
+    """
 
     name = "host"
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
-        """Evict, call, and again; the phases of a step follow each other as they always do."""
+        """Evict caches before each call and time the calls; nothing is evicted between the phases of a step."""
         inner = HostStopwatch()
         total_ns = apart_ns = cpu_ns = 0
         spent = dict.fromkeys(workload.phases, 0)
         for _ in repeat(None, repetitions):
             began_ns = clock.read_ns()
             self._evict()
-            inner.time(_EMPTY, 1)  # the clock's own instructions come back: what is measured is none of them
+            inner.time(_EMPTY, 1)  # loads the clock's own instructions, which are not to be measured
             cpu_before_ns = time.process_time_ns()
             sample = inner.time(workload, 1)
             cpu_ns += time.process_time_ns() - cpu_before_ns
@@ -71,9 +75,9 @@ class ColdHostStopwatch(_ColdStopwatch):
 
 
 class ColdCudaStopwatch(_ColdStopwatch):
-    """A pair of CUDA events around each call, the eviction before the first of them, as in Triton's ``do_bench``.
+    """A stopwatch that records CUDA events around each call, after the eviction, as in Triton's ``do_bench``.
 
-    The host waits for nothing in between: while the device evicts, the call is launched, and follows at once.
+    The host does not wait between calls: while the device evicts, the call is launched, and it follows at once.
     """
 
     name = "cuda events"
@@ -101,13 +105,13 @@ class ColdCudaStopwatch(_ColdStopwatch):
             for name, begin, end in zip(spans, events, events[1:], strict=False):
                 spent[name] += elapsed_ns(begin, end)
         reading = span.reading()
-        # What other streams did after the last call, they did after each, hidden behind the next one's eviction.
+        # Other streams worked after each call as they did after the last, hidden behind the next call's eviction.
         total_ns = sum(spent.values()) + repetitions * span.others_ns
         apart_ns = max(0, reading.device_ns - total_ns)
         return Sample(total_ns, spent if workload.phases else {}, apart_ns, reading=reading)
 
     def _record(self, workload: Workload, events: list[Any], stream: Any) -> None:
-        """One call, its events recorded at its beginning and at the end of each span."""
+        """Run one call, recording events at its beginning and at the end of each span."""
         upcoming = iter(events)
 
         def mark() -> None:

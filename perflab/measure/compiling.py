@@ -1,9 +1,9 @@
 """Reads what torch.compile did for a case from Dynamo's counters, if Dynamo is loaded.
 
-- ``graph_breaks``: how often Dynamo had to split a function while it compiled, from the case's set-up on. It is
-  known only where everything that the counted call enters was compiled by then: what an earlier test compiled broke
-  there, and would be missing here.
-- ``recompiles``: frames that Dynamo compiled during the counted call. In the steady state that is none.
+- ``graph_breaks``: how often Dynamo had to split a function while it compiled, from the case's set-up on. The count is
+  known only if everything that the counted call enters was compiled since that set-up: the breaks of code that an
+  earlier test compiled were counted there, and would be missing here.
+- ``recompiles``: frames that Dynamo compiled during the counted call; 0 in the steady state.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from perflab.internals import switched_off
 from perflab.torch_internals.compiler import dynamo_counters
 
 _REGION = re.compile(r"(?:!\d+/)?(\d+)/(\d+)")
-"""A compilation as Dynamo names it: frame and number of its compilation, with compiled autograd's number before."""
+"""Dynamo's name of a compilation: frame number and compilation number, with compiled autograd's number before them."""
 
 
 @dataclass(frozen=True)
 class CompilerState:
-    """Dynamo's counters at one moment; all nothing where it is not loaded."""
+    """Dynamo's counters at one moment; zero and empty if Dynamo is not loaded."""
 
     graph_breaks: int = 0
     frames_seen: int = 0
     """Frames that Dynamo was given to compile, successfully or not."""
     compilations: Mapping[int, int] | None = field(default_factory=dict)
-    """How often each frame was compiled, by its number; None where this version of PyTorch does not say."""
+    """How often each frame was compiled, by frame number; None if this version of PyTorch does not report it."""
     off: str | None = None
-    """Why nothing is known."""
+    """The reason why no counter is known; None if the counters are known."""
 
 
 def compiler_state() -> CompilerState:
-    """The counters as they are now."""
+    """Return Dynamo's current counters."""
     try:
         counters = dynamo_counters()
     except Exception as error:
@@ -48,13 +48,13 @@ def compiler_state() -> CompilerState:
 def counts_of_compiler(
     regions: Iterable[str], frames: int, before: CompilerState, after: CompilerState
 ) -> dict[str, int]:
-    """The counts of one call; none of a call that has nothing to do with torch.compile.
+    """Return the compiler's counts of one call; empty for a call that has nothing to do with torch.compile.
 
     Args:
-        regions: what the call entered, as ``frame/compilation``.
+        regions: the compiled regions that the call entered, as ``frame/compilation``.
         frames: how many frames Dynamo was given during the call.
-        before: its counters before the case was set up.
-        after: its counters now.
+        before: Dynamo's counters before the case was set up.
+        after: Dynamo's counters now.
     """
     regions = list(regions)
     if not regions and not frames:
@@ -72,6 +72,6 @@ def _is_own(region: str, before: CompilerState, after: CompilerState) -> bool:
     if match is None or before.compilations is None or after.compilations is None:
         return False
     if any(after.compilations.get(frame, 0) < count for frame, count in before.compilations.items()):
-        return True  # torch._dynamo.reset() since: numbers begin anew, and all that is there is younger
+        return True  # torch._dynamo.reset() was called since: numbers begin anew, and every compilation is newer
     frame, compilation = int(match[1]), int(match[2])
     return compilation >= before.compilations.get(frame, 0)

@@ -50,12 +50,12 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 class CallCounter:
-    """Counts calls that run in its spans, while a profiler runs; then ``read`` turns what that saw into ``counts``.
+    """Counts what calls do in spans under a profiler; ``read`` then turns the profiler's events into ``counts``.
 
     Args:
-        device: where the work happens.
-        before: the compiler's state before the case began: what it compiles from then on is the case's own.
-        instructions: whether instructions are counted too, on a CPU that does so, where PyTorch has one thread.
+        device: the device of the work.
+        before: the compiler's state before the case began: frames compiled from then on are the case's own.
+        instructions: whether to count instructions too, on a CPU that counts them, if PyTorch has one thread.
     """
 
     def __init__(self, device: torch.device, before: CompilerState, *, instructions: bool = False) -> None:
@@ -65,20 +65,20 @@ class CallCounter:
         self._instructions = instructions and device.type == "cpu" and instructions_are_counted()
         self.counts: dict[str, int] = {}
         self.each: list[dict[str, int]] = []
-        """What each of the calls counted that were looked at together."""
+        """The counts of each counted call, in order."""
         self.by_phase: dict[str, dict[str, int]] = {}
-        """By phase, what the counted calls did alike in it: operators, allocations, launches and synchronisations."""
+        """Counts of each phase on which all counted calls agree: operators, allocations, launches, synchronisations."""
         self._each_by_phase: list[dict[str, dict[str, int]]] = []
         self.off: dict[str, str] = {}
-        """By count, why it is not known."""
+        """The reason why a count is unknown, by the count's name."""
 
     @property
     def extra_calls(self) -> int:
-        """Calls that counting needs beside those that the memory pass makes on a CPU."""
+        """Number of calls that counting needs on a CPU in addition to the calls of the memory pass."""
         return int(self._instructions)
 
     def count_apart(self, workload: Workload) -> None:
-        """Count what needs a call of its own: everything on CUDA, instructions on a CPU.
+        """Count the quantities that need a call of their own: all on CUDA, instructions on a CPU.
 
         Raises:
             Exception: whatever the workload raises.
@@ -94,7 +94,7 @@ class CallCounter:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[Callable[[], None]]:
-        """The span of one call that is counted; what it gives marks the end of a phase."""
+        """Open the span of one counted call; yield a function that marks the end of a phase."""
         import torch
 
         def mark() -> None:
@@ -107,11 +107,14 @@ class CallCounter:
         self._compiled_frames.append(compiler_state().frames_seen - before.frames_seen)
 
     def read(self, results: Any, phases: Sequence[str] = ()) -> None:
-        """Count what kineto saw in the spans; kept is what all of them agree on. ``phases``: of each mark."""
+        """Count the events that kineto recorded in the spans, and keep the counts on which all spans agree.
+
+        ``phases`` names the phase that each mark ends.
+        """
         events = read_events(results)
         found = spans(events)
         if len(found) != len(self._compiled_frames):
-            return  # the workload has stopped our profiler, by one of its own: what is there is not whole
+            return  # the workload has stopped our profiler by one of its own, so the recording is incomplete
         for span, frames in zip(found, self._compiled_frames, strict=True):
             counts = self._counts_in(events, span)
             by_phase: dict[str, Counter[str]] = {name: Counter() for name in phases}
@@ -129,19 +132,19 @@ class CallCounter:
         self.by_phase = {name: agreed([one[name] for one in self._each_by_phase]) for name in phases if found}
 
     def clear(self) -> None:
-        """Drop all counts: calls differ."""
+        """Drop all counts, because calls differ."""
         self.counts.clear()
         self.by_phase.clear()
 
     def _counts_in(self, events: Sequence[Event], span: Span) -> dict[str, int]:
         counts = {"operators": len(outermost_operators(events, span))}
         if self._device.type == "cuda":
-            return counts | (count_cuda_calls(events, span) if saw_cuda(events) else {})  # a blind one counts none
+            return counts | (count_cuda_calls(events, span) if saw_cuda(events) else {})  # none if it saw no CUDA
         return counts | {"allocations": count_allocations(events, span)}
 
 
 def read_events(results: Any) -> list[Event]:
-    """What kineto saw on the host; the device's own side of ranges and copies is left out."""
+    """Return the events that kineto recorded on the host; the device's own side of ranges and copies is left out."""
     return [
         Event(
             name=event.name(),
@@ -173,7 +176,7 @@ def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounte
 
             workload.run(end_phase)
         after = _blocks_given_out(device)
-        synchronize(device)  # outside of the span: this wait is ours
+        synchronize(device)  # outside of the span: this wait is not the workload's
     counter.read(kineto_results(profiling), workload.spans)
     if torch.cuda.get_allocator_backend() == "native":
         counter.counts["allocations"] = after - given_out[0]
@@ -183,7 +186,7 @@ def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounte
 
 
 def _blocks_given_out(device: torch.device) -> int:
-    """By the caching allocator since the process began."""
+    """Return how many blocks the caching allocator has given out since the process began."""
     import torch
 
     return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))

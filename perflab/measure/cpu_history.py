@@ -1,7 +1,7 @@
-"""What PyTorch's profiler sees of a CPU's memory for the length of a block, as JSON with notes of ours.
+"""Records a CPU's memory during a block of code with PyTorch's profiler, as JSON with perflab's notes.
 
-The profiler reports no free of a block that was there before it, so such a block is written down where it stays to the
-end, and left out where it does not.
+The profiler may not report the free of a memory block that is older than the recording. Such a block is written down if
+it survives to the end or its free was reported, and left out otherwise.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
     from perflab.profiles.records import PeakPart
 
 _OURS = "perflab: "
-"""How ranges begin that are no marks of the user's."""
+"""Prefix of the names of perflab's own ranges, which are no marks of the user's."""
 _LOOK = f"{_OURS}look "
-"""How those begin that say when the objects were asked."""
+"""Prefix of the names of the ranges that mark when the objects were asked."""
 
 
 @contextlib.contextmanager
 def cpu_history(
     path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device, before: Callable[[], object] | None = None
 ) -> Iterator[History]:
-    """Record, and write to ``path`` at the end.
+    """Record the CPU's memory during the block of code, and write the history to ``path`` at the end.
 
     Args:
         path: the file.
-        roots: gives what the block has in its hands.
+        roots: returns the objects that the code holds.
         device: the CPU.
-        before: is called under the profiler and not recorded, so that it knows the blocks that the block lets go.
+        before: called under the profiler before the recording, so that the profiler knows the memory that the code
+            frees.
 
     Raises:
         OSError: the file cannot be written.
@@ -75,12 +76,13 @@ def _mark(number: int) -> None:
 def _content(
     allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakPart]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Schema 3: what stands before the events, and these.
+    """Return the file's header and events, in schema 3, or in schema 1 if the profiler's two lists of events differ.
 
-    Events are ``[time_ns, bytes, block, place]``, bytes negative for a free: the block's address, and where in
-    ``places`` stands who asked for it or let it go. ``before`` are ``[block, bytes, place]`` of what was held;
-    ``looks`` and ``returned`` are what the objects said before an event (``Looks.as_notes``). ``let_go_unseen_bytes``
-    were held, and nobody knows when they were let go. Schema 1, without all this, has ``[time_ns, bytes]``.
+    In schema 3 an event is ``[time_ns, bytes, block, place]``: bytes are negative for a free, ``block`` is the block's
+    address, and ``place`` is the index in ``places`` of the code that requested or freed the block. ``before`` lists
+    ``[block, bytes, place]`` of the blocks held at the beginning. ``looks`` and ``returned`` are the answers of the
+    objects before an event (``Looks.as_notes``). ``let_go_unseen_bytes`` counts held bytes that were freed at an
+    unknown time. In schema 1 an event is ``[time_ns, bytes]``, and the header has none of these fields.
     """
     begin_ns = allocations.begin_ns or 0
     events = [(time_ns, size) for time_ns, size in allocations.events if time_ns >= begin_ns]
@@ -119,9 +121,9 @@ def _content(
 def _before(
     held: Mapping[int, PeakPart], seen: list[CpuBlockEvent], left: Mapping[int, PeakPart]
 ) -> tuple[dict[int, PeakPart], int]:
-    """What was there before, by address: what nothing happened to and is still there, and what was seen to go.
+    """Return the blocks that existed before, by address: blocks without events that still exist, and freed blocks.
 
-    With it the bytes of what was held and went without being seen.
+    The second value is the bytes of held blocks whose free was not reported.
     """
     first: dict[int, int] = {}
     for one in seen:
@@ -133,5 +135,5 @@ def _before(
 
 
 def _looked_at(results: Any) -> list[int]:
-    """When each answer had been given, by the profiler's clock."""
+    """Return the times at which the objects' answers had been given, in nanoseconds of the profiler's clock, sorted."""
     return sorted(event.start_ns() for event in host_events(results) if event_name(event).startswith(_LOOK))

@@ -17,10 +17,11 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 class CudaStopwatch(Stopwatch):
-    """CUDA events on the current stream: the device's own clock, with no host round trip inside the span.
+    """A stopwatch on CUDA events of the current stream: the device's own clock, with no host round trip in the span.
 
-    The device is idle before the first event. The span ends with all its streams; a phase of a step is what the current
-    stream does in it, so work on other streams belongs to a phase as far as the current one waits for it.
+    The device is idle before the first event. The span ends when all streams of the device are idle. A phase of a step
+    is timed on the current stream, so work on other streams belongs to a phase as far as the current stream waits for
+    that work.
     """
 
     name = "cuda events"

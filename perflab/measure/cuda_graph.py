@@ -1,8 +1,9 @@
 """Times replays of a CUDA graph, without launches by the host between them.
 
-As ``triton.testing.do_bench_cudagraph`` does it: all calls of a sample are captured in one graph, and replaying it is
-timed by CUDA events. Capturing follows https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs. With cold
-caches the graph holds one call, and each replay of it has an eviction before it: one in the graph would be timed too.
+All calls of a sample are captured in one graph, and CUDA events time its replay, as in
+``triton.testing.do_bench_cudagraph``. Capturing follows
+https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs. With cold caches the graph holds one call, and caches
+are evicted before each replay: an eviction in the graph would be timed too.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 CALLS_BEFORE = 3
-"""Calls on the capturing stream before the first capture: libraries and Triton set themselves up in the first ones.
-``torch.cuda.make_graphed_callables`` makes as many."""
+"""Number of calls on the capturing stream before the first capture: libraries and Triton set themselves up in the first
+calls. ``torch.cuda.make_graphed_callables`` makes as many."""
 _EMPTY = "The CUDA Graph is empty"
-"""How PyTorch's warning of it begins."""
+"""Beginning of PyTorch's warning about an empty graph."""
 
 
 class GraphStopwatch(Stopwatch):
-    """CUDA events around replays of what was captured."""
+    """A stopwatch that records CUDA events around replays of a captured CUDA graph."""
 
     name = "cuda events"
 
@@ -43,10 +44,10 @@ class GraphStopwatch(Stopwatch):
         self.evicted_bytes = cold.evicted_bytes if cold is not None else None
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
-        """Replay the calls. What they do anew at each call, they do anew in each replay, and on the same memory.
+        """Replay the captured calls and time the replay, which repeats their GPU work on the same memory.
 
         Raises:
-            CaptureError: the callable does what no graph can hold, or launches nothing.
+            CaptureError: no graph can hold what the callable does, or the callable launches nothing.
         """
         if self._cold is not None:
             replay = self._graph_of(workload, 1).replay
@@ -58,7 +59,7 @@ class GraphStopwatch(Stopwatch):
         span = DeviceSpan(self._device, stream)
         bounds = timing_events(2, stream)
         span.begin()
-        graph.replay()  # not timed: the device is busy with it while the one that is timed is launched
+        graph.replay()  # not timed: it keeps the device busy while the timed replay is launched
         bounds[0].record(stream)
         graph.replay()
         bounds[1].record(stream)
@@ -66,17 +67,17 @@ class GraphStopwatch(Stopwatch):
         return Sample(elapsed_ns(*bounds) + span.others_ns, reading=span.reading())
 
     def empty_call_ns(self) -> float | None:
-        """Of cold calls, what two events in a row are apart."""
+        """Return the nanoseconds between two successive CUDA events with cold caches; None with warm caches."""
         return self._cold.empty_call_ns() if self._cold is not None else None
 
     def release(self) -> None:
-        """Give back the graph, with all memory that its calls use, and what evicts."""
+        """Free the graph, with all memory that its calls use, and the eviction buffer."""
         self._captured = None
         if self._cold is not None:
             self._cold.release()
 
     def _graph_of(self, workload: Workload, calls: int) -> Any:
-        """The graph that holds so many calls. The last one is kept: a graph holds all memory that its calls use."""
+        """Return a graph of ``calls`` calls; only the last one is kept: a graph holds all memory that its calls use."""
         if self._captured is not None and self._captured[:2] == (workload, calls):
             return self._captured[2]
         is_new = self._captured is None or self._captured[0] is not workload
@@ -118,7 +119,7 @@ def _captured(workload: Workload, calls: int, device: torch.device, stream: Any)
                 try:
                     for _ in repeat(None, calls):
                         workload.run()
-                except Exception as error:  # to end a capture that has failed raises again, and says less
+                except Exception as error:  # ending a failed capture raises again, with a less precise error
                     failed.append(error)
                     raise
     except Warning as warning:

@@ -1,7 +1,7 @@
-"""PyTorch's history of CUDA's memory for the length of a block, with notes of ours behind its end.
+"""Records PyTorch's history of CUDA memory during a block of code, and appends perflab's notes to the file.
 
-The notes say what lay at an address and which module ran, and when: as the number of allocations and frees so far,
-which the allocator counts, so no clocks are compared.
+The notes say what lay at an address and which module ran, and when. A moment is the number of allocations and frees so
+far, which the allocator counts, so no clocks are compared.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAX_EVENTS = 1_000_000
-"""How many allocations and frees the recorder keeps; a training step of the largest lab model makes fewer."""
+"""Number of allocations and frees that the recorder keeps; a training step of the largest lab model makes fewer."""
 NOTES = b"\nperflab notes 1\n"
-"""Stands between PyTorch's pickle, whose readers stop at its end, and our notes (``perflab.snapshots.notes``)."""
+"""Separator between PyTorch's pickle, whose readers stop at its end, and our notes (``perflab.snapshots.notes``)."""
 
 
 @contextlib.contextmanager
 def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device) -> Iterator[History]:
-    """Record, and write to ``path`` at the end.
+    """Record CUDA memory during the block of code, and write the history to ``path`` at the end.
 
     Args:
         path: the file.
-        roots: gives what the block has in its hands.
+        roots: returns the objects that the code holds.
         device: the GPU.
 
     Raises:
@@ -71,7 +71,7 @@ def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch
 
 
 def _events_so_far(device: torch.device) -> int:
-    """How many blocks the allocator has given and taken back: as many as its recorder has of both."""
+    """Return how many blocks the allocator has given out and taken back: the number of events of its recorder."""
     import torch
 
     stats = torch.cuda.memory_stats_as_nested_dict(device)  # flat ones take ten times as long
@@ -80,10 +80,13 @@ def _events_so_far(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def _modules_noted(known: KnownBlocks, note: Callable[[str], None]) -> Iterator[None]:
-    """Call ``note`` with the name of the innermost module wherever that becomes another one."""
+    """Call ``note`` with the name of the innermost running module whenever it changes; empty if none runs.
+
+    Compiled code is not observed, because hooks on modules would make it compile again.
+    """
     from torch import nn
 
-    if known.is_compiled:  # hooks would compile it again
+    if known.is_compiled:
         yield
         return
     running: list[tuple[nn.Module, str]] = []
@@ -94,7 +97,7 @@ def _modules_noted(known: KnownBlocks, note: Callable[[str], None]) -> Iterator[
 
     def leave(module: nn.Module, _args: Any, _result: Any) -> None:
         while running and running.pop()[0] is not module:
-            pass  # those within it that an error has left come first
+            pass  # modules within this one that an error has left come first
         note(running[-1][1] if running else "")
 
     hooks = (

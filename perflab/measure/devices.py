@@ -19,13 +19,13 @@ PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def resolve_device(name: str, worker: int = 0) -> torch.device:
-    """The device that ``name`` means: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    """Return the device that ``name`` means: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
 
-    ``auto`` takes a CUDA device where there is one. Where the name leaves the number open, parallel test
-    workers spread over the GPUs.
+    ``auto`` takes a CUDA device if there is one. If the name leaves the number open, parallel test workers
+    spread over the GPUs.
 
     Raises:
-        DeviceError: the name is no device, or the device is not there.
+        DeviceError: the name is no device, or the device does not exist.
     """
     import torch
 
@@ -52,7 +52,7 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
 
 
 def identity_of(device: torch.device | str) -> str:
-    """What a device is, whichever way this process numbers it: ``cpu``, or a GPU's UUID, such as ``cuda-8a3f...``.
+    """Return a device's identity, however this process numbers it: ``cpu``, or a GPU's UUID, such as ``cuda-8a3f...``.
 
     ``cuda`` and ``cuda:0`` may be one GPU, and ``cuda:0`` two under two values of CUDA_VISIBLE_DEVICES.
     """
@@ -66,7 +66,7 @@ def identity_of(device: torch.device | str) -> str:
 
 
 def identities_of_all() -> list[str]:
-    """Every device that this process sees."""
+    """Return the identity of every device that this process sees."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -74,7 +74,7 @@ def identities_of_all() -> list[str]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all work that was given to it. A CPU has by then already."""
+    """Wait until the device has done all work that was given to it; on a CPU, return at once."""
     if device.type == "cuda":
         import torch
 
@@ -82,7 +82,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Collect garbage and, on CUDA, hand cached blocks back, so that what follows starts clean."""
+    """Collect garbage and, on CUDA, release cached blocks, so that the work that follows starts clean."""
     gc.collect()
     if device.type == "cuda":
         import torch
@@ -92,7 +92,7 @@ def release_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Run the block without the garbage collector: it frees tensors, and unloads Triton modules, at any moment."""
+    """Run the block with the garbage collector off: a collection frees tensors and unloads Triton modules any time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -104,7 +104,7 @@ def collector_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def current_device(device: torch.device) -> Iterator[None]:
-    """Make a CUDA device the current one; nothing to do for a CPU."""
+    """Make a CUDA device the current one for the length of the block; for a CPU, do nothing."""
     if device.type != "cuda":
         yield
         return
@@ -115,7 +115,9 @@ def current_device(device: torch.device) -> Iterator[None]:
 
 
 def as_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:
-    """A dtype from itself, from ``"fp32"``, ``"fp16"``, ``"bf16"`` or from torch's own name for it.
+    """Return the dtype that ``precision`` names: a dtype, ``"fp32"``, ``"fp16"``, ``"bf16"``, or torch's own name.
+
+    None for None.
 
     Raises:
         UsageError: the text names no floating-point dtype.
@@ -131,7 +133,7 @@ def as_dtype(precision: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def autocast_on(device: torch.device, dtype: torch.dtype | str | None) -> contextlib.AbstractContextManager[object]:
-    """``torch.autocast`` for the device; float32 or None means none, so that a parameter can switch it."""
+    """Return ``torch.autocast`` for the device; for float32 or None a null context, so that a parameter can switch."""
     import torch
 
     resolved = as_dtype(dtype)
@@ -141,7 +143,7 @@ def autocast_on(device: torch.device, dtype: torch.dtype | str | None) -> contex
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Memory that new tensors could take now; None where the system does not say."""
+    """Return the bytes that new tensors could take now; None if the system does not report them."""
     if device.type == "cuda":
         import torch
 
@@ -153,7 +155,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def resident_bytes() -> int | None:
-    """The process's resident set; None where the system does not say."""
+    """Return the bytes of the process's resident set; None if the system does not report them."""
     try:
         return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -175,9 +177,10 @@ def _proc_available_bytes() -> int | None:
 
 
 def _cgroup_available_bytes(root: str = "/sys/fs/cgroup") -> int | None:
-    """Room in this process's memory cgroup (version 2); containers are killed at it, whatever the host has.
+    """Return the bytes left in this process's memory cgroup (version 2); None without a limit.
 
-    Pages of files that were only read count as used there, though they are given back on demand.
+    A container is killed at that limit, whatever the host has. The cgroup counts pages of files that were only read as
+    used, though the system frees such pages on demand; they count as left here.
     """
     try:
         limit = _read(f"{root}/memory.max")

@@ -1,6 +1,6 @@
-"""Counts in a profiler's events. Pure functions.
+"""Counts operators, allocations and CUDA calls in a profiler's events. Pure functions.
 
-A counted call is a span; an event belongs to it by the moment at which it began.
+A counted call is a span; an event belongs to the span in which the event began.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ COUNTED = "perflab: counted call"
 END_OF_PHASE = "perflab: end of a phase"
 """Name of an empty range at the end of each phase of a counted call."""
 _FUNCTION_SCOPE = 0
-"""``RecordScope::FUNCTION``: operators are recorded in it, and ranges that a user names are not."""
+"""``RecordScope::FUNCTION``: operators are recorded in this scope, and ranges that a user names are not."""
 OPERATOR = re.compile(r"(?!autograd::|torch::)\w+::\w+")
 """``namespace::name``; ``autograd::engine::...`` and ``torch::autograd::...`` are frames of the engine."""
 _VERSION = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
-"""What CUPTI may put behind a function's name: ``cudaLaunchKernel_v7000``."""
+"""Suffixes that CUPTI may append to a function's name: ``cudaLaunchKernel_v7000``."""
 _LAUNCHES = frozenset(
     (
         "cudaLaunchKernel",
@@ -47,12 +47,12 @@ _SYNCS = frozenset(
         "cuEventSynchronize",
     )
 )
-"""Calls that return when the device has come that far. Copies whose names end in Async are not among them: where
-PyTorch waits for one, it does so by ``cudaStreamSynchronize``."""
+"""CUDA API calls that return only when the device has caught up. Copies whose names end in Async are not among them:
+where PyTorch waits for such a copy, it calls ``cudaStreamSynchronize``."""
 
 
 class Event(NamedTuple):
-    """What the profiler recorded of one thing that happened on the host. Times are nanoseconds."""
+    """One event that the profiler recorded on the host. Times are in nanoseconds."""
 
     name: str
     start_ns: int
@@ -60,13 +60,13 @@ class Event(NamedTuple):
     thread: int = 1
     scope: int = _FUNCTION_SCOPE
     correlation: int = 0
-    """Joins the CUDA API's events of one call; 0 where there is none."""
+    """Number that the CUDA API's events of one call share; 0 if there is none."""
     size_bytes: int = 0
-    """Of a ``[memory]`` event; negative for a free."""
+    """Size of the block of a ``[memory]`` event; negative for a free."""
 
 
 class Span(NamedTuple):
-    """From the beginning of a counted call to its end."""
+    """The time of a counted call, or of one of its phases, from beginning to end, in nanoseconds."""
 
     start_ns: int
     end_ns: int
@@ -77,19 +77,19 @@ class Span(NamedTuple):
 
 
 def spans(events: Iterable[Event]) -> list[Span]:
-    """The counted calls, in order."""
+    """Return the spans of the counted calls, in order of time."""
     return sorted(Span(event.start_ns, event.end_ns) for event in events if event.name == COUNTED)
 
 
 def parts_of(events: Iterable[Event], span: Span) -> list[Span]:
-    """The phases of a counted call, in order; what comes after the last one's end is in none."""
+    """Return the spans of a counted call's phases, in order; time after the last phase's end belongs to no phase."""
     marks = sorted((e for e in events if e.name == END_OF_PHASE and span.holds(e)), key=lambda e: e.start_ns)
     starts = [span.start_ns, *(mark.end_ns for mark in marks)]
     return [Span(start_ns, mark.start_ns) for start_ns, mark in zip(starts, marks, strict=False)]
 
 
 def outermost_operators(events: Iterable[Event], span: Span) -> list[str]:
-    """Names of the operators that began in the span and that no other operator of their thread called."""
+    """Return the names of the operators that began in the span and that no other operator of their thread called."""
     found = [e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and OPERATOR.match(e.name)]
     names: list[str] = []
     open_until_ns: dict[int, int] = {}
@@ -101,18 +101,18 @@ def outermost_operators(events: Iterable[Event], span: Span) -> list[str]:
 
 
 def count_allocations(events: Iterable[Event], span: Span) -> int:
-    """Blocks that were given out in the span."""
+    """Count the blocks that the allocator gave out in the span."""
     return sum(e.name == "[memory]" and e.size_bytes > 0 and span.holds(e) for e in events)
 
 
 def compiled_regions(events: Iterable[Event], span: Span) -> set[str]:
-    """What of torch.compile's was entered in the span, by its ``frame/compilation``: ``{"0/0", "1/0"}``."""
+    """Return the regions of torch.compile entered in the span, as ``frame/compilation``: ``{"0/0", "1/0"}``."""
     prefix = "Torch-Compiled Region: "
     return {e.name.removeprefix(prefix) for e in events if e.name.startswith(prefix) and span.holds(e)}
 
 
 def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
-    """``kernel_launches`` and ``host_syncs`` of the span, over all threads; an API that calls another counts once."""
+    """Count ``kernel_launches`` and ``host_syncs`` in the span, over all threads; events of one API call count once."""
     counts = {"kernel_launches": 0, "host_syncs": 0}
     seen: set[tuple[str, int]] = set()
     for event in events:
@@ -127,18 +127,18 @@ def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
 
 
 def kind_of(function: str) -> str:
-    """What a call of CUDA's API is: a ``launch``, a ``wait``, or an ``other call``."""
+    """Return the kind of a CUDA API call: ``launch``, ``wait``, or ``other call``."""
     name = _VERSION.sub("", function)
     return "launch" if name in _LAUNCHES else "wait" if name in _SYNCS else "other call"
 
 
 def saw_cuda(events: Iterable[Event]) -> bool:
-    """Whether CUDA's calls were recorded: the harness waits for the device beside the span, so one is there."""
+    """Whether CUDA API calls were recorded: the harness itself waits for the device outside of the span."""
     return any(_VERSION.sub("", event.name) in _SYNCS for event in events)
 
 
 def agreed(each: Sequence[dict[str, int]]) -> dict[str, int]:
-    """What every call counted alike: a count that differs from call to call is none."""
+    """Return the counts that are the same in every call; a count that differs from call to call is left out."""
     if not each:
         return {}
     return {name: value for name, value in each[0].items() if all(other.get(name) == value for other in each[1:])}

@@ -1,8 +1,8 @@
 """Records interference: other processes, stolen time, clocks. Read before and after the samples.
 
-The machine's counters are read in one place (``read_host``), so that a story can put other ones there. They run on
-real time, as the kernel keeps it, and not on ``measure.clock``. What a GPU says of itself is ``measure.gpu_state``'s.
-Nothing here raises: what a system does not tell is None.
+The machine's counters are read in one place (``read_host``), so that a test can replace them. The counters run on the
+kernel's real time, not on ``measure.clock``. ``measure.gpu_state`` reads the state of a GPU. Nothing here raises: a
+value that the system does not report is None.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHORTEST_SPAN_NS = 250_000_000
-"""Linux counts CPU time in ticks of 10 ms a core. Over less than this they cannot tell a tenth of two cores."""
+"""Shortest span with shares of CPU time: in less, ticks of 10 ms a core cannot resolve a tenth of two cores."""
 _LIVE_SHARE = 0.5
-"""Counters of a sandbox may stand still. Real ones add up to the time that passed, if not to the last tick."""
+"""Least share of the elapsed time that CPU counters must add up to: a sandbox's counters may stand still."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CpuTime:
 
 @dataclass(frozen=True)
 class Host:
-    """The machine's counters at one moment; None where there are none."""
+    """The machine's counters at one moment; None for a counter that the system does not have."""
 
     at_ns: int
     cpu: CpuTime | None = None
@@ -55,13 +55,13 @@ class Host:
 
 
 class Witness:
-    """Begun before samples and ended after them; says then what may have disturbed them."""
+    """Records what may have disturbed the samples, from readings before and after them."""
 
     def __init__(self, device: torch.device) -> None:
         self._read_gpu = gpu_reader(device)  # opens NVML, which takes a while, ahead of the samples
 
     def begin(self) -> Callable[[], Evidence]:
-        """The span begins; what is returned ends it."""
+        """Begin the span of the samples; return a function that ends the span and returns the evidence."""
         gpu_before = self._read_gpu()
         before = read_host()
 
@@ -73,7 +73,7 @@ class Witness:
 
 
 def read_linux_host() -> Host:
-    """Read what there is to read; on other systems that is the load and little else."""
+    """Read the counters that the system has; on systems other than Linux, the load and little else."""
     children_ns = _live_children_ns()  # first, and the rest as close together as can be
     return Host(
         at_ns=time.monotonic_ns(),
@@ -90,7 +90,7 @@ read_host: Callable[[], Host] = read_linux_host
 
 
 def between(begin: Host, end: Host, gpu_before: GpuState | None = None, gpu_after: GpuState | None = None) -> Evidence:
-    """What two readings tell of the time between them."""
+    """Return the evidence that two readings give of the time between them."""
     span_ns = end.at_ns - begin.at_ns
     neighbours_cores = steal_share = pressure_share = None
     if span_ns >= SHORTEST_SPAN_NS:
@@ -119,10 +119,10 @@ def between(begin: Host, end: Host, gpu_before: GpuState | None = None, gpu_afte
 
 
 def parse_cpu_time(stat: str, cpus: Collection[int], tick_ns: int) -> CpuTime | None:
-    """The time of ``cpus`` from the text of ``/proc/stat``, which counts the whole host, in a container too.
+    """Return the time of ``cpus`` from the text of ``/proc/stat``, which counts the whole host, even in a container.
 
-    Its columns are user, nice, system, idle, iowait, irq, softirq, steal (proc(5)); those after it, of guests, are
-    in user and nice already.
+    The columns are user, nice, system, idle, iowait, irq, softirq, steal (proc(5)); later columns, of guests, are
+    included in user and nice already. None if the text has none of these CPUs.
     """
     rows = []
     for line in stat.splitlines():
@@ -140,7 +140,10 @@ def parse_cpu_time(stat: str, cpus: Collection[int], tick_ns: int) -> CpuTime | 
 
 
 def parse_pressure(text: str) -> int | None:
-    """Nanoseconds from the line ``some avg10=… avg60=… avg300=… total=<µs>`` of ``/proc/pressure/cpu``."""
+    """Return the nanoseconds of the line ``some avg10=… avg60=… avg300=… total=<µs>`` of ``/proc/pressure/cpu``.
+
+    None if there is no such line.
+    """
     for line in text.splitlines():
         kind, *fields = line.split() or [""]
         if kind == "some":
@@ -149,16 +152,17 @@ def parse_pressure(text: str) -> int | None:
 
 
 def parse_process(stat: str) -> tuple[int, int, int]:
-    """Parent, CPU ticks of a process and its ended children, and the CPU it was last on, from ``/proc/<pid>/stat``.
+    """Return a process's parent, the CPU ticks of the process and its ended children, and its last CPU.
 
-    The second field, its name in parentheses, may hold spaces and parentheses (proc(5): fields 4, 14 to 17 and 39).
+    ``stat`` is the text of ``/proc/<pid>/stat`` (proc(5): fields 4, 14 to 17 and 39). The second field, the process's
+    name in parentheses, may hold spaces and parentheses.
     """
     fields = stat.rpartition(")")[2].split()
     return int(fields[1]), sum(int(field) for field in fields[11:15]), int(fields[36])
 
 
 def _used_ns() -> int:
-    """CPU time of this process, all of its threads, and of those children that have ended."""
+    """Return the CPU time of this process, all of its threads, and its ended children, in nanoseconds."""
     import resource  # not on Windows
 
     usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
@@ -166,7 +170,7 @@ def _used_ns() -> int:
 
 
 def _live_children_ns() -> int:
-    """CPU time of children that are still alive, and theirs: a data loader's workers belong to the case."""
+    """Return the CPU time of live descendants in nanoseconds: a data loader's workers belong to the case."""
     parents, ticks = {}, {}
     for pid in [int(name) for name in _try(lambda: os.listdir("/proc")) or () if name.isdigit()]:
         try:

@@ -1,7 +1,7 @@
 """Stops forked children that return from the measured callable: they would run the tests a second time.
 
-A child of a fork is fine as long as it ends in the callable, as those of multiprocessing do. One that comes back ends
-at once, and its parent learns of it through a byte of shared memory.
+A child of a fork is fine as long as it ends in the callable, as children of multiprocessing do. A child that returns is
+ended at once, and its parent learns of the return through a byte of shared memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REMEDY = "end the child where its work ends, with os._exit(0); multiprocessing 
 
 
 class _Home:
-    """The test that is running, its process, and what that has seen of children."""
+    """State of the running test: its process, its name, its workload, and whether a forked child has returned."""
 
     process = 0
     case = ""
@@ -30,10 +30,10 @@ class _Home:
 
 @contextlib.contextmanager
 def one_process(case: str) -> Iterator[None]:
-    """Around a phase of a case: a forked child does not come out of this block.
+    """Guard a phase of a case: a forked child is ended before it leaves the block.
 
     Raises:
-        UsageError: in the process itself, if one went on in the test.
+        UsageError: in the process itself, if a forked child continued the test.
     """
     _Home.process, _Home.case = os.getpid(), case
     _Home.child_returned[0] = 0
@@ -46,10 +46,10 @@ def one_process(case: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def calling(workload: Workload) -> Iterator[None]:
-    """Around what calls the workload: a forked child that returns from it calls it no more, nor leaves this block.
+    """Guard the calls of a workload: a forked child that returns is ended at its next call or at the block's end.
 
     Raises:
-        UsageError: in the process itself, if one did return.
+        UsageError: in the process itself, if a forked child returned.
     """
     _leave_if_forked()
     _Home.workload = workload
@@ -62,19 +62,19 @@ def calling(workload: Workload) -> Iterator[None]:
 
 
 def refuse_forks() -> None:
-    """End this process if it is a child of a fork that returned; in the parent of one, refuse the case.
+    """End this process if it is a forked child that returned; in the parent of such a child, refuse the case.
 
     Raises:
         UsageError: a child has returned.
     """
     _leave_if_forked()
     if _Home.child_returned[0]:
-        _Home.child_returned[0] = 0  # said once is enough
+        _Home.child_returned[0] = 0  # report it once
         raise UsageError(f"{_Home.case}: it forks, and the child continues the test too", _REMEDY)
 
 
 def _leave_if_forked() -> None:
-    """End this process at once, with a message, if it is a forked child of the one that runs the test."""
+    """End this process at once, with a message, if it is a forked child of the process that runs the test."""
     if _Home.process in (0, os.getpid()):
         return
     was_told = _Home.child_returned[0]
@@ -87,7 +87,7 @@ def _leave_if_forked() -> None:
 
 
 def _in_child() -> None:
-    """In the middle of a sample the next call would be the child's, and fork again."""
+    """End a forked child at its next call of the workload: in the middle of a sample, that call would fork again."""
     if _Home.workload is not None:
         _Home.workload.replace_calls(lambda *_args, **_kwargs: _leave_if_forked())
 

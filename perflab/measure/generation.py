@@ -1,7 +1,7 @@
-"""A generation of tokens: prefill up to the first token, decode from there, and when each token came.
+"""Measures a generation of tokens: prefill up to the first token, decode from there, and when each token came.
 
-The phases are timed as any phases are, on CUDA by events. Times between outputs are of the host's clock alone: nobody
-waits for the device at a token.
+The phases are timed like any other phases, on CUDA by events. Times between outputs come from the host's clock alone:
+the host does not wait for the device at a token.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HOOK = "call the hook once for each step that produced tokens: hook(), or hook(
 
 
 class TokenHook:
-    """What ``perf.generation`` hands to the generating function, which calls it when tokens have come.
+    """The hook that ``perf.generation`` passes to the generating function, which calls the hook when tokens have come.
 
-    It may stand for a streamer of transformers: that gets the prompt by its first ``put``.
+    The hook may stand for a streamer of transformers, which receives the prompt by its first ``put``.
     """
 
     def __init__(self, batch: int, at_first: Mark) -> None:
@@ -45,7 +45,7 @@ class TokenHook:
             tokens: how many each sequence got, or the tokens of the whole batch themselves.
 
         Raises:
-            UsageError: it is no positive number of tokens.
+            UsageError: ``tokens`` is no positive number of tokens.
         """
         at_ns = clock.read_ns()
         if not self._at_ns:
@@ -54,7 +54,7 @@ class TokenHook:
         self._tokens.append(_number_of(tokens, self._batch))
 
     def put(self, value: Any) -> None:
-        """Take what a streamer of transformers gets: the prompt, and then each step's tokens."""
+        """Receive what transformers passes to a streamer: the prompt first, and then each step's tokens."""
         if self._has_prompt:
             self(value)
         self._has_prompt = True
@@ -64,12 +64,12 @@ class TokenHook:
 
     @property
     def outputs(self) -> Outputs:
-        """What has come so far."""
+        """The outputs that were noted so far."""
         return Outputs(tuple(self._at_ns), tuple(self._tokens), self._batch)
 
 
 class Generating(Phased):
-    """``generate(hook)``, with phases that the hook tells apart. A sample is one call."""
+    """The workload ``generate(hook)``, whose hook separates the phases prefill and decode. A sample is one call."""
 
     def __init__(self, generate: Callable[[Any], Any], batch: int = 1, setup: Callable[[], Any] | None = None) -> None:
         super().__init__([generate], (PREFILL, DECODE), self._generate)
@@ -79,7 +79,7 @@ class Generating(Phased):
         self._outputs: Outputs | None = None
 
     def make_ready(self, calls: int) -> int:
-        """Set the next call up.
+        """Set up the next call; return how long that took in nanoseconds, 0 without a ``setup``.
 
         Raises:
             UsageError: ``setup`` returned something.
@@ -97,11 +97,11 @@ class Generating(Phased):
         return clock.read_ns() - began_ns if self._setup is not None else 0
 
     def most_calls(self, budget_ns: float) -> float:
-        """One: each has its own set-up, and its own first token."""
+        """Return 1: each call has its own set-up, and its own first token."""
         return 1.0
 
     def outputs(self) -> Outputs | None:
-        """When the last call gave out tokens; None before the first."""
+        """Return when the last call produced tokens; None before the first call."""
         return self._outputs
 
     def _generate(self, calls: list[Any], after_phase: Mark) -> Any:
@@ -120,11 +120,11 @@ class Generating(Phased):
 def generation_of(
     samples: Sequence[Sample], by_phase: dict[str, dict[str, int]], counted: Outputs | None
 ) -> Generation | None:
-    """The statistics of timed calls; None of what generates nothing.
+    """Return the statistics of timed calls; None for a workload that generates no tokens.
 
     Args:
-        samples: of one call each.
-        by_phase: counts of a call's phases.
+        samples: samples of one call each.
+        by_phase: counts of a call's phases, by the phase's name.
         counted: the outputs of a call that was counted.
     """
     calls = [(one, one.outputs, sum(one.outputs.tokens)) for one in samples if one.outputs is not None]
@@ -151,19 +151,19 @@ def generation_of(
 
 
 def estimate(ordered: Sequence[float], share: float) -> tuple[float, float, float] | None:
-    """A quantile with its 95 % interval; None of too few values to have one."""
+    """Return a quantile with its 95 % interval; None if there are too few values for an interval."""
     interval = quantile_interval(ordered, share) if ordered else None
     return (quantile(ordered, share), *interval) if interval is not None else None
 
 
 def _median(values: Iterable[float]) -> tuple[float, float | None, float | None] | None:
-    """A median; of few values without an interval."""
+    """Return a median with its 95 % interval; few values have no interval (None, None), and no values give None."""
     ordered = sorted(values)
     return (estimate(ordered, 0.5) or (median(ordered), None, None)) if ordered else None
 
 
 def _number_of(tokens: Any, batch: int) -> int:
-    """How many tokens each sequence got."""
+    """Return how many tokens each sequence got, rounded up."""
     many = tokens
     if not isinstance(tokens, int):
         size = tokens.numel() if hasattr(tokens, "numel") else len(tokens) if hasattr(tokens, "__len__") else 0

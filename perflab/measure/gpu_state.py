@@ -1,7 +1,7 @@
 """Reads clocks, temperature, power, throttling and other processes of a GPU from NVML.
 
 NVML comes by the module ``pynvml`` of the package nvidia-ml-py (``pip install 'perflab[nvml]'``), and is opened only
-for a CUDA device. Where it is missing, or a driver does not answer a question, that is None and no error.
+for a CUDA device. If NVML is missing, or a driver does not answer a query, the value is None, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REASONS = {
 
 
 def gpu_reader(device: torch.device) -> Callable[[], GpuState | None]:
-    """A function that reads the GPU's state; it returns None for a CPU, and where NVML cannot be had."""
+    """Return a function that reads the GPU's state; the function returns None for a CPU, and if NVML is unavailable."""
     if device.type != "cuda":
         return lambda: None
     try:
@@ -41,15 +41,15 @@ def gpu_reader(device: torch.device) -> Callable[[], GpuState | None]:
     except ImportError:
         return lambda: None
     try:
-        pynvml.nvmlInit()  # all but the first only count
+        pynvml.nvmlInit()  # calls after the first only count
         handle = _find(pynvml, device)
-    except (pynvml.NVMLError, AttributeError):  # no driver, or a module of the same name that is another
+    except (pynvml.NVMLError, AttributeError):  # no driver, or another module of this name
         return lambda: None
     return lambda: read_state(pynvml, handle) if handle is not None else None
 
 
 def read_state(nvml: Any, handle: Any) -> GpuState:
-    """Ask for each figure by itself: which of them a GPU knows differs."""
+    """Return the GPU's state, asking for each figure by itself: GPUs differ in the figures that they report."""
 
     def ask(name: str, *arguments: Any) -> Any:
         try:
@@ -58,7 +58,7 @@ def read_state(nvml: Any, handle: Any) -> GpuState:
             return None
 
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:  # what drivers before 535 call it
+    if reasons is None:  # drivers before 535 have the older name
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     power_mw = ask("nvmlDeviceGetPowerUsage")
     processes = ask("nvmlDeviceGetComputeRunningProcesses")
@@ -74,12 +74,12 @@ def read_state(nvml: Any, handle: Any) -> GpuState:
 
 
 def count_others(pids: Sequence[int]) -> int | None:
-    """How many of the processes are none of this run's.
+    """Count the processes that do not belong to this run.
 
-    The run's all descend from the process that it began in: fresh processes and sides of a comparison, each in a
-    session of its own, and other workers, which hold memory on the GPU while they wait for their turn. None if this
-    process is not among them itself: in a container the driver may count processes in another way, and nobody can
-    tell which are ours.
+    All processes of the run descend from the process in which the run began: fresh processes and sides of a
+    comparison, each in a session of its own, and other workers, which hold memory on the GPU while they wait for their
+    turn. None if this process itself is not among ``pids``: in a container the driver may number processes in another
+    way, so the run's processes cannot be recognised.
     """
     if os.getpid() not in pids:
         return None
@@ -88,7 +88,10 @@ def count_others(pids: Sequence[int]) -> int | None:
 
 
 def _find(nvml: Any, device: torch.device) -> Any:
-    """NVML's handle of a CUDA device. CUDA_VISIBLE_DEVICES renumbers devices for CUDA alone, so no number will do."""
+    """Return NVML's handle of a CUDA device, found by UUID or PCI bus id; None if NVML knows neither.
+
+    CUDA_VISIBLE_DEVICES renumbers devices for CUDA alone, so device numbers cannot be used.
+    """
     import torch
 
     properties: Any = torch.cuda.get_device_properties(device)

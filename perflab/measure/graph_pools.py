@@ -1,8 +1,9 @@
 """Measures the memory pools of the CUDA graphs that a call replays.
 
-What a graph's kernels write lies in a private pool of PyTorch's allocator. Between replays the blocks in it are free,
-so ``memory_allocated`` does not count them, but nobody else is given them. Without these pools a call that replays them
-(``torch.compile(mode="reduce-overhead")``, ``torch.cuda.make_graphed_callables``) looks as if it needed no memory.
+A graph's kernels write into a private pool of PyTorch's allocator. Between replays the blocks of the pool are free, so
+``memory_allocated`` does not count them, but they are given to nobody else. If these pools were not counted, a call
+that replays graphs (``torch.compile(mode="reduce-overhead")``, ``torch.cuda.make_graphed_callables``) would seem to
+need no memory.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ PoolId = tuple[int, int]
 
 @contextlib.contextmanager
 def replayed_pools(roots: tuple[Any, ...]) -> Iterator[set[PoolId]]:
-    """The pools of all graphs that are replayed in the block. Pools of other cases' graphs are not this one's.
+    """Collect the pools of all graphs that are replayed in the block; pools of other cases' graphs are left out.
 
-    Graphs within the callable's reach (``roots``) count too: a bound ``graph.replay`` passes the class by.
+    Graphs within the callable's reach (``roots``) count too: a bound ``graph.replay`` bypasses the patched class.
     """
     import torch
 
@@ -43,20 +44,20 @@ def replayed_pools(roots: tuple[Any, ...]) -> Iterator[set[PoolId]]:
 
 
 def free_bytes_in(pools: set[PoolId], device: torch.device) -> int:
-    """What these pools hold that is no live tensor's."""
+    """Return the bytes in these pools that belong to no live tensor; 0 if CUDA's own allocator manages the pools."""
     if not pools:
         return 0
     import torch
 
     if torch.cuda.get_allocator_backend() != "native":
-        return 0  # CUDA's own pools tell nothing of themselves
+        return 0  # CUDA's own pools report nothing
     index = torch.cuda.current_device() if device.index is None else device.index
     snapshot: Any = torch.cuda.memory_snapshot
     return unallocated(snapshot(), pools, index)
 
 
 def unallocated(segments: Sequence[Mapping[str, Any]], pools: set[PoolId], device_index: int) -> int:
-    """The same, of PyTorch's list of segments."""
+    """Return the unallocated bytes in the segments of these pools on one device."""
     return sum(
         segment["total_size"] - segment["allocated_size"]
         for segment in segments

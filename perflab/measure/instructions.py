@@ -1,8 +1,8 @@
 """Counts the user-space instructions of one call with Linux's ``perf_event_open``.
 
-In one thread they differ by about 0.1 % between processes, on a busy machine too. PyTorch's threads spin while they
-wait for each other, which on a busy machine multiplies the number: with several threads nothing is counted. Without
-such a counter (other systems, most virtual machines and containers) there is no number either.
+In one thread the counts differ by about 0.1 % between processes, on a busy machine too. PyTorch's threads spin while
+they wait for each other, which on a busy machine multiplies the count: with several threads nothing is counted. Nothing
+is counted either without such a counter (other systems, most virtual machines and containers).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
-"""Number of ``perf_event_open``, which the C library has no function for."""
+"""System-call number of ``perf_event_open`` by architecture; the C library has no function for this call."""
 _HARDWARE, _INSTRUCTIONS = 0, 1
 """``PERF_TYPE_HARDWARE``, ``PERF_COUNT_HW_INSTRUCTIONS``."""
 _FORMAT = 1 | 2
-"""``PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING``: they differ if the counter was shared."""
+"""``PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING``: the times differ if the counter was shared."""
 _FLAGS = 1 << 0 | 1 << 1 | 1 << 5 | 1 << 6
 """``disabled``, ``inherit`` (threads that the call begins), ``exclude_kernel``, ``exclude_hv``."""
 _CLOSE_ON_EXEC = 8
@@ -31,7 +31,7 @@ format, flags, wake-up, breakpoint type, two words of further configuration."""
 
 
 def instructions_are_counted() -> bool:
-    """Whether this machine counts instructions for us, and PyTorch works in one thread."""
+    """Whether this machine counts instructions for this process, and PyTorch works in one thread."""
     import torch
 
     if torch.get_num_threads() > 1:
@@ -47,7 +47,7 @@ def count_events(call: Callable[[], object], kind: int = _HARDWARE, event: int =
     """Run ``call`` and return how many events all threads of this process had meanwhile.
 
     Returns:
-        None where they are not counted, or where the counter had to be shared and the number is an estimate.
+        None if events are not counted, or if the counter was shared, which makes the number an estimate.
 
     Raises:
         Exception: whatever the call raises.

@@ -1,4 +1,4 @@
-"""Which blocks are parameters, gradients, optimizer state: asked of the objects, by pointer, while a recorder runs."""
+"""Tells which memory blocks are parameters, gradients or optimizer state: the objects are asked during a recording."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class KnownBlocks:
-    """What a callable holds, asked before it runs, and of its modules and optimizers again in between.
+    """The blocks that a callable holds: read before it runs, and for its modules and optimizers again in between.
 
-    Nothing is kept alive: a gradient, an input or a model that the call lets go is to be let go in a recording, too.
+    Nothing is kept alive: a gradient, an input or a model that the call lets go is freed in a recording, too.
     """
 
     def __init__(self, roots: tuple[Any, ...], device: torch.device) -> None:
@@ -30,24 +30,24 @@ class KnownBlocks:
 
         found = list(reachable(roots))
         self.names = module_names(found, is_numbered=True)
-        """Of modules, by ``id``: ``blocks.3.attention``."""
+        """Names of modules, such as ``blocks.3.attention``, by the module's ``id``."""
         self.held = held_by_address(found, self.names, device)
-        """By address, what there is before the call."""
+        """Blocks that exist before the call, by address."""
         self.is_compiled = any(map(_is_compiled, found))
         self._device = device
         self._modules = [weakref.ref(one) for one in found if isinstance(one, torch.nn.Module)]
         self._optimizers = [weakref.ref(one) for one in found if isinstance(one, torch.optim.Optimizer)]
 
     def ask_again(self) -> None:
-        """Ask modules and optimizers what they have by now, before the call that counts; inputs are the same."""
+        """Read again what modules and optimizers hold, before the call that counts; inputs stay as first read."""
         self.held = {address: part for address, part in self.held.items() if part.category == "inputs"} | self.now()
 
     def now(self) -> dict[int, PeakPart]:
-        """By address, what modules and optimizers have at this moment."""
+        """Return the blocks that modules and optimizers hold at this moment, by address."""
         return held_by_address(list(self._reached()), self.names, self._device)
 
     def storages(self, result: Any) -> dict[int, int]:
-        """By address, the sizes of what a result is made of."""
+        """Return the sizes in bytes of a result's storages, by address."""
         return held_storages(reachable((result,)), self._device)
 
     def _reached(self) -> Iterator[Any]:
@@ -69,32 +69,32 @@ class KnownBlocks:
 
 @dataclass
 class Looks:
-    """The answers of the objects, in order, and what notes when each was given."""
+    """The successive answers of the objects about their blocks, and a function that notes when each was given."""
 
     known: KnownBlocks
     mark: Callable[[int], None]
-    """Is called with the number of an answer when it has been given."""
+    """Function that is called with the number of each answer, from 0 on, once the answer has been given."""
     taken: list[Mapping[int, PeakPart]] = field(default_factory=list)
     result: tuple[int, Sequence[int]] | None = None
-    """The number of the answer that was given while the call's result was there, and the result's addresses."""
+    """Number of the answer that was given while the call's result existed, and the addresses of the result."""
 
     def look(self) -> None:
-        """Ask."""
+        """Ask modules and optimizers what they hold; keep the answer and mark it."""
         self.taken.append(self.known.now())
         self.mark(len(self.taken) - 1)
 
     def look_anew(self, known: KnownBlocks) -> None:
-        """Take what the code has in its hands at the end. What nothing owns may be results as well as inputs."""
+        """Keep as an answer what the code holds at the end, without inputs: an unowned block may also be a result."""
         self.known.names = {**known.names, **self.known.names}
         self.taken.append({address: part for address, part in known.held.items() if part.category != "inputs"})
 
     def look_at_result(self, result: Any) -> None:
-        """Ask, while the call's result is still there, and where the result itself lies."""
+        """Ask while the call's result still exists, and keep the addresses of the result."""
         self.look()
         self.result = len(self.taken) - 1, [*self.known.storages(result)]
 
     def as_notes(self, moments: Sequence[int]) -> dict[str, Any]:
-        """As they are written, with the moment of each.
+        """Return the answers in the form in which they are written, with the moment of each.
 
         ``looks`` are ``[moment, [[address, category, module], ...]]``; ``returned`` is ``[moment, [address, ...]]``.
         """
@@ -110,11 +110,11 @@ class Looks:
 
 @dataclass
 class History:
-    """What a recorder saw of a block of code."""
+    """The recording of a block of code: the answers of the objects, and the peak."""
 
     looks: Looks
     peak_bytes: int | None = None
-    """Highest rise of live bytes above the level at the block's beginning; there once the block has ended."""
+    """Highest rise of live bytes above the level at the block's beginning; None until the block has ended."""
 
 
 def _with_gradient(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -124,7 +124,7 @@ def _with_gradient(parameter: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _is_compiled(one: Any) -> bool:
-    """Whether ``torch.compile`` made it: what is hooked on to modules would make it compile again."""
+    """Whether ``torch.compile`` made the object; hooks on modules would make such an object compile again."""
     import torch
 
     if isinstance(one, types.FunctionType):

@@ -1,7 +1,7 @@
-"""Times what the host needs to launch a call on a GPU, apart from what the GPU then does.
+"""Times the host's launching of a call on a GPU, apart from the work that the GPU then does.
 
-A call's time on a GPU is that of its kernels only where the host launches faster than the device works. Else the device
-waits, and what is timed is the host: Python, PyTorch's dispatch and the driver.
+A call's time on a GPU is the time of its kernels only if the host launches faster than the device works. Otherwise the
+device waits, and the measured time is the host's: Python, PyTorch's dispatch and the driver.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 _READINGS = 9
 _MOST_CALLS = 16
 _WORTH_NS = 100e6
-"""No more time is spent on it than this, and a call: longer calls are not short for launching."""
+"""Nanoseconds after which no further reading begins: launching does not limit calls that take longer."""
 _QUEUED = 500
-"""Launches in a row that the driver takes without making the host wait: its queue holds about 1,000."""
+"""Number of launches in a row that the driver takes without making the host wait: its queue holds about 1,000."""
 
 
 def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int]) -> float | None:
-    """Host time to launch one call of a warm workload, in nanoseconds.
+    """Return the host time to launch one call of a warm workload, in nanoseconds.
 
-    The device is idle before the calls, and they are too few to fill the driver's queue: nothing makes the host wait.
+    The device is idle before the calls, and the calls are too few to fill the driver's queue, so the host never waits.
 
     Args:
-        workload: what is called.
+        workload: the workload that is called.
         device: the GPU.
-        counts: what one call does. None is returned for a call that waits for the device itself, that launches nothing
-            or more than the queue is sure to hold, and where nobody counted.
+        counts: the counts of one call. None is returned for a call that waits for the device itself, that launches
+            nothing or more than the queue is sure to hold, and if nothing was counted.
     """
     import torch
 

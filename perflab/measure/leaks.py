@@ -1,7 +1,7 @@
-"""Tells whether tensors pile up from call to call. What keeps them, and how, does not matter.
+"""Detects tensors that pile up from call to call, whatever keeps them.
 
-Watched are all tensors that Python knows of and that came into being since the watch began, whoever holds them: a list
-that the callable names, a module's own file, a hook. What fills once, or is replaced, does not grow in each call.
+All tensors that Python's garbage collector tracks are summed after each call, whoever holds them: a list that the
+callable names, a module's own file, a hook. A container that fills once, or is replaced, does not grow in each call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | None:
-    """What so many calls of a warm workload keep; None unless more is alive after each of them than before it.
+    """Return what ``calls`` calls of a warm workload keep; None unless more is alive after each call than before it.
 
     Garbage is collected before each look, so reference cycles are no leak.
 
@@ -32,7 +32,7 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
     """
     with collector_off():
         workload.make_ready(1)
-        workload.run()  # its result, dropped, is no news in the first of the calls
+        workload.run()  # so that a result that is made and dropped changes nothing in the first of the calls
         levels = [_alive_bytes(device)]
         for _ in range(calls):
             workload.make_ready(1)
@@ -51,7 +51,7 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
 
 
 def _alive_bytes(device: torch.device) -> int:
-    """Bytes of the storages of all tensors that Python knows of; types are asked, and never objects."""
+    """Return the bytes of the storages of all tensors that Python tracks; only types are inspected, never objects."""
     import torch
 
     synchronize(device)

@@ -12,32 +12,35 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")
 _CACHED = re.compile(r"([0-9.]+) ?(bytes|[KMGT]iB|B) is reserved by PyTorch but unallocated")
 _RAN_OUT = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 CALLS_AT_LEAST = 7
-"""Two calls of warm-up, three samples, and the two of the memory pass: no measurement takes fewer."""
+"""Least number of calls of a measurement: two of warm-up, three samples, and two of the memory pass."""
 ESTIMATE_SLACK = 1.5
-"""A time estimated from operations and a matmul rate may be off by this; a case on the edge gets its try."""
+"""Factor by which a time estimated from operations and a matmul rate may be off; a case on the edge is still tried."""
 PATIENCE_AT_LEAST_S = 900.0
-"""A case may train, compile or download before it measures, and need not say so: a quarter of an hour is for that."""
+"""Least patience in seconds: a case may train, compile or download before it measures, without saying so."""
 PATIENCE_FACTOR = 10.0
-"""Machines are busy, and estimates off: what takes ten times as long as it may take does not come to its end."""
+"""Patience in expected times: machines are busy and estimates off, but a case that takes this long does not end."""
 
 
 def patience_s(budget_s: float, set_up_s: float = 0.0, call_s: float = 0.0) -> float:
-    """How long a case may go without a sign of life (a reading, a sample, the end of a phase) until it counts as hung.
+    """Return for how many seconds a case may show no sign of life until it counts as hung.
+
+    A sign of life is a reading, a sample, or the end of a phase.
 
     Args:
-        budget_s: of the case.
-        set_up_s: what the case says that it takes before it measures.
-        call_s: what it says that a call takes.
+        budget_s: the case's budget.
+        set_up_s: the time before measuring that the case declares.
+        call_s: the time of a call that the case declares.
     """
     expected_s = OVERRUN * budget_s + set_up_s + CALLS_AT_LEAST * call_s
     return max(PATIENCE_AT_LEAST_S, PATIENCE_FACTOR * expected_s)
 
 
 def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
-    """The error as a result if it says that memory ran out, else None.
+    """Return the error as a result if it says that memory ran out, else None.
 
-    Known are PyTorch's ``OutOfMemoryError`` of every device, the ``RuntimeError`` of its CPU allocator, of CUDA and of
-    cuBLAS, and Python's ``MemoryError``. ``asked_bytes`` is the allocation that failed, where the text tells it.
+    Recognised are PyTorch's ``OutOfMemoryError`` of every device, the ``RuntimeError`` of its CPU allocator, of CUDA
+    and of cuBLAS, and Python's ``MemoryError``. ``asked_bytes`` is the size of the failed allocation, if the error's
+    text states it.
     """
     import torch
 

@@ -14,26 +14,27 @@ if TYPE_CHECKING:
 
 
 _CUDA_BLOCK_BYTES = 512
-"""PyTorch's CUDA allocator gives out multiples of it, and counts them so (``kMinBlockSize``); a CPU's does not."""
+"""Size of which PyTorch's CUDA allocator gives out and counts multiples (``kMinBlockSize``), unlike a CPU's."""
 
 
 def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
-    """Sum of the storages on ``device`` that the roots reach, each counted once; ``reachable`` says how far that is.
+    """Return the bytes of the storages on ``device`` that the roots reach, each counted once.
 
-    On CUDA each is as large as its block, as what a call allocates is: what is held and what is added are one kind.
+    ``reachable`` defines how far the roots reach. On CUDA each storage counts as large as its block, as in the counts
+    of memory that a call allocates, so held and added memory are comparable.
     """
     return sum(held_storages(reachable(roots), device).values())
 
 
 def held_storages(found: Iterable[Any], device: torch.device) -> dict[int, int]:
-    """By address, the size of each storage on ``device`` that tensors among these objects have."""
+    """Return the bytes of each storage on ``device`` that tensors among these objects have, by address."""
     storages = {address: size_bytes for value in found for address, size_bytes in storages_of(value, device)}
     block_bytes = _CUDA_BLOCK_BYTES if device.type == "cuda" else 1
     return {address: -(-size_bytes // block_bytes) * block_bytes for address, size_bytes in storages.items()}
 
 
 def storages_of(value: Any, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each storage that a tensor is made of; nothing of what takes no memory on that device."""
+    """Yield address and bytes of each storage of a tensor; nothing for a value that takes no memory on the device."""
     import torch
 
     for part in parts_of(value) if isinstance(value, torch.Tensor) else ():

@@ -11,19 +11,20 @@ if TYPE_CHECKING:
     import torch
 
 _SIDE = {"cpu": 768, "cuda": 6144}
-"""Long against a launch, short against a case."""
+"""Side of the square matrices: their product is long compared with a launch, and short compared with a case."""
 _SECONDS = 0.3
 _ANOTHER_LOOK_SECONDS = 0.03
 _SEED = 0
 _FLOAT32 = {"tf32": "tf32", "bf16": "float32 as bf16"}
-"""What float32 products are called where PyTorch may compute them in less."""
+"""Names of the lower precisions in which PyTorch may compute float32 products, by its ``fp32_precision``."""
 _rates: dict[tuple[str, str], float] = {}
 
 
 def precision_of_products(device: torch.device, dtype: torch.dtype) -> str:
-    """What products of this dtype are computed in at the moment: ``float32`` may mean ``tf32``.
+    """Return the precision in which products of this dtype are computed at present: ``float32`` may mean ``tf32``.
 
-    PyTorch's switches of it are global: ``torch.set_float32_matmul_precision`` and ``torch.backends``' fp32_precision.
+    PyTorch's switches for the precision are global: ``torch.set_float32_matmul_precision`` and the ``fp32_precision``
+    of ``torch.backends``.
     """
     import torch
 
@@ -35,10 +36,11 @@ def precision_of_products(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Matrix-multiply rate of the device: the best square product that this process has seen so far, as switched now.
+    """Return the device's matrix-multiply rate in FLOP/s: the best square product that this process has seen so far.
 
-    A third of a second the first time, and a moment more at each call: what disturbed the first look is not there for
-    ever. The process's own random numbers are left as they are: a replicate has no need of a rate, and draws the same.
+    The rate is that of the precision to which PyTorch is switched now. The first call takes a third of a second, and
+    each later call measures for a moment more, since a disturbance of the first one does not last. The process's own
+    random numbers are left as they are: a replicate needs no rate, and draws the same numbers.
     """
     import torch
 

@@ -57,10 +57,11 @@ _Found = TypeVar("_Found")
 NO_WORK = 1.25
 """A callable no slower than this many empty calls does nothing that could be measured."""
 LOOKS_LIKE_NONE = 4.0
-"""One slower than this many cannot be one, however fast the core was before."""
+"""A callable slower than this many empty calls cannot be empty, however fast the core was before."""
 _TURNS = 5
 _FROZEN_BY_PYTHON = 1000
-"""Python 3.12 has 375 objects frozen when it starts, 3.11 and 3.13 none; PyTorch brings some hundred thousand."""
+"""Number of frozen objects up to which only Python itself has frozen any: 3.12 starts with 375, 3.11 and 3.13 with
+none; PyTorch brings some hundred thousand objects."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Measured:
 
 
 def stopwatch_for(device: torch.device, mode: Mode = DEFAULT) -> Stopwatch:
-    """CUDA events on a GPU, the host's monotonic clock elsewhere; calls begin and follow each other as ``mode`` says.
+    """Return the stopwatch for a device: CUDA events on a GPU, the host's monotonic clock elsewhere.
 
-    The caller has seen to it that there is a graph on CUDA alone.
+    Calls begin and follow each other as ``mode`` says. The caller must ask for a CUDA graph on CUDA alone.
     """
     eviction = Eviction(device) if mode.cache == "cold" else None
     if device.type != "cuda":
@@ -96,22 +97,22 @@ def measure(
     profile: ProfilePlan | None = None,
     leak_calls: int = 0,
 ) -> Measured:
-    """Measure ``workload`` on ``device``; what earlier work left behind has been collected by the caller.
+    """Measure ``workload`` on ``device``; the caller must have collected the garbage of earlier work.
 
     Args:
-        workload: what is called, again and again.
-        device: where its work happens; it is made the current CUDA device meanwhile.
+        workload: the workload that is called, again and again.
+        device: the device of the work; a GPU is made the current CUDA device meanwhile.
         plan: budget, for warm-up, samples and memory together, and warm-up.
-        progress: told what is under way, between samples.
+        progress: called between samples with a description of what is under way.
         label: name of the NVTX ranges around the passes.
         counter: counts what a call does, after the samples; None: nothing is counted.
         mode: how calls are timed. Memory, counts and profile are those of a plain call in every mode.
-        profile: how a call is profiled, after all else; None: it is not.
-        leak_calls: how many more calls tell, at the end, whether memory piles up; 0: nobody asks.
+        profile: how a call is profiled, after all else; None: no profile is taken.
+        leak_calls: number of further calls, at the end, that show whether memory piles up; 0: no check.
 
     Raises:
         CaptureError: no CUDA graph can hold the workload, and ``mode`` asks for one.
-        ClockError: CUDA events tell another time than the host's clock.
+        ClockError: CUDA events disagree with the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
     workload = RangedWorkload(workload) if ranges_asked() and device.type == "cuda" else workload
@@ -121,7 +122,7 @@ def measure(
     cpu_ns: list[int] = []
     witness = Witness(device)
 
-    is_cold_start = plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or is no plain one
+    is_cold_start = plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or is captured in a graph
 
     keep_freed_memory()
     began_ns = clock.read_ns()
@@ -138,7 +139,7 @@ def measure(
         with nvtx_range(f"{label}: {WARM_UP}", device):
             warmup = warm_up(time_once, plan, progress, workload.most_calls)
         watched.look_early(warmup.calls)
-        # What the budget leaves for samples: warm-up is over, the memory pass is still to come.
+        # The time that the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
         left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - later_calls * call_ns)
@@ -148,7 +149,7 @@ def measure(
             evidence = end_of_samples()
         check_agreement([sample.reading for sample in samples])
         empty_call_ns = stopwatch.empty_call_ns()
-        stopwatch.release()  # what evicts, and graphs, are none of the case's memory
+        stopwatch.release()  # the eviction buffer and graphs are not part of the case's memory
         progress("memory")
         with nvtx_range(f"{label}: {MEMORY}", device):
             weight = weigh(watched, device, counter)
@@ -161,7 +162,7 @@ def measure(
             with nvtx_range(f"{label}: {OPERATORS}", device):
                 run_with_operator_ranges(workload, device, OPERATOR_CALLS)
     leak, unknown = None, None
-    if leak_calls:  # what is frozen meanwhile nobody could see
+    if leak_calls:  # after the block above, in which frozen objects are hidden from the check
         progress("leaks")
         with current_device(device):
             leak, unknown = tried(lambda: find_leak(workload, device, leak_calls))
@@ -193,14 +194,14 @@ def measure(
 
 @dataclass(frozen=True)
 class Weight:
-    """Memory of one call, and what can be counted in it."""
+    """Memory, counts and result of one call."""
 
     memory: Memory | None
     counts: dict[str, int]
     off: dict[str, str]
-    """By quantity, why it is not known."""
+    """The reason why a quantity is unknown, by the quantity's name."""
     result: Any
-    """What the call returned."""
+    """The call's return value."""
     launch_ns: float | None = None
     """Host time to launch a call on a GPU."""
     by_phase: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -208,7 +209,7 @@ class Weight:
 
 
 def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
-    """Take memory and counts, without those that this version of PyTorch does not let us read."""
+    """Measure memory and counts of a call; ``off`` lists the quantities that this PyTorch does not let us read."""
     launching_ns = None
     try:
         if counter is not None:
@@ -230,14 +231,14 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
 def try_profile(
     workload: Workload, device: torch.device, plan: ProfilePlan, progress: Progress
 ) -> tuple[Profile | None, str | None]:
-    """The profile of a warm workload, or why there is none: that is no reason to lose a measurement."""
+    """Return the profile of a warm workload, or the reason why there is none, so that the measurement is not lost."""
     from perflab.profiles.take import take_profile
 
     return tried(lambda: take_profile(workload, device, stopwatch_for(device), plan, progress))
 
 
 def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.device) -> OutOfMemory:
-    """The same with what is alive when another call runs out of memory, if it does."""
+    """Return ``found`` with what is alive when another call runs out of memory; unchanged if that is not recorded."""
     from perflab.profiles.take_peak import take_failure
 
     failure, _ = tried(lambda: take_failure(workload, device))
@@ -245,9 +246,9 @@ def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.de
 
 
 def tried(take: Callable[[], _Found]) -> tuple[_Found | None, str | None]:
-    """What was taken, or why it could not be: the measurement was complete before, and is not lost for this.
+    """Return the result of ``take``, or the reason of its failure, so that the completed measurement is not lost.
 
-    Code may do anything in one call more, or under marks: it counts its calls, or refuses subclasses of tensors.
+    The user's code may fail in one call more, or under marks: it may count its calls, or refuse subclasses of tensors.
     """
     try:
         return take(), None
@@ -260,15 +261,15 @@ def tried(take: Callable[[], _Found]) -> tuple[_Found | None, str | None]:
 
 
 def replicate_of(measurement: Measurement) -> Replicate:
-    """The measurement boiled down, with the noise that it shows by itself."""
+    """Summarise a measurement as a replicate, with the noise that the measurement shows by itself."""
     calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
     return summarize(measurement, relative_half_width(calls) + _share_of_resolution(measurement))
 
 
 def _share_of_resolution(measurement: Measurement) -> float:
-    """The clock's resolution, of a median sample; 0 where samples are as long as they should be.
+    """Return the clock's resolution as a share of the median sample; 0 if that sample has at least its target length.
 
-    They are shorter where calls have cold caches, and where there is no room for the arguments of more calls.
+    Samples are shorter if calls have cold caches, or if there is no room for the arguments of more calls.
     """
     sample_ns = median(measurement.samples_ns)
     if not 0 < sample_ns < SAMPLE_TARGET_NS:
@@ -277,13 +278,15 @@ def _share_of_resolution(measurement: Measurement) -> float:
 
 
 def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, device: torch.device) -> bool:
-    """Whether a call is no more than an empty one. What may be is timed beside one, since cores change their speed.
+    """Whether a call takes no longer than an empty call.
+
+    A call that may be empty is timed in turns with an empty one, since cores change their speed.
 
     Args:
-        workload: what was measured.
-        call_ns: what a call of it took.
-        repetitions: calls in a sample; a call that is one by itself is too long for an empty one.
-        device: where it works.
+        workload: the workload that was measured.
+        call_ns: the time of one of its calls.
+        repetitions: calls in a sample; a call that fills a sample by itself is too long for an empty one.
+        device: the device of the work.
     """
     if repetitions == 1:
         return False
@@ -300,12 +303,12 @@ def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, dev
 
 
 class collector_at_ease:  # noqa: N801 - used like a function
-    """Leave the garbage collector on, but spare it the objects that were there before.
+    """Leave the garbage collector on, but freeze the objects that exist, so that it passes over new ones alone.
 
-    Its full passes over everything a PyTorch process holds take a tenth of a second and would fall into samples
-    at random; garbage that the workload itself makes is still collected, as it is in real use. What is garbage already
-    would be spared too: collect before (``release_memory``). A program that has frozen objects itself is left as it is:
-    what is frozen cannot be told apart afterwards.
+    Full passes over everything that a PyTorch process holds take a tenth of a second and would fall into samples at
+    random; garbage that the workload itself makes is still collected, as in real use. Garbage that exists already
+    would be frozen too: collect it before (``release_memory``). A program that has frozen objects itself is left as it
+    is: its frozen objects cannot be told apart from ours afterwards.
     """
 
     def __enter__(self) -> None:
@@ -319,6 +322,6 @@ class collector_at_ease:  # noqa: N801 - used like a function
 
 
 def _cores_busy(cpu_ns: list[int], samples: list[Sample]) -> float | None:
-    """CPU time over wall time of the samples, which were the last spans that were timed."""
+    """Return CPU time over wall time of the samples, whose CPU times end ``cpu_ns``; None if no time passed."""
     wall_ns = sum(sample.lasted_ns if sample.cpu_ns is None else sample.total_ns for sample in samples)
     return round(sum(cpu_ns[-len(samples) :]) / wall_ns, 2) if wall_ns > 0 else None

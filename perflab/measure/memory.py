@@ -22,24 +22,23 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 MEMORY_CALLS = 2
-"""Calls that the memory pass makes, at most."""
+"""Number of calls that the memory pass makes, at most."""
 _MEASURED = "perflab: memory pass"
 
 
 def measure_memory(workload: Workload, device: torch.device, counter: CallCounter | None = None) -> tuple[Memory, Any]:
     """Run the workload and return its memory, with its result.
 
-    On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; on CUDA it is not heeded.
+    On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; on CUDA it does not.
 
-    On CUDA the caching allocator's own peaks are read in a second call; the first tells which CUDA graphs are replayed,
-    whose pools belong to what is held. On a CPU PyTorch's profiler reports every allocation and
-    free made by this thread and by autograd; summed in time order they give the peak to the byte. A first call under
-    the profiler makes it know the blocks that a second one frees (gradients of the step before, say); the second call
-    is the one measured.
+    On CUDA the caching allocator's own peaks are read in a second call; the first call shows which CUDA graphs are
+    replayed, whose pools count as held memory. On a CPU PyTorch's profiler reports every allocation and free made by
+    this thread and by autograd; summed in time order they give the peak to the byte. A first call under the profiler
+    makes it know the blocks that a second call frees (gradients of the step before, say); the second call is measured.
 
-    Cyclic garbage is not collected during the pass: what is reported is what the code needs without the
-    collector's luck, and the same in every run. Where calls hold or return something else, it is not, and the counter's
-    counts are dropped; where only a count differs, that count is.
+    Cyclic garbage is not collected during the pass, so the reported memory does not depend on the collector's timing,
+    and is the same in every run. If calls hold or return different things, the memory is not exact, and the counter's
+    counts are dropped; if only a count differs, only that count is dropped.
     """
     watched = workload if isinstance(workload, Watched) else Watched(workload, device)
     release_memory(device)
@@ -60,7 +59,7 @@ def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
     with replayed_pools(workload.roots) as pools:
         workload.run()
     synchronize(device)
-    # What the call then makes in such a pool counts twice, here and as growth: rather too much than too little.
+    # Memory that the call then takes from a pool counts twice, here and as growth: rather too much than too little.
     held = workload.look() + free_bytes_in(pools, device)
     torch.cuda.reset_peak_memory_stats(device)
     start = torch.cuda.memory_allocated(device)
@@ -111,14 +110,14 @@ class CpuAllocations:
 
     @contextlib.contextmanager
     def span(self) -> Iterator[None]:
-        """Mark what ``peak_bytes`` looks at; without a mark it looks at everything."""
+        """Mark the block at whose beginning ``peak_bytes`` starts; without a mark, ``peak_bytes`` uses all events."""
         import torch
 
         with torch.profiler.record_function(_MEASURED):
             yield
 
     def peak_bytes(self) -> int:
-        """Highest rise of live bytes above the level at the span's beginning."""
+        """Return the highest rise of live bytes above the level at the span's beginning."""
         level = peak = 0
         for moment_ns, change in self.events:
             if self.begin_ns is None or moment_ns >= self.begin_ns:
@@ -140,7 +139,7 @@ class CpuAllocations:
 def cpu_allocations(*, with_stack: bool = False) -> Iterator[CpuAllocations]:
     """Watch PyTorch's CPU allocator for the length of the block; read the result after it.
 
-    ``with_stack``: the profiler notes Python's calls too, for ``cpu_block_events``; that takes time.
+    ``with_stack``: the profiler records Python's calls too, for ``cpu_block_events``, which takes time.
     """
     allocations = CpuAllocations()
     with profiler("cpu", profile_memory=True, with_stack=with_stack, with_modules=with_stack) as opened:

@@ -1,7 +1,7 @@
 """Records the allocations of a block or a call to a file, for ``memory_snapshot`` and ``--perf-snapshots``.
 
-Recorders know sizes and stacks. What a block is for, and the names of modules, the objects say that the code has in its
-hands; they are asked at the beginning, at the end, and between phases (``known_blocks``), and the answers are written
+Recorders know sizes and stacks. The objects that the code holds know what a block is for, and the names of modules.
+These objects are asked at the beginning, at the end, and between phases (``known_blocks``), and the answers are written
 into the file: on CUDA behind the end of PyTorch's pickle, where no other reader looks.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class MemorySnapshot:
-    """What a block did with memory. The numbers are there once the block has ended."""
+    """The recording of a block's memory, complete once the block has ended."""
 
     path: Path
-    """The recorded history."""
+    """The file with the recorded history."""
     peak_bytes: int | None = None
-    """Highest rise of live bytes above the level at the block's beginning."""
+    """Highest rise of live bytes above the level at the block's beginning; None until the block has ended."""
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def record_memory(
         path: where to write, without the ending: ``.pickle`` on CUDA (PyTorch's memory snapshot), ``.json`` on a
             CPU (``cpu_history``).
         device: the device to watch.
-        roots: gives what the block has in its hands, by which blocks and modules are known.
+        roots: returns the objects that the code holds, by which memory blocks and modules are known.
 
     Raises:
         OSError: the file cannot be written.
@@ -58,9 +58,10 @@ def record_memory(
 
 
 def record_call(workload: Workload, path: Path, device: torch.device, *, runs_out: bool = False) -> MemorySnapshot:
-    """Record one call, with its phases as stages; ``path`` as in ``record_memory``. On a CPU it is the second of two.
+    """Record one call, with its phases as stages; ``path`` as in ``record_memory``. On a CPU, a call precedes it.
 
-    ``runs_out``: it is expected to run out of memory, and is recorded up to there. On a CPU there is no call before.
+    ``runs_out``: the call is expected to run out of memory, and is recorded up to that point; on a CPU it is then the
+    only call.
 
     Raises:
         OSError: the file cannot be written.
@@ -92,7 +93,10 @@ def _file(path: Path, device: torch.device) -> Path:
 
 @contextlib.contextmanager
 def _stages(names: tuple[str, ...], device: torch.device, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Marks that the recorder of a device keeps, one after another; ``look`` is called when one has ended."""
+    """Mark the stages of a call in the device's recording, one after another.
+
+    Yield a function that ends the current stage, calls ``look``, and begins the next stage.
+    """
     import torch
 
     left = iter(names)

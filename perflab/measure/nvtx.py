@@ -21,15 +21,15 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 ASKED = "PERFLAB_NVTX"
 """Environment variable: ``1`` opens a range for each call, phase and operator."""
 CALL, PHASE = "call", "phase "
-"""Of one call, and what stands before the name of one of its phases."""
+"""Name of the range of a call, and prefix of the name of the range of a phase."""
 WARM_UP, SAMPLES, MEMORY, OPERATORS = "warm-up", "samples", "memory", "operators"
-"""Ranges of a case are called ``<case>: samples``."""
+"""Parts of a case, which name its ranges: ``<case>: samples``."""
 OPERATOR_CALLS = 6
-"""Calls with a range for each operator: the first one is cut off, since nothing says when its work began."""
+"""Number of calls with a range for each operator; the first is cut off, since nothing says when its work began."""
 
 
 def ranges_asked() -> bool:
-    """Whether calls have ranges too."""
+    """Whether calls, phases and operators have ranges too."""
     return os.environ.get(ASKED, "") not in ("", "0")
 
 
@@ -37,9 +37,9 @@ def ranges_asked() -> bool:
 def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
     """Open a range for the length of the block.
 
-    It shows as an NVTX range in Nsight Systems on a CUDA device, and as a ``record_function`` range in
-    ``torch.profiler`` on any. It is a start/end range of the process: a push/pop range belongs to one thread, and would
-    miss the backward, which another thread launches (NVIDIA/NVTX#101).
+    The range shows as an NVTX range in Nsight Systems on a CUDA device, and as a ``record_function`` range in
+    ``torch.profiler`` on any device. The NVTX range is a start/end range of the process: a push/pop range belongs to
+    one thread, and would miss the backward, which another thread launches (NVIDIA/NVTX#101).
     """
     import torch
 
@@ -77,7 +77,7 @@ class RangedWorkload(Wrapped):
 
 
 def _opened(name: str) -> Callable[[], None]:
-    """Open a range of the process; returns what closes it."""
+    """Open a range of the process; return the function that closes it."""
     from torch.cuda import nvtx
 
     handle = nvtx.range_start(name)

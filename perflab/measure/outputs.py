@@ -1,4 +1,4 @@
-"""What a call leaves behind, in a few numbers a tensor: enough to see whether two versions compute the same."""
+"""Summarises a call's outputs in a few numbers per tensor: enough to see whether two versions compute the same."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from perflab.measure.workload import Workload
 
 _ELEMENTS = 32
-"""Elements of a tensor that are compared one by one."""
+"""Number of elements of a tensor that are compared one by one, at most."""
 
 
 def outputs_of(workload: Workload) -> dict[str, list[str]]:
-    """Call once, with the same random numbers in each process, and sum up what came of it.
+    """Call the workload once, with the same random numbers in each process, and summarise its outputs.
 
     Returns:
-        By what it is (returned, a parameter or gradient of what the call has in its hands): of each tensor its type
-        with its shape, its mean, and elements spread over it. As text, since JSON knows no infinities.
+        The type with shape, the mean, and elements spread over the tensor, of each tensor of a kind: the returned
+        value, parameters, or gradients of the objects that the call holds. Numbers are text, since JSON knows no
+        infinities.
     """
     import torch
 
@@ -69,10 +70,13 @@ def _summed_up(tensor: torch.Tensor) -> tuple[str | float, ...]:
 
 
 def distance(before: Sequence[str], now: Sequence[str]) -> float:
-    """How far apart outputs are, as a share of the largest value; infinite if by number, shape, type or NaN."""
+    """Return the largest difference between outputs, as a share of the largest value.
+
+    The distance is infinite if the outputs differ in number, shape or type, or by a NaN or an infinity.
+    """
     try:
         gaps = [abs(float(one) - float(other)) for one, other in zip(before, now, strict=True) if one != other]
-    except ValueError:  # others by number, shape or type
+    except ValueError:  # the outputs differ in number, shape or type
         return math.inf
     if not all(map(math.isfinite, gaps)):
         return math.inf

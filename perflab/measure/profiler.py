@@ -10,17 +10,17 @@ from perflab.measure.nvtx import ranges_asked
 
 
 def profiler(device: str, **asked: Any) -> Any:
-    """PyTorch's profiler, to be entered; afterwards ``kineto_results`` reads what it saw.
+    """Return PyTorch's profiler as a context manager; afterwards ``kineto_results`` reads what it recorded.
 
-    Kineto is set up once a process, by its first profile: without CUDA if that one watches the CPU alone. Later ones
-    then see neither kernels nor calls of CUDA, and say nothing. So where there is a GPU, an empty profile that
-    watches it comes first.
+    Kineto is set up once a process, by the first profile: without CUDA if that profile watches the CPU alone. Later
+    profiles then silently record neither kernels nor calls of CUDA. So where there is a GPU, an empty profile that
+    watches the GPU comes first.
 
     Args:
-        device: what is watched besides the host, ``cuda``; ``cpu``: nothing.
-        asked: what else is recorded, as ``torch.autograd.profiler.profile`` names it.
+        device: ``cuda`` to watch a GPU besides the host; ``cpu`` to watch the host alone.
+        asked: further arguments of ``torch.autograd.profiler.profile``.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it greets on standard error
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise Kineto prints a greeting on standard error
     # Not torch.profiler's class around it, which loads the whole compiler (two seconds) to read one setting.
     from torch.autograd.profiler import profile
 
@@ -34,9 +34,9 @@ def _set_up_with_cuda() -> None:
     import torch
     from torch.autograd.profiler import profile
 
-    if ranges_asked() or not torch.cuda.is_available():  # under Nsight Systems CUPTI is taken
+    if ranges_asked() or not torch.cuda.is_available():  # under Nsight Systems CUPTI is in use already
         return
     empty = profile(use_cpu=True, use_device="cuda", use_kineto=True)
-    empty.use_device = None  # or it waits for the device at its end, and that makes a context on it
+    empty.use_device = None  # otherwise the profile waits for the device at its end, which makes a context on it
     with empty:
         pass

@@ -1,4 +1,4 @@
-"""What is taken of one callable: samples, memory, counts and evidence; and a case's record of them. In nanoseconds."""
+"""Measurements of one callable: samples, memory, counts, evidence; and a case's record of them. Times are in ns."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Memory(Data, frozen=True):
     """Memory of one call, taken in a pass of its own."""
 
     peak_bytes: Amount
-    """What the case needs at its worst moment: ``held_bytes + growth_bytes``. This is what is gated."""
+    """Peak memory of the case, ``held_bytes + growth_bytes``: the value that the gate judges."""
     held_bytes: Amount
-    """Tensors that the callable had in its hands before it ran: parameters, optimizer state, inputs."""
+    """Bytes of the tensors that the callable held before it ran: parameters, optimizer state, inputs."""
     growth_bytes: Amount
     """Highest rise of the allocator's live bytes during the call."""
     allocated_bytes: Amount | None = None
@@ -29,26 +29,26 @@ class Memory(Data, frozen=True):
     resident_growth_bytes: int | None = None
     """CPU: growth of the process's resident set, as information only."""
     calls_differ: list[str] = []
-    """In what the case's calls differ, as sentences."""
+    """Differences between the case's calls, as sentences; empty if calls are alike."""
     least: dict[str, Amount] = {}
-    """Of each quantity that is not exact since calls differ, the least that was seen: of ``memory`` what was held after
-    warm-up, of a count what one call did."""
+    """Least value seen of each quantity that is not exact because calls differ: of ``memory`` the bytes held after
+    warm-up, of a count the count of one call."""
     used_up: bool = False
     """Whether later calls found nothing to do."""
 
     @property
     def shown_bytes(self) -> int | None:
-        """The peak; None where there is no exact one, or no tensor memory at all."""
+        """The peak in bytes; None if it is not exact, or if the case uses no tensor memory at all."""
         return self.exact_bytes or None
 
     @property
     def exact_bytes(self) -> int | None:
-        """The peak; None where calls differ so that it is not exact."""
+        """The peak in bytes; None if it is not exact because calls differ."""
         return None if "memory" in self.least else self.peak_bytes
 
 
 class GpuState(Data, frozen=True):
-    """What NVML says of a GPU at one moment; None where it does not say."""
+    """The state of a GPU at one moment, as NVML reports it; None for a figure that NVML does not report."""
 
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
@@ -58,51 +58,51 @@ class GpuState(Data, frozen=True):
     throttle: list[str] = []
     """Why the clocks are not higher: ``power cap``, ``hardware thermal slowdown``, …"""
     neighbours: int | None = None
-    """Processes with work on the GPU, those of this run not counted."""
+    """Number of processes with work on the GPU, without those of this run."""
 
 
 class Evidence(Data, frozen=True):
-    """What may have disturbed the samples: the machine over the time in which they were taken.
+    """Evidence of interference with the samples: the state of the machine while they were taken.
 
-    None is what this system does not tell, or not for so short a time.
+    None for a quantity that this system does not report, or not for so short a time.
     """
 
     span_ns: int
-    """How long the samples took, with everything between them."""
+    """Duration of the samples, with everything between them."""
     neighbours_cores: float | None = None
-    """CPU cores that other processes kept busy meanwhile, among those that this process may use."""
+    """Number of CPU cores that other processes kept busy, among the cores that this process may use."""
     steal_share: float | None = None
-    """Share of the time in which those cores had work, but the hypervisor ran another machine."""
+    """Share of the time in which this process's cores had work, but the hypervisor ran another machine."""
     pressure_share: float | None = None
     """Share of the time in which some thread on this machine waited for a core."""
     involuntary_switches: int | None = None
     """How often a thread of this process lost its core before its work was done."""
     load_average: float | None = None
-    """Of the last minute, as the samples began."""
+    """Load average of the last minute when the samples began."""
     cpu_mhz_before: float | None = None
-    """Frequency of the core that the samples' main thread was on."""
+    """Frequency in MHz of the core that the main thread was on before the samples."""
     cpu_mhz_after: float | None = None
     gpu_before: GpuState | None = None
     gpu_after: GpuState | None = None
 
 
 CALIBRATION_BEFORE = "yardsticks_ns", "calibration_ns"
-"""What files of before call the readings of the calibration workload, and their name now."""
+"""Field of the calibration workload's readings: its name in old files, and its current name."""
 
 
 class Leak(Data, frozen=True):
     """Tensors that pile up from call to call."""
 
     grown_bytes: list[Amount]
-    """By how much more was alive after each call than before it."""
+    """Bytes by which more was alive after each call than before the call."""
     kept: list[PeakPart] = []
-    """Blocks that one call makes and a later one has not let go; empty where that could not be recorded."""
+    """Blocks that one call makes and a later one has not let go; empty if they could not be recorded."""
     keepers: list[Keeper] = []
-    """What holds them, what grows first."""
+    """Holders of the tensors that pile up; holders that grow come first."""
 
 
 PER_TOKEN = "/token"
-"""How the name of a count of the decode phase ends that is divided by its tokens."""
+"""Suffix of the name of a count of the decode phase that is divided by the phase's tokens."""
 FORMULAS = {
     "ttft": "first - start",
     "tpot": "(end - first) / (tokens - 1)",
@@ -111,18 +111,18 @@ FORMULAS = {
     "sequence_tokens/s": "tokens / (end - start)",
     PER_TOKEN: "decode / (tokens - 1)",
 }
-"""By what a statistic of a generation is computed here. ``tokens`` are those of one sequence."""
+"""Formulas by which this version computes the statistics of a generation. ``tokens`` are those of one sequence."""
 
 
 def formula_of(name: str) -> str | None:
-    """By what this version computes a statistic of a generation; None of one that it does not know."""
+    """Return the formula by which this version computes a statistic of a generation; None for an unknown statistic."""
     return FORMULAS.get(PER_TOKEN if name.endswith(PER_TOKEN) else name.partition("_p")[0])
 
 
 def is_compared(name: str, formula: str) -> bool:
-    """Whether runs are compared by a statistic: a time by this version's formula.
+    """Whether runs are compared by a statistic: a time per token or between outputs, by this version's formula.
 
-    The time to the first token is the phase prefill, and is compared as that.
+    The time to the first token is compared as the phase prefill.
     """
     return formula == formula_of(name) and name.startswith(("tpot", "itl"))
 
@@ -133,29 +133,30 @@ class Statistic(Data, frozen=True):
     value: Share
     formula: str
     low: Share | None = None
-    """None: the value is exact, or of too few calls."""
+    """Lower end of the 95 % interval; None if the value is exact, or from too few calls."""
     high: Share | None = None
 
 
 class Generation(Data, frozen=True):
-    """What a generation of tokens was like. Times are nanoseconds."""
+    """The statistics of a generation of tokens. Times are in nanoseconds."""
 
     batch: Annotated[int, msgspec.Meta(ge=1)]
-    """Sequences in a call."""
+    """Number of sequences in a call."""
     tokens: list[Amount]
-    """That each sequence got in each timed call, in the order of ``samples_ns``."""
+    """Number of tokens that each sequence got in each timed call, in the order of ``samples_ns``."""
     statistics: dict[str, Statistic] = {}
-    """By name: ``ttft``, time to the first token; ``tpot``, time per output token; ``itl_p50``, quantiles of the times
-    between outputs; ``tokens/s`` of the batch and ``sequence_tokens/s``; ``operators/token`` and other counts."""
+    """Statistics by name: ``ttft``, time to the first token; ``tpot``, time per output token; ``itl_p50``, quantiles of
+    the times between outputs; ``tokens/s`` of the batch and ``sequence_tokens/s``; ``operators/token`` and other
+    counts."""
 
     @property
     def known(self) -> dict[str, Statistic]:
-        """Those whose formula is this version's: others are neither shown nor compared."""
+        """The statistics with this version's formula; statistics by other formulas are neither shown nor compared."""
         return {name: one for name, one in self.statistics.items() if one.formula == formula_of(name)}
 
     @property
     def problems(self) -> list[str]:
-        """What is to be said of it besides, in words."""
+        """Remarks on the generation, in words."""
         least, most = min(self.tokens, default=0), max(self.tokens, default=0)
         others = [name for name in self.statistics if name not in self.known]
         return [
@@ -175,7 +176,7 @@ class Measurement(Data, frozen=True):
     repetitions: Annotated[int, msgspec.Meta(ge=1)]
     warmup_calls: Amount
     settled: bool | None
-    """Whether successive warm-up calls agreed before sampling began; None where their number was fixed."""
+    """Whether successive warm-up calls agreed before sampling began; None if the number of calls was fixed."""
     clock: str
     """``host`` (monotonic clock) or ``cuda events``."""
     phases_ns: dict[str, list[Amount]] = {}
@@ -187,31 +188,31 @@ class Measurement(Data, frozen=True):
     """CPU time over wall time of the samples: about 1 for work in one thread, more for work in several."""
     evidence: Evidence | None = None
     counts: dict[str, Amount] = {}
-    """What one call did, such as ``{"operators": 112}``; ``measure/counts.py`` says what each counts."""
+    """Counts of one call, such as ``{"operators": 112}``; ``measure/counts.py`` defines each count."""
     evicted_bytes: int | None = None
-    """Size of the buffer that was written before each call, so that it began with cold caches."""
+    """Size of the buffer that was written before each call, for cold caches; None if caches were warm."""
     empty_call_ns: float | None = None
-    """Of cold calls: what timing one that does nothing gives. It is in every sample."""
+    """Measured time of an empty call with cold caches, which every sample includes; None with warm caches."""
     ran_on: list[str] = []
-    """Names of threads that ran on when a call had returned, so that not all of its work is in its time."""
+    """Names of threads that ran on when a call had returned, so that the call's time lacks some of its work."""
     profile: Profile | None = None
-    """Where the time of a call goes; None: nobody asked, or it could not be taken."""
+    """Profile of a call's time; None if no profile was asked for, or if it could not be taken."""
     not_profiled: str | None = None
-    """Why it could not be."""
+    """The reason why the profile could not be taken."""
     generation: Generation | None = None
-    """Of ``perf.generation``, statistics of its tokens."""
+    """Statistics of the tokens of ``perf.generation``; None for other workloads."""
     not_counted: str | None = None
-    """Why instructions, which a process of its own was to count, were not."""
+    """The reason why a separate process could not count instructions."""
     launch_ns: Positive | None = None
-    """CUDA: host time to launch one call, where nothing makes the host wait; None: it waits, or nobody counted."""
+    """CUDA: host time to launch one call without waiting; None if the call makes the host wait, or was not counted."""
     leak: Leak | None = None
-    """What calls keep; None: nothing, or nobody asked."""
+    """Memory that calls keep; None if they keep none, or if no check was asked for."""
     off: dict[str, str] = {}
-    """By quantity, ``memory`` or a count, why it was not measured: PyTorch's internals are other ones."""
+    """The reason why a quantity, ``memory`` or a count, was not measured: PyTorch's internals are other ones."""
 
 
 class Replicate(Data, frozen=True):
-    """A measurement boiled down to what comparisons need. Times are of one call."""
+    """The summary of a measurement that comparisons need. Times are of one call, in nanoseconds."""
 
     median_ns: Positive
     fastest_ns: Positive
@@ -221,7 +222,7 @@ class Replicate(Data, frozen=True):
     """Half the width of the median's interval within the process, as a share of the median."""
     samples: Annotated[int, msgspec.Meta(ge=1)]
     first_ns: Share | None = None
-    """First sample, where the number of warm-up calls was fixed: what a cold start costs."""
+    """First sample if the number of warm-up calls was fixed, which shows the cost of a cold start; None otherwise."""
     phases_ns: dict[str, Share] = {}
     """Median of each phase."""
     memory: Memory | None = None
@@ -231,9 +232,9 @@ class Replicate(Data, frozen=True):
     steal_share: float | None = None
     gpu_neighbours: int | None = None
     temperature_c: int | None = None
-    """The GPU's, the higher of before and after the samples."""
+    """Temperature of the GPU in degrees Celsius, the higher of before and after the samples."""
     launch_ns: Positive | None = None
-    """As in ``Measurement``."""
+    """Host time to launch one call on a GPU, as in ``Measurement``."""
     throttle: list[str] = []
     """Why the GPU's clocks were not higher, before or after the samples."""
     counts: dict[str, Amount] = {}
@@ -243,59 +244,59 @@ class OutOfMemory(Data, frozen=True):
     """A case that the device's memory could not hold."""
 
     asked_bytes: Amount | None
-    """Size of the allocation that failed, where the allocator says it."""
+    """Size of the allocation that failed, if the allocator reports the size."""
     asked_by: PeakPart | None = None
-    """Operator, module and line that asked for it, where a call that was repeated under the profiler told."""
+    """Operator, module and line that asked for the failed allocation, if a repeated call under the profiler told."""
     alive: list[PeakPart] = []
-    """What was alive then, the largest first."""
+    """Blocks that were alive at the failure, the largest first."""
     cached_bytes: Amount | None = None
-    """CUDA: what PyTorch had reserved and nobody used, in pieces of which none was large enough."""
+    """CUDA: bytes that PyTorch had reserved and nobody used, in pieces of which none was large enough."""
     remedies: list[str] = []
-    """Names of those that the case declares (``perf.fits``)."""
+    """Names of the remedies that the case declares (``perf.fits``)."""
 
 
 class CallTimes(StrEnum):
-    """Which times of calls a ratio is of."""
+    """The times of calls that a ratio compares."""
 
     FASTEST = "fastest"
-    """The fastest of each turn: known best, and right where all calls changed alike."""
+    """The fastest call of each turn: known best, and right if all calls changed alike."""
     MEAN = "mean"
-    """The mean calls in the middle half of the blocks of turns: right where every few calls changed."""
+    """The mean calls in the middle half of the blocks of turns: right if every few calls changed."""
     ALL = "all"
-    """The mean of all calls: right where one call in many changed."""
+    """The mean of all calls: right if one call in many changed."""
 
 
 class Paired(Data, frozen=True):
-    """What a comparison in turns with another version found."""
+    """The result of a comparison in turns with another version."""
 
     against: str
-    """The other side, as people call it: ``main (8009b65)``; ``8009b65, where its baseline was saved``."""
+    """Name of the other side for a reader: ``main (8009b65)``; ``8009b65, where its baseline was saved``."""
     commit: str | None = None
     screen: list[float] = []
     """Ratio head / base of each pair of fresh processes that was looked at first."""
     confirm: list[float] = []
-    """The same of the pairs that were taken because of a suspicion. All count."""
+    """Ratio head / base of each pair that was taken because of a suspicion. All pairs count."""
     control: list[float] = []
-    """Ratios of the base over itself, where this case was the null control."""
+    """Ratios of the base over itself, if this case was the null control."""
     judged: CallTimes = CallTimes.FASTEST
-    """What all these are ratios of."""
+    """The times of calls that all these ratios compare."""
     uneven: bool = False
-    """Whether the mean calls differed by more than the fastest ones, which was not certain."""
+    """Whether the mean calls seem to differ by more than the fastest calls, without certainty."""
     detectable: float | None = None
     """The smallest ratio that would have been found in nine of ten such runs; infinite, in JSON null, if none would."""
     base_memory: Memory | None = None
     base_ns: Positive | None = None
-    """Typical time of one call of the other side, measured beside this one's."""
+    """Typical time of one call of the other side, measured in turns with this side."""
 
     @property
     def calls(self) -> str:
-        """The calls that are compared, in words, if these are not the fastest."""
+        """The compared calls, in words; empty if the fastest calls are compared."""
         said = "means of all calls are compared, since these differ from each other"
         return "" if self.judged is CallTimes.FASTEST else said
 
 
 class Ratio(Data, frozen=True):
-    """A time as a multiple of another one that was measured in turns with it, and its 95 % interval."""
+    """A time as a multiple of another time that was measured in turns with it, and the ratio's 95 % interval."""
 
     value: Positive
     low: Positive
@@ -303,21 +304,21 @@ class Ratio(Data, frozen=True):
 
 
 class Beside(Data, frozen=True):
-    """A row of a table, measured in turns with the row that it is held against."""
+    """The ratios of a table's row to its base row, measured in turns."""
 
     base: str
-    """Node id of that row."""
+    """Node id of the base row."""
     base_ns: Positive
-    """Its time of a call as its own measurement had it. Where another one counts by now, the ratios are of old code."""
+    """Time of a call in the base row's own measurement; once another time counts there, the ratios are of old code."""
     call: Ratio | None = None
-    """None: there is no ratio, see ``problem``."""
+    """Ratio of the times of a call; None if there is no ratio, see ``problem``."""
     phases: dict[str, Ratio] = {}
     problem: str | None = None
-    """Why there is none, and what helps."""
+    """The reason why there is no ratio, and what helps."""
 
 
 class Quote(Data, frozen=True):
-    """What others measured on the same work, elsewhere: to look at, and judged by nobody."""
+    """A time that others measured on the same work, elsewhere: to look at, and not judged."""
 
     source: str
     ns: Positive
@@ -325,7 +326,7 @@ class Quote(Data, frozen=True):
 
 
 class Record(TierRecord, frozen=True):
-    """What a case learned that ran: its measurement, and replicates from fresh processes."""
+    """The record of a case that ran: its measurement, and replicates from fresh processes."""
 
     runs: ClassVar[bool] = True
 
@@ -333,45 +334,45 @@ class Record(TierRecord, frozen=True):
     """The pytest node id: ``tests/perf/test_transformer.py::test_step[small-128-fp32]``."""
     environment: Environment
     device: str = "cpu"
-    """Which device it was, exactly: ``cuda:1``."""
+    """The exact device: ``cuda:1``."""
     parameters: Parameters = {}
     work: dict[str, float] = {}
-    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived; with a phase's name
-    before it (``backward_flops``) of that phase alone."""
+    """Units of work in one call, such as ``{"tokens": 512}``, from which throughput is derived; a name that begins with
+    a phase (``backward_flops``) is of that phase alone."""
     matmul_flops_per_second: Positive | None = None
-    """The device's rate in plain matrix products of the case's precision, where the case said what it needs."""
+    """The device's rate in plain matrix products of the case's precision, in FLOP/s, if the case declared its needs."""
     matmul_precision: str | None = None
-    """That precision, as PyTorch names it: ``bfloat16``."""
+    """Precision of ``matmul_flops_per_second``, as PyTorch names it: ``bfloat16``."""
     quotes: list[Quote] = []
-    """What the case quotes from elsewhere."""
+    """Times that the case quotes from elsewhere."""
     facts: Parameters = {}
-    """What the case noted beside its time and memory, in the order of noting; non-finite numbers stand as text."""
+    """Values that the case noted beside its time and memory, in the order of noting; non-finite numbers are text."""
     measurement: Measurement | None = None
-    """What the session measured itself; None if the case ran out of memory."""
+    """The session's own measurement; None if the case ran out of memory."""
     summary: Replicate | None = None
-    """``measurement``, boiled down."""
+    """The summary of ``measurement``."""
     fresh: list[Replicate] = []
-    """What fresh processes measured once the case was suspect: the replicates that are judged."""
+    """Replicates that fresh processes measured once the case was suspect: these are judged."""
     set_aside: list[Replicate] = []
-    """Those of fresh processes that were disturbed, and were taken again undisturbed."""
+    """Replicates of fresh processes that were disturbed, and were taken again undisturbed."""
     out_of_memory: OutOfMemory | None = None
     paired: Paired | None = None
-    """What turns said: with the other version of a comparison, or with the code of an unsettled case's baseline."""
+    """Result in turns with the other version of a comparison, or with the code of an unsettled case's baseline."""
     paired_to_anchor: Paired | None = None
-    """The same with the code of its anchor."""
+    """Result in turns with the code of the case's anchor."""
     explained: Explanation | None = None
-    """Of a case that became worse: what it does otherwise than before."""
+    """Differences in what a case does from before, if the case became worse."""
     explained_peak: PeakExplanation | None = None
-    """Of one that needs more memory: what is alive at its peak and was not before."""
+    """Blocks that are alive at the case's peak and were not before, if the case needs more memory."""
 
 
 def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:
-    """Time of one call in each sample."""
+    """Return the time of one call in each sample, in nanoseconds."""
     return [sample / repetitions for sample in samples_ns]
 
 
 def summarize(measurement: Measurement, noise: float) -> Replicate:
-    """Boil a measurement down; ``noise`` is the relative half-width of its median's interval."""
+    """Summarise a measurement; ``noise`` is the relative half-width of its median's interval."""
     calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
     evidence = measurement.evidence
     gpu = [state for state in (evidence.gpu_before, evidence.gpu_after) if state is not None] if evidence else []

@@ -13,46 +13,47 @@ from perflab.measure.statistics import relative_half_width
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 SAMPLE_TARGET_NS = 1_000_000
-"""A sample lasts this long or longer, so that reading the clock (tens of ns) is lost in it. Evictions count: before
-cold calls, which share no reading of the clock, more calls in a sample would make it longer and no better."""
+"""Least duration of a sample, against which reading the clock (tens of ns) is negligible. Evictions count: cold calls
+share no reading of the clock, so more calls would make a sample longer and no better."""
 AGREEMENT = 0.10
-"""Two successive warm-up samples closer than this are settled; a first call is off by far more."""
+"""Relative difference up to which two successive warm-up samples agree; a first call is off by far more."""
 WARMUP_SHARE = 0.25
 """Share of the budget after which warm-up is given up and sampling begins, marked as not settled."""
 MIN_SAMPLES = 3
 TIGHT_MIN_SAMPLES = 6
-"""The fewest that have a 95 % interval of their median; it is their whole range then."""
+"""Fewest samples that give a 95 % interval of the median; the interval is then the whole range of the samples."""
 TIGHT_HALF_WIDTH = 0.02
-"""Processes differ by about as much: knowing one of them better would say nothing more about the code."""
+"""Relative half-width of the median's interval that ends sampling. Processes differ by about as much, so knowing one
+process better would say nothing more about the code."""
 MIN_SAMPLING_NS = 300_000_000
-"""Samples are spread over at least this long: neighbours on a shared machine come and go within less."""
+"""Least time over which samples are spread: neighbours on a shared machine come and go within less."""
 MAX_SAMPLES = 1000
 MOST_REPETITIONS = 1_000_000
-"""More calls than this in a sample are never needed; a clock that has not moved by then never will."""
+"""Largest number of calls in a sample: more are never needed, and a clock that has not moved by then never will."""
 OVERRUN = 3.0
-"""A case whose calls are longer than its budget may take this many budgets to reach MIN_SAMPLES."""
+"""Number of budgets in which a case whose calls are longer than its budget may reach MIN_SAMPLES."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure, all in all. ``warmup`` is a fixed number of calls, or None: until readings agree."""
+    """The time to measure, all in all. ``warmup`` is a fixed number of calls, or None: until readings agree."""
 
     budget_ns: float
     warmup: int | None = None
     least_samples_ns: float | None = None
-    """What MIN_SAMPLES may take where that is past the budget; None: OVERRUN budgets."""
+    """Time in which MIN_SAMPLES may be reached beyond the budget, in nanoseconds; None: OVERRUN budgets."""
 
     @property
     def longest_ns(self) -> float:
-        """What MIN_SAMPLES may take."""
+        """Longest time in which MIN_SAMPLES may be reached, in nanoseconds."""
         return OVERRUN * self.budget_ns if self.least_samples_ns is None else self.least_samples_ns
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """How warm-up went: calls made, whether readings agreed, and how many calls make a sample.
+    """The result of warm-up: calls made, whether readings agreed, and how many calls make a sample.
 
-    ``settled`` is None where the number of calls was fixed, and nobody looked at agreement.
+    ``settled`` is None if the number of calls was fixed, so that agreement was not checked.
     """
 
     calls: int
@@ -61,18 +62,22 @@ class Warmup:
     readings_ns: tuple[int, ...] = ()
     """Time of one call in each reading, first to last."""
     call_lasts_ns: float = 0.0
-    """The time of one call with what goes on between calls, as cold caches and set-up need it: of the fastest reading
-    with these repetitions, since other work may have made the last one many times as long."""
+    """Time of one call with its share of evictions and set-up between calls, from the fastest reading with these
+    repetitions: other work may have made the last reading many times as long. After a fixed warm-up, from its last
+    call."""
 
 
 TimeOnce = Callable[[int], Sample]
-"""Calls the workload so many times and returns the time that it took."""
+"""Function that calls the workload a given number of times and returns the times as a sample."""
 Progress = Callable[[str], None]
-"""Told what is being done, between samples."""
+"""Function that is called between samples with a description of the current work."""
 
 
 def repetitions_for(sample_ns: int, repetitions: int, most: int | None = None) -> int:
-    """How many calls fill a sample, when ``repetitions`` calls took ``sample_ns``; ``most`` is ten times as many."""
+    """Return how many calls fill a sample, if ``repetitions`` calls took ``sample_ns``.
+
+    The result is at most ``most``, which is ten times ``repetitions`` by default.
+    """
     if sample_ns >= SAMPLE_TARGET_NS:
         return repetitions
     # A reading of zero says nothing but "more": go up by ten, and never by more at once, since first calls mislead.
@@ -83,11 +88,11 @@ def repetitions_for(sample_ns: int, repetitions: int, most: int | None = None) -
 def warm_up(
     time_once: TimeOnce, plan: Plan, progress: Progress, most_calls: Callable[[float], float] = lambda _: math.inf
 ) -> Warmup:
-    """Call until two successive readings agree, or exactly ``plan.warmup`` times where that is set.
+    """Call the workload until two successive readings agree, or exactly ``plan.warmup`` times if that is set.
 
-    Repetitions are calibrated on the way, so that a sample is long against the clock's own cost. With a fixed
-    warm-up of 0 the first sample is the very first call, and a sample is one call. ``most_calls`` says after each
-    reading how many calls a sample may have within a budget.
+    Repetitions are calibrated on the way, so that a sample is long compared with the clock's own cost. With a fixed
+    warm-up of 0 the first sample is the very first call, and a sample is one call. ``most_calls`` returns, after each
+    reading, how many calls a sample may have within a budget.
     """
     if plan.warmup is not None:
         taken = [time_once(1) for _ in range(plan.warmup)]
@@ -139,9 +144,9 @@ def collect(
     progress: Progress,
     between: Callable[[], None],
 ) -> list[Sample]:
-    """Take samples until their median is known to 2 % or ``left_ns`` is spent. None is thrown away.
+    """Take samples until their median is known to 2 % or ``left_ns`` is spent. No sample is thrown away.
 
-    At least MIN_SAMPLES are taken even then, as long as that takes no more than ``plan.longest_ns``.
+    At least MIN_SAMPLES are taken even if ``left_ns`` is spent, as long as they take no more than ``plan.longest_ns``.
     ``between`` runs before each sample, outside of the timed span.
     """
     start = clock.read_ns()

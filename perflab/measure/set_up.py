@@ -1,4 +1,4 @@
-"""A call whose arguments are made anew before each: of callables that change, grow or use up what they are given."""
+"""Workloads whose arguments are made anew before each call: for callables that change or use up their arguments."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 SHARE_OF_MEMORY = 0.25
-"""Of the memory that is free, what the arguments of a sample may take: in turns, two sides hold theirs at once."""
+"""Share of the free memory that the arguments of a sample may take: in turns, two sides hold arguments at once."""
 SHARE_OF_TIME = 0.05
-"""Of the budget, what setting up one sample may take, so that it allows a score of samples."""
+"""Share of the budget that setting up one sample may take, so that the budget allows a score of samples."""
 _WHAT_TO_RETURN = (
     "return the call's arguments: a tuple of positional ones, such as (x,), a dict of keyword arguments, both as "
     "((x,), {'scale': 2}), or None for none"
@@ -29,17 +29,17 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Both(NamedTuple):
-    """Positional and keyword arguments, which are nothing else, whatever the callable takes."""
+    """An explicit pair of positional and keyword arguments, which has one meaning for every callable."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 class SetUpWorkload(Workload):
-    """A call whose arguments ``setup`` makes. What was made for a call is kept until the next calls are made ready.
+    """A call whose arguments ``setup`` makes. Arguments are kept until the next calls are made ready.
 
-    So neither making arguments nor letting them go is timed. ``args`` and ``kwargs`` are those of every call; with
-    them ``setup`` returns None, and only changes what they refer to.
+    So neither making arguments nor letting them go is timed. ``args`` and ``kwargs`` are arguments of every call; if
+    there are any, ``setup`` returns None, and only changes what they refer to.
     """
 
     def __init__(
@@ -58,10 +58,12 @@ class SetUpWorkload(Workload):
         self._before_bytes = _levels_bytes(device)
 
     def make_ready(self, calls: int) -> int:
-        """Make the arguments of so many calls; what was made before is let go first. ``roots`` has those of the last.
+        """Let earlier arguments go, make those of ``calls`` calls, and return how long that took in nanoseconds.
+
+        ``roots`` then has the arguments of the last call.
 
         Raises:
-            UsageError: ``setup`` returned what are no arguments.
+            UsageError: ``setup`` returned something that is no arguments.
             Exception: whatever ``setup`` raises.
         """
         self._made, self._upcoming = [], iter(())
@@ -76,10 +78,10 @@ class SetUpWorkload(Workload):
         return took_ns
 
     def most_calls(self, budget_ns: float) -> float:
-        """By what the calls made ready last, by now called, took of memory, and of time to set up; 1 at least.
+        """Return how many calls a sample may have, by the memory and set-up time of the last calls; at least 1.
 
-        Each answer is for a few times as many calls, as warm-up asks for them: what a call takes once counts for less
-        and less.
+        These calls were made ready last, and have run by now. Warm-up asks again for a few times as many calls each
+        time, so memory and time that a call takes only once count for less and less.
         """
         most = super().most_calls(budget_ns)
         if self._of_a_call_ns > 0:
@@ -87,16 +89,16 @@ class SetUpWorkload(Workload):
         for where, level_bytes in _levels_bytes(self._device).items():
             free_bytes, taken_bytes = available_bytes(where), level_bytes - self._before_bytes.get(where, level_bytes)
             if taken_bytes > 0 and free_bytes is not None:
-                # What is taken is free no more, and the next calls may have it.
+                # The memory taken is no longer free, but the next calls may have it.
                 most = min(most, len(self._made) * SHARE_OF_MEMORY * (free_bytes + taken_bytes) / taken_bytes)
         return max(1.0, most)
 
     def without_work(self) -> Workload:
-        """The same set-up before calls of a function that takes anything and does nothing."""
+        """Return a workload of this kind whose set-up makes nothing and whose function does nothing."""
         return SetUpWorkload(lambda *_args, **_kwargs: None, (), {}, lambda: None, self._device)
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
-        """Call once, with arguments that were made ready; with new ones if there are none left."""
+        """Call once, with arguments that were made ready; with new arguments if there are none left."""
         made = next(self._upcoming, None)
         if made is None:
             self.make_ready(1)
@@ -123,7 +125,7 @@ def workload_of(
     setup: Callable[[], Any] | None,
     device: torch.device,
 ) -> Workload:
-    """A call of the same arguments each time, or of what ``setup`` makes for it.
+    """Return a workload that calls ``call`` with the same arguments each time, or with those that ``setup`` makes.
 
     Raises:
         UsageError: ``setup`` cannot be called.
@@ -139,14 +141,14 @@ def workload_of(
 
 
 def arguments_in(made: Any, call: Callable[..., Any]) -> _Arguments:
-    """The arguments that a set-up returned, which is not None.
+    """Return the positional and keyword arguments in ``made``, which a set-up returned and which is not None.
 
-    Two values, of which the first is a tuple and the second a dict with names, may be two positional arguments, or
-    positional and keyword arguments as pytest-benchmark's ``setup`` returns them. The signature decides; where there is
-    none, they are the latter.
+    Two values, of which the first is a tuple or list and the second a dict with names, may be two positional arguments,
+    or positional and keyword arguments as pytest-benchmark's ``setup`` returns them. The callable's signature decides;
+    without a signature, they are positional and keyword arguments.
 
     Raises:
-        UsageError: it is none of what it may be, or the signature takes both.
+        UsageError: ``made`` has none of the allowed forms, or the signature takes both readings.
     """
     kind = type(made)
     if kind is Both:
@@ -169,7 +171,7 @@ def arguments_in(made: Any, call: Callable[..., Any]) -> _Arguments:
 
 
 def _takes(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-    """Whether a call takes these arguments; None of one without a signature, as many in C are."""
+    """Whether a callable takes these arguments; None if it has no signature, as many callables in C."""
     try:
         inspect.signature(call).bind(*args, **kwargs)
     except TypeError:
@@ -180,7 +182,7 @@ def _takes(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _levels_bytes(device: torch.device) -> dict[torch.device, int]:
-    """What this process has of the host's memory, and of the device's."""
+    """Return the bytes that this process has of the host's memory and of the device's, by device."""
     import torch
 
     resident = resident_bytes()

@@ -1,8 +1,9 @@
 """Times a sample on a GPU twice, with events and with the host's clock, and checks that both agree.
 
-Events are the device's own clock, and hold no host round trip. But they see one stream, and whoever replaces
-``torch.cuda.Event`` tells the time. So a span ends when *all* streams of the device are idle: what others still have to
-do when the current one has ended is timed by the host and added. And the host's clock has to agree with the whole.
+Events are the device's own clock, and include no host round trip. But events see one stream, and code that replaces
+``torch.cuda.Event`` can report any time. So a span ends when *all* streams of the device are idle: the host times the
+work that other streams still have to do when the current stream has ended, and adds it. And the host's clock has to
+agree with the whole.
 """
 
 from __future__ import annotations
@@ -21,31 +22,36 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 EVENT_STEP_NS = 500
-"""CUDA reports milliseconds between events, at a resolution of about this."""
+"""Approximate resolution, in nanoseconds, of the time between CUDA events, which CUDA reports in milliseconds."""
 _WAITS = 3
-"""An idle device is waited for within so many times the time that it took just before."""
+"""Waiting for an idle device takes at most this many times as long as just before; a longer wait is for other work."""
 _WAIT_NS = 10_000
 SLACK = 0.05
 SLACK_NS = 200_000
-"""By how much the host's reading may exceed that of events: launching the first, and waking up after the last."""
+"""Nanoseconds by which the host's reading may exceed that of events, beside the share ``SLACK``: the host launches the
+first event, and wakes up after the last."""
 AHEAD = 0.01
 AHEAD_NS = 5_000
-"""By how much it may fall short: events are within it, and two clocks run almost alike."""
+"""Nanoseconds by which the host's reading may fall short of that of events, beside the share ``AHEAD``: the events lie
+within the host's time, and the two clocks run almost alike."""
 
 _READINGS_TO_JUDGE = 8
-"""Of fewer samples a busy host may have delayed all."""
+"""Least number of samples of which a busy host has not delayed all."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One span, twice: what is reported of it, and the host's time around it."""
+    """Two readings of one span: the device's time, which is reported, and the host's time around the span."""
 
     device_ns: int
     host_ns: int
 
 
 def timing_events(count: int, stream: Any) -> list[Any]:
-    """Events that can be recorded at no cost but recording: PyTorch creates one when it is first recorded."""
+    """Return events that were recorded once, since PyTorch creates an event at its first recording.
+
+    Recording these events again costs nothing but the recording.
+    """
     import torch
 
     new_event: Any = torch.cuda.Event
@@ -56,13 +62,13 @@ def timing_events(count: int, stream: Any) -> list[Any]:
 
 
 def elapsed_ns(start: Any, end: Any) -> int:
-    """Nanoseconds between two CUDA events that the device has passed."""
+    """Return the nanoseconds between two CUDA events that the device has passed."""
     milliseconds: float = start.elapsed_time(end)
     return round(milliseconds * 1e6)
 
 
 class DeviceSpan:
-    """Times what is launched between ``begin`` and ``end``. Made before the span, for one sample."""
+    """A timer of the work that is launched between ``begin`` and ``end``, created before the span of one sample."""
 
     def __init__(self, device: torch.device, stream: Any) -> None:
         self._device = device
@@ -70,10 +76,10 @@ class DeviceSpan:
         self._bounds = timing_events(2, stream)
         self._idle_wait_ns = self._began_ns = self._host_ns = 0
         self.others_ns = 0
-        """How long other streams were at work when the current one had ended."""
+        """Nanoseconds for which other streams were still at work when the current stream had ended."""
 
     def begin(self) -> None:
-        """Wait until the device is idle, and begin."""
+        """Wait until the device is idle, and begin the span."""
         import torch
 
         torch.cuda.synchronize(self._device)
@@ -84,7 +90,7 @@ class DeviceSpan:
         self._bounds[0].record(self._stream)
 
     def end(self) -> None:
-        """End on the current stream, then wait for all others."""
+        """End the span on the current stream, then wait for all other streams."""
         import torch
 
         self._bounds[1].record(self._stream)
@@ -97,19 +103,19 @@ class DeviceSpan:
         self._host_ns = ended_ns - self._began_ns
 
     def reading(self) -> Reading:
-        """The whole span."""
+        """Return the readings of the whole span by both clocks."""
         return Reading(elapsed_ns(*self._bounds) + self.others_ns, self._host_ns)
 
 
 def check_agreement(readings: Sequence[Reading | None], *, more_to_come: bool = False) -> None:
-    """Refuse samples of which events tell another story than the host's clock.
+    """Refuse samples whose CUDA events disagree with the host's clock.
 
-    A busy machine delays the host now and then, in most samples at times, but not in three of four. While there are
-    few samples and ``more_to_come``, only what no delay explains is refused: events that last longer than the host's
-    time around them. Of few samples that are all there will be, the one that agrees best has to agree.
+    A busy machine delays the host in some samples, at times in most of them, but not in three of four. While there are
+    few samples and ``more_to_come``, only samples that no delay explains are refused: their events last longer than the
+    host's time around the events. If few samples are all there will be, the sample that agrees best has to agree.
 
     Raises:
-        ClockError: the two disagree.
+        ClockError: the two clocks disagree.
     """
     beyond_ns = _ahead_ns if more_to_come and len(readings) < _READINGS_TO_JUDGE else _beyond_slack_ns
     read = sorted((reading for reading in readings if reading is not None), key=beyond_ns)
@@ -122,11 +128,11 @@ def check_agreement(readings: Sequence[Reading | None], *, more_to_come: bool = 
 
 
 def _beyond_slack_ns(reading: Reading) -> float:
-    """How much further apart the two clocks are than they may be; below zero where they agree."""
+    """Return by how many nanoseconds the two clocks differ too much; negative if they agree."""
     over_ns = reading.host_ns - reading.device_ns
     return max(over_ns - SLACK_NS - SLACK * reading.host_ns, _ahead_ns(reading))
 
 
 def _ahead_ns(reading: Reading) -> float:
-    """How much further than it may the events' time is past the host's."""
+    """Return by how many nanoseconds the events' time exceeds the host's too much; negative if it does not."""
     return reading.device_ns - reading.host_ns - AHEAD_NS - AHEAD * reading.host_ns

@@ -9,15 +9,15 @@ from statistics import median
 
 CONFIDENCE = 0.95
 UNKNOWN_SPREAD = 0.25
-"""Of one sample: more than nearly all cases are seen to have, so that nothing is concluded from it too easily."""
+"""Spread assumed for a single sample: larger than in nearly all cases, so that nothing is concluded too easily."""
 
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Quantiles that are told."""
+"""Quantiles that are reported, by name."""
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which so large a share of ordered values lies, on a line between neighbours as NumPy has it."""
+    """Return the value below which ``share`` of the ordered values lies, interpolated linearly as in NumPy."""
     position = share * (len(ordered) - 1)
     below = math.floor(position)
     rest = position - below
@@ -33,30 +33,33 @@ def quantile_interval(
     order statistics covers it with a known probability (Conover, Practical Nonparametric Statistics, 3.2).
 
     Returns:
-        None if no pair of so few samples covers it: of 95 %, the median needs 6, the ninth decile 36, and the last
-        percentile 368.
+        None if no pair of so few samples covers the quantile: at 95 %, the median needs 6 samples, the ninth decile 36,
+        and the last percentile 368.
     """
     ranks = _ranks(len(ordered), share, (1.0 - confidence) / 2.0)
     return (ordered[ranks[0]], ordered[ranks[1]]) if ranks is not None else None
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Distribution-free confidence interval of the median; of fewer samples than that takes, their whole range."""
+    """Distribution-free confidence interval of the median; the whole range of the samples if there are too few."""
     ordered = sorted(values)
     return quantile_interval(ordered, 0.5, confidence) or (ordered[0], ordered[-1])
 
 
 @cache
 def _ranks(many: int, share: float, tail: float) -> tuple[int, int] | None:
-    """The innermost two of so many samples, from 0 on, beyond which a quantile lies with no more than ``tail`` each."""
+    """Return the innermost two ranks, from 0 on, of ``many`` ordered samples that bound a quantile.
+
+    The quantile lies beyond each of them with a probability of at most ``tail``. None if there are no such ranks.
+    """
 
     def likelihood(below: int) -> float:
-        """Of so many samples below the quantile."""
+        """Return the probability that exactly ``below`` samples lie below the quantile."""
         above = many - below
         ways = math.lgamma(many + 1) - math.lgamma(below + 1) - math.lgamma(above + 1)
         return math.exp(ways + below * math.log(share) + above * math.log(1.0 - share))
 
-    reach = math.ceil(10.0 * math.sqrt(many * share * (1.0 - share))) + 10  # what lies beyond does not add up to 1e-15
+    reach = math.ceil(10.0 * math.sqrt(many * share * (1.0 - share))) + 10  # the tails beyond add up to less than 1e-15
     lowest, highest = max(0, math.floor(many * share) - reach), min(many, math.ceil(many * share) + reach)
     low, beyond = lowest, likelihood(lowest)
     while beyond <= tail:

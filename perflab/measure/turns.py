@@ -1,4 +1,4 @@
-"""Measures in turns: some samples now, more when it is this side's turn again."""
+"""Measures one side of a comparison in turns: some samples now, more when it is this side's turn again."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 OTHER_THREADS = 0.02
-"""Other threads of the process that work less than this share of a sample take no core from its own."""
+"""Share of a sample up to which the work of the process's other threads takes no core from the sample's thread."""
 
 
 class Turns:
-    """Measures a workload piece by piece, while others use the machine in between. A context manager.
+    """A context manager that measures a workload piece by piece, while others use the machine in between.
 
-    What earlier work left behind has been collected by the caller. On CUDA, cached memory is handed back after each
-    turn if ``hands_back`` is set: another process needs it for its turn.
+    The caller must have collected the garbage of earlier work. On CUDA, cached memory is released after each turn if
+    ``hands_back`` is set: another process needs this memory for its turn.
     """
 
     def __init__(
@@ -81,24 +81,24 @@ class Turns:
         self._around.close()
 
     def warm_up(self) -> Warmup:
-        """Call until readings agree, as any measurement does."""
+        """Call the workload until readings agree, as in any measurement."""
         warmup = warm_up(self._time, self._plan, _say_nothing, self._workload.most_calls)
         self._watched.look_early(warmup.calls)
         self._hand_back()
         return warmup
 
     def take(self, repetitions: int, samples: int, *, rewarm: bool, core: int | None = None) -> list[Sample]:
-        """Some samples in a row.
+        """Take some samples in a row.
 
         Args:
             repetitions: calls in a sample.
-            samples: how many.
-            rewarm: take one or two more before them and throw them away: caches hold what ran here last, which was
-                somebody else's work. It is worth its time where a sample is short.
-            core: where this thread is to begin; it stays free to move, as do all threads that it starts.
+            samples: number of samples.
+            rewarm: whether to take one or two more samples first and throw them away: caches hold what ran here last,
+                which was somebody else's work. The extra samples are worth their time if a sample is short.
+            core: the core on which this thread begins; the thread stays free to move, as do all threads that it starts.
 
         Raises:
-            ClockError: CUDA events tell another time than the host's clock.
+            ClockError: CUDA events disagree with the host's clock.
         """
         if core is not None:
             _move_to(core)
@@ -112,26 +112,26 @@ class Turns:
         return taken
 
     def check_clock(self) -> None:
-        """Check all samples once more, when the last was taken: of long calls there are few.
+        """Check the clocks of all samples once more when the last was taken, since long calls give few samples.
 
         Raises:
-            ClockError: CUDA events tell another time than the host's clock.
+            ClockError: CUDA events disagree with the host's clock.
         """
         check_agreement(self._readings)
 
     def weigh(self) -> Weight:
-        """Memory of one call, and what can be counted in it."""
+        """Return the memory, counts and result of one call."""
         self._stopwatch.release()
         return weigh(self._watched, self._device, self._counter)
 
     def profile(self, budget_ns: float) -> tuple[Profile | None, str | None]:
-        """Where the time of one call goes, or why that is not known."""
+        """Return the profile of one call's time, or the reason why there is none."""
         found = try_profile(self._workload, self._device, ProfilePlan(budget_ns), _say_nothing)
         self._hand_back()
         return found
 
     def take_apart(self) -> tuple[Peak | None, str | None]:
-        """What is alive at the peak of one call, or why that is not known."""
+        """Return what is alive at the peak of one call, or the reason why that is not known."""
         from perflab.profiles.take_peak import take_peak
 
         self._stopwatch.release()
@@ -144,14 +144,14 @@ class Turns:
         return replace(self._sample(repetitions), set_up_ns=set_up_ns)
 
     def _sample(self, repetitions: int) -> Sample:
-        """A sample of calls that are ready."""
+        """Take a sample of calls that have been made ready."""
         timed, self._next = self._next, self._workload
         return self._stopwatch.time(timed, repetitions)
 
     def _time_beside_others(self, repetitions: int) -> Sample:
-        """A sample that knows how long its thread waited for a core that other processes had.
+        """Take a sample and note how long its thread waited for a core that other processes had.
 
-        It is known of a thread that waited for nothing else and whose process had no other thread at work.
+        The waiting time is known only if the thread waited for nothing else and no other thread of its process worked.
         """
         set_up_ns = self._workload.make_ready(repetitions)
         before = clock.read_blocks()
@@ -171,7 +171,7 @@ class Turns:
 
 
 def _move_to(core: int) -> None:
-    """Move this thread to a core. A thread that is bound nowhere mostly stays where it last ran."""
+    """Move this thread to a core without binding it: an unbound thread mostly stays where it last ran."""
     free = os.sched_getaffinity(0)
     with contextlib.suppress(OSError):  # the core was taken from us meanwhile: any other will do
         os.sched_setaffinity(0, {core})
@@ -179,4 +179,4 @@ def _move_to(core: int) -> None:
 
 
 def _say_nothing(_what: str) -> None:
-    """A side's process has nobody to tell its progress to."""
+    """Ignore a progress message: a side's process has nobody to report progress to."""

@@ -1,9 +1,9 @@
 """Watches a piece of work: interrupts it when it gives no sign of life, and gives up if that fails.
 
 Three things are tried, since work hangs in three ways. Python code in the main thread is interrupted by a signal, whose
-handler raises; so is C code that heeds signals, a lock of Python's own among it. C code that heeds none is left to
-``give_up``, on the watching thread. C code that keeps the interpreter's lock lets no Python run at all: that is left to
-another process, which ``leave`` is to tell beforehand.
+handler raises; so is C code that heeds signals, such as Python's own locks. C code that heeds no signal is left to
+``give_up``, on the watching thread. C code that keeps the interpreter's lock lets no Python run at all: such code is
+left to another process, which ``leave`` informs beforehand.
 """
 
 from __future__ import annotations
@@ -21,44 +21,45 @@ from typing import Any, NoReturn
 
 THREAD = "perflab-watchdog"
 _SIGNAL: Any = getattr(signal, "SIGVTALRM", None)
-"""Free in most programs: ``SIGALRM`` is pytest-timeout's, ``SIGUSR1`` the user's. It is ours while work is watched."""
+"""Signal that interrupts watched work; None if the system has none. Most programs leave this signal free:
+``SIGALRM`` is pytest-timeout's, ``SIGUSR1`` the user's."""
 _NOT_THE_CASE = ("_pytest", "pytest", "pluggy", "runpy", "perflab.plugin", "perflab.measure", "xdist", "execnet")
 _DEBUGGERS = ("pydevd", "bdb", "pdb", "debugpy", "_pydevd_bundle")
 
 Interrupt = Callable[[str], NoReturn]
-"""Given the stacks of all threads, raises what is to end the work."""
+"""Function that receives the stacks of all threads, and raises the exception that ends the work."""
 GiveUp = Callable[[str], object]
-"""Given the stacks of all threads; runs on the watching thread. The process ends when it returns."""
+"""Function that receives the stacks of all threads, on the watching thread. The process ends when it returns."""
 Leave = Callable[[float | None], object]
-"""Given within how many seconds it is called again, unless no Python runs here; None: maybe never."""
+"""Function that receives the seconds until its next call, at most, unless no Python runs here; None: maybe never."""
 
 
 class Watchdog:
-    """Watches what runs in its ``watching`` blocks. Its thread sleeps until a limit is over.
+    """Watches the work in ``watching`` blocks. The watching thread sleeps until a limit is over.
 
     Args:
-        grace_s: what work may take to end once it was interrupted.
-        leave: leaves word of what is watched.
+        grace_s: seconds that interrupted work may take to end.
+        leave: tells another process until when the work is watched.
     """
 
     def __init__(self, grace_s: float, leave: Leave) -> None:
-        """Watch nothing yet."""
+        """Create a watchdog that watches nothing yet."""
         self._grace_s = grace_s
         self._leave = leave
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._limit_s = float("inf")
         self._deadline_s: float | None = None
-        """None: nothing is watched at the moment."""
+        """Time at which the limit is over, by ``time.monotonic``; None while nothing is watched."""
         self._timer_set_s = 0.0
         self._interrupt: Interrupt | None = None
         self._give_up: GiveUp | None = None
         self._stacks: str | None = None
-        """Those of work that was interrupted."""
+        """Stacks of all threads when the work was interrupted; None if it was not."""
 
     @contextlib.contextmanager
     def watching(self, limit_s: float, interrupt: Interrupt, give_up: GiveUp) -> Iterator[None]:
-        """Watch the block, unless somebody steps through it. Only a block in the main thread can be interrupted."""
+        """Watch the block, unless a debugger is active. Only a block in the main thread can be interrupted."""
         if _is_debugged():
             yield
             return
@@ -75,12 +76,12 @@ class Watchdog:
             if os.getpid() == process:
                 self._leave(None)
                 if in_main:
-                    with self._changed:  # a signal that is on its way arrives while the handler is ours
+                    with self._changed:  # a signal that is on its way arrives while our handler is installed
                         time.sleep(0)
                     signal.signal(_SIGNAL, before)
 
     def beat(self) -> None:
-        """A sign of life: the limit begins anew. Costs next to nothing, and wakes nobody up."""
+        """Note a sign of life: the limit begins anew. The call costs next to nothing, and wakes no thread."""
         if self._deadline_s is None or self._stacks is not None:
             return
         now_s = time.monotonic()
@@ -89,7 +90,7 @@ class Watchdog:
             self._set_timer(now_s)
 
     def extend(self, limit_s: float) -> None:
-        """From now on the work has so long."""
+        """Give the work ``limit_s`` seconds from now on, and after each sign of life."""
         self._limit_s = limit_s
         now_s = time.monotonic()
         self._set_timer(now_s)
@@ -101,7 +102,7 @@ class Watchdog:
             self._changed.notify()
 
     def pause(self) -> None:
-        """Watch nothing until ``resume``: the work waits for somebody who is watched elsewhere."""
+        """Watch nothing until ``resume``: the work waits for other work, which is watched elsewhere."""
         self._deadline_s = None  # the thread finds out when it wakes up
         self._leave(None)
 
@@ -112,7 +113,7 @@ class Watchdog:
 
     def _set_timer(self, now_s: float) -> None:
         self._timer_set_s = now_s
-        # A sign of life sets it anew only after half of the limit: each wakes another process.
+        # A sign of life sets the timer anew only after half of the limit, since this wakes another process.
         self._leave(min(1.5 * self._limit_s + 2 * self._grace_s, threading.TIMEOUT_MAX))
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -139,7 +140,7 @@ class Watchdog:
 
 
 def stacks_of_all_threads() -> str:
-    """Where each Python thread of this process is; frames of the test run itself are left out."""
+    """Return the stack of each Python thread of this process as text, without frames of the test run itself."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     blocks = []
     for number, innermost in sys._current_frames().items():
@@ -155,6 +156,6 @@ def stacks_of_all_threads() -> str:
 
 
 def _is_debugged() -> bool:
-    """Whether somebody steps through the code."""
+    """Whether a debugger steps through the code."""
     tracer = sys.gettrace()
     return tracer is not None and (getattr(tracer, "__module__", None) or "").split(".")[0] in _DEBUGGERS

@@ -1,4 +1,4 @@
-"""What is measured: a callable, or phases of any names, such as those of a training step."""
+"""Workloads to measure: a callable, or phases of any names, such as those of a training step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 class Outputs(NamedTuple):
-    """Steps of one call of a generation that produced tokens, in order."""
+    """The steps of one call of a generation that produced tokens, in order."""
 
     at_ns: tuple[int, ...]
-    """When, by the host's clock, from the beginning of the call."""
+    """Time of each step by the host's clock, in nanoseconds from the beginning of the call."""
     tokens: tuple[int, ...]
-    """How many each sequence got."""
+    """Number of tokens that each sequence got in each step."""
     batch: int = 1
-    """Sequences in the call."""
+    """Number of sequences in the call."""
 
 
 class Workload:
     """A call that can be repeated. Each call's result is dropped before the next one begins.
 
-    Keeping it would hold a training step's whole graph alive while the next step runs, and double the memory.
+    A kept result would hold a training step's whole graph alive while the next step runs, and double the memory.
     """
 
     phases: tuple[str, ...] = ()
@@ -38,26 +38,26 @@ class Workload:
 
     @property
     def roots(self) -> tuple[Any, ...]:
-        """What the callable has in its hands before it runs."""
+        """The objects that the callable holds before it runs: itself, and its arguments."""
         return self._roots
 
     def make_ready(self, calls: int) -> int:
-        """Make what the next calls need, before they are timed, counted or recorded; most need nothing.
+        """Make what the next calls need, before they are timed, counted or recorded; most workloads need nothing.
 
-        Made ready for no call, a workload lets go what it has made: what comes to be before a recording and goes within
-        it is unknown to PyTorch's profiler, which says so.
+        With 0 calls, a workload lets go what it has made: PyTorch's profiler does not know a block that was made before
+        a recording and is freed within the recording, and says so.
 
         Returns:
-            How long that took, in nanoseconds.
+            The time that this took, in nanoseconds.
         """
         return 0
 
     def most_calls(self, budget_ns: float) -> float:
-        """How many calls can be made ready at once, as far as is known by now."""
+        """Return how many calls can be made ready at once, as far as is known by now."""
         return math.inf
 
     def without_work(self) -> Workload:
-        """A workload whose calls are like these, and do nothing."""
+        """Return a workload whose calls are made like these, and do nothing."""
         return Workload(lambda: None, (), {})
 
     def run(self, after_phase: Callable[[], None] = lambda: None) -> Any:
@@ -65,16 +65,16 @@ class Workload:
         return self._call(*self._args, **self._kwargs)
 
     def outputs(self) -> Outputs | None:
-        """When the last call gave out tokens; None of what generates none."""
+        """Return when the last call produced tokens; None for a workload that generates none."""
         return None
 
     def replace_calls(self, call: Callable[..., Any]) -> None:
-        """From now on call this instead, even in a loop that is under way."""
+        """Call ``call`` instead from now on, even in a loop that is under way."""
         self._call = call
 
 
 class Wrapped(Workload):
-    """Another workload, around whose calls something is done."""
+    """A workload that wraps another one, to do something around its calls."""
 
     def __init__(self, inner: Workload) -> None:
         self.phases, self.spans = inner.phases, inner.spans
@@ -82,38 +82,38 @@ class Wrapped(Workload):
 
     @property
     def roots(self) -> tuple[Any, ...]:
-        """What the callable has in its hands before it runs."""
+        """The objects that the callable holds before it runs: itself, and its arguments."""
         return self.inner.roots
 
     def make_ready(self, calls: int) -> int:
-        """Make what the next calls need."""
+        """Make what the next calls need; return the time that this took, in nanoseconds."""
         return self.inner.make_ready(calls)
 
     def most_calls(self, budget_ns: float) -> float:
-        """How many calls can be made ready at once."""
+        """Return how many calls can be made ready at once."""
         return self.inner.most_calls(budget_ns)
 
     def without_work(self) -> Workload:
-        """A workload whose calls are like these, and do nothing."""
+        """Return a workload whose calls are made like these, and do nothing."""
         return self.inner.without_work()
 
     def outputs(self) -> Outputs | None:
-        """When the last call gave out tokens."""
+        """Return when the last call produced tokens; None for a workload that generates none."""
         return self.inner.outputs()
 
     def replace_calls(self, call: Callable[..., Any]) -> None:
-        """From now on call this instead."""
+        """Call ``call`` instead from now on."""
         self.inner.replace_calls(call)
 
 
 Mark = Callable[[], None]
-"""Is called at the end of each span."""
+"""Function that is called at the end of each span."""
 
 
 class Phased(Workload):
-    """A call that has phases. ``course`` makes one: it is given the callables and the mark of a phase's end.
+    """A call that has phases. ``course`` makes the call: it receives the callables and the mark of a span's end.
 
-    The spans of a phase may be several: its time is their sum.
+    A phase may have several spans: the phase's time is their sum.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Phased(Workload):
         self.phases = tuple(dict.fromkeys(spans))
 
     def replace_calls(self, call: Callable[..., Any]) -> None:
-        """From now on each phase calls this instead."""
+        """Call ``call`` instead in each phase from now on."""
         self._calls[:] = [call] * len(self._calls)
 
     def run(self, after_phase: Mark = lambda: None) -> Any:
@@ -138,8 +138,8 @@ class Phased(Workload):
 class Step(Phased):
     """A training step: ``result = forward()``, then ``backward(result)``, then ``optimizer()``.
 
-    ``backward`` and ``optimizer`` may be left out. The first two run ``micro_batches`` times in turn, the optimizer
-    once. The step's result is what the last ``forward`` returned.
+    ``backward`` and ``optimizer`` may be left out. ``forward`` and ``backward`` run ``micro_batches`` times in turn,
+    the optimizer once. The step's result is what the last ``forward`` returned.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Step(Phased):
         def stepped(calls: list[Any], after_phase: Mark) -> Any:
             result = None
             for _ in range(micro_batches):
-                result = None  # the graph of the one before must not be alive beside the next
+                result = None  # the previous graph must not be alive beside the next
                 result = calls[0]()
                 after_phase()
                 if backward is not None:
@@ -171,12 +171,15 @@ class Step(Phased):
 
 
 def chain(phases: Mapping[str, Callable[..., Any]]) -> Phased:
-    """Phases of any names, each of which is called with the result of the one before. The last one's is returned."""
+    """Return a workload of phases of any names, each called with the result of the phase before.
+
+    The result of a call is the last phase's result.
+    """
     return Phased([*phases.values()], [*phases], _chained)
 
 
 def phases_of(given: Mapping[str, Any]) -> Phased:
-    """The workload of what ``perf.step`` takes, or else of what ``perf.phases`` does."""
+    """Return the workload for the arguments of ``perf.step``, or else for those of ``perf.phases``."""
     return Step(**given) if "forward" in given and given.keys() <= _OF_A_STEP else chain(given)
 
 
@@ -187,6 +190,6 @@ def _chained(calls: list[Any], after_phase: Mark) -> Any:
     results = [calls[0]()]
     after_phase()
     for number in range(1, len(calls)):
-        results.append(calls[number](results.pop()))  # only the phase itself holds what it was given
+        results.append(calls[number](results.pop()))  # only the phase itself holds its argument
         after_phase()
     return results.pop()

@@ -1,4 +1,4 @@
-"""Records of the measured tier: what a case came to, and what is stored of it. Times are in nanoseconds."""
+"""Records of the measured tier: the result of a case, and its stored baseline. Times are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from perflab.records import Environment, ExactEnvironment
 
 
 class MeasuredCase(Record, frozen=True, tag="measured"):
-    """What one case learned in one session."""
+    """The measurement of one case in one session."""
 
 
 class Anchor(Data, frozen=True):
-    """An older state of a baseline, that time is compared with too: small accepted steps add up against it."""
+    """Times of an older save of a baseline. A case is compared with them too, so that small accepted steps add up."""
 
     recorded: str
-    """Date, ISO 8601."""
+    """Date of the save, ISO 8601."""
     replicates: list[Replicate]
     steps: Amount
-    """How often the baseline was saved since then without a step past the limit."""
+    """How often the baseline was saved since ``recorded`` without a step past the limit."""
     commit: str | None = None
 
 
 class MemoryAnchor(Data, frozen=True):
-    """The same for peak memory, which moves for reasons of its own."""
+    """Peak memory of an older save of a baseline. It is replaced independently of the anchor of time."""
 
     recorded: str
     peak_bytes: Amount
@@ -32,74 +32,75 @@ class MemoryAnchor(Data, frozen=True):
 
 
 class Accepted(Data, frozen=True):
-    """One change of a baseline that was accepted."""
+    """One accepted change of a baseline."""
 
     date: str
     latency_ratio: Positive | None = None
-    """Time now / before; None where there were no comparable times."""
+    """Time now / before; None if there were no comparable times."""
     peak_bytes_before: Amount | None = None
     peak_bytes_now: Amount | None = None
-    """Both only if the peak changed."""
+    """Peak memory after the change, in bytes. It and ``peak_bytes_before`` are None unless the peak changed."""
     reason: str | None = None
     commit: str | None = None
 
 
 class Timed(Data, frozen=True):
-    """A case's times, whatever names the environment in which they were measured."""
+    """A case's times, without the field that names the environment in which they were measured."""
 
     recorded: str
-    """Date, ISO 8601."""
+    """Date of the save, ISO 8601."""
     replicates: list[Replicate]
     parameters: Parameters = {}
     out_of_memory: OutOfMemory | None = None
     anchor: Anchor | None = None
-    """None: the replicates are the anchor themselves."""
+    """The older times to compare with; None if ``replicates`` are the anchor themselves."""
     memory_anchor: MemoryAnchor | None = None
-    """Of what was saved before exact quantities stood apart."""
+    """The anchor of peak memory in files saved before exact quantities had files of their own; None in newer files."""
     accepted: list[Accepted] = []
     """The latest accepted changes, oldest first."""
     profile: str | dict[str, object] | None = None
-    """Where the time of a call went, as `perflab.profiles.stored` packs it; None where no profile was taken. Rows that
-    older versions stored are a dict, which explains nothing."""
+    """The profile of a call, as `perflab.profiles.stored` packs it; None if no profile was taken. Older versions stored
+    rows as a dict, which explains nothing."""
     noisy: list[str] = []
-    """What is wrong with the replicates, as sentences: what disturbed them, and that they differ too much."""
+    """Problems of the replicates, as sentences: what disturbed them, and that they differ too much."""
     commit: str | None = None
-    """The project's commit, with ``+dirty`` behind it if files differed; None where there is no git."""
+    """The project's commit, with ``+dirty`` appended if files differed from it; None without git."""
 
 
 class Entry(Timed, frozen=True, kw_only=True):
-    """A case's times, as they were measured on one machine, or in one pool of machines."""
+    """A case's times, measured on one machine or in one pool of machines."""
 
     environment: Environment
 
 
 class Exact(Data, frozen=True):
-    """What one call of a case needs, exactly: the same on all machines that agree on its environment."""
+    """Exact quantities of one call of a case, equal on all machines that agree on ``environment``."""
 
     environment: ExactEnvironment
     recorded: str
-    """Date, ISO 8601."""
+    """Date of the save, ISO 8601."""
     peak_bytes: list[Amount] = []
-    """Peak memory of its replicates, each value once, ascending; empty: it was not taken."""
+    """Peak memory of the replicates in bytes, each value once, ascending; empty if it was not measured."""
     counts: dict[str, Amount] = {}
-    """Those on which all replicates agreed."""
+    """Counts on which all replicates agreed, by name."""
     varying: list[str] | None = None
-    """Those on which they did not; None: nobody noted that, in a file of before. What is in neither was not counted."""
+    """Names of counts on which the replicates disagreed; None in files of older versions, which did not record them. A
+    count that is in neither ``counts`` nor ``varying`` was not taken."""
     parameters: Parameters = {}
     memory_anchor: MemoryAnchor | None = None
-    """None: ``peak_bytes`` is the anchor itself."""
+    """The older peak memory to compare with; None if ``peak_bytes`` is the anchor itself."""
     accepted: list[Accepted] = []
     """The latest accepted changes, oldest first."""
     commit: str | None = None
-    """As in ``Entry``."""
+    """The project's commit, as in ``Entry``."""
 
 
 class Baseline(Data, frozen=True):
-    """What a case is compared with: what is exact belongs to the code, and times belong to a machine."""
+    """The stored numbers to compare a case with: exact quantities, which belong to the code, and a machine's times."""
 
     exact: Exact | None = None
     times: Entry | None = None
     times_are_own: bool = False
-    """Whether the times are of this machine's own history, and not committed."""
+    """Whether the times come from this machine's own history, which is not committed."""
     moved_from: str | None = None
-    """The name under which it is stored, where that is the case's old one."""
+    """The case's old name, if the baseline is stored under that one."""

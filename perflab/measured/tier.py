@@ -1,4 +1,4 @@
-"""The measured tier, behind the protocol of ``tiers.py``: cases that run here, compared with stored numbers."""
+"""The measured tier, with the interface of ``tiers.py``: cases run here and are compared with stored numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredTier(Tier):
-    """Cases that run here, compared with stored numbers."""
+    """The tier whose cases run here and are compared with stored numbers."""
 
     folder = ""
 

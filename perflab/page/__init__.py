@@ -1,1 +1,1 @@
-"""HTML pages: one file each, that opens from a disk, a CI artifact or an e-mail, and loads nothing from anywhere."""
+"""Makes HTML pages: each is one file that opens from a disk, a CI artifact or an e-mail, and loads nothing else."""

@@ -1,4 +1,4 @@
-"""The tables of all cases: of one run, and of several beside each other. Pure."""
+"""Makes the tables of all cases: of one run, and of several runs side by side. Pure."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from perflab.report.tally import LOOK_FIRST, said_of
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
-"""Quantities whose columns are shown at first."""
+"""The quantities whose columns are visible at first."""
 _MOST_COLUMNS = 48
-"""With those beside them, no more than a page can hide."""
+"""The most columns of quantities; with the other columns, no more than a page can hide."""
 
 
 def identity(number: int, at: int, several: bool) -> str:
-    """Where a case's section is found on the page."""
+    """Return the id of a case's section on the page."""
     return f"run-{number}-case-{at + 1}" if several else f"case-{at + 1}"
 
 
 def rank(verdict: str, others: Sequence[str] = ()) -> int:
-    """What needs a look first; ``others`` is the order of the rest."""
+    """Return a verdict's place in the order: verdicts that need a look come first; ``others`` orders the rest."""
     ranked = [*LOOK_FIRST, *(one for one in others if one not in LOOK_FIRST)]
     return ranked.index(verdict) if verdict in ranked else len(LOOK_FIRST)
 
 
 def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
-    """A line for each case; columns that few ask for are hidden at first."""
+    """Return the table of a run, with a row for each case; rarely needed columns are hidden at first."""
     names = list(dict.fromkeys(name for case in run.cases for name in case.quantities))
     names = sorted(names, key=lambda name: _SEEN.index(name) if name in _SEEN else len(_SEEN))[:_MOST_COLUMNS]
     tiers = list(dict.fromkeys(case.tier for case in run.cases if case.tier))
@@ -93,7 +93,7 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
 
 
 def _behind(case: Case) -> str:
-    """What stands behind the name: the variant, and whether the case was disturbed."""
+    """Return the text behind a case's name: the variant, and a mark if the case was disturbed."""
     return with_mark(case.variant if case.variant not in case.name else "", disturbed=bool(case.beside)).strip()
 
 
@@ -110,7 +110,7 @@ def _latency_cells(case: Case, tone: str) -> list[Cell]:
 
 
 def compared_table(contents: Contents) -> PageTable:
-    """Each case in each run. A run that cannot be compared says why in the place of a ratio."""
+    """Return the table of all runs, a row for each case. A run that cannot be compared has the reason as its ratio."""
     columns = [Column("case", "case")]
     for number in range(1, len(contents.runs) + 1):
         columns += [
@@ -136,7 +136,7 @@ def compared_table(contents: Contents) -> PageTable:
 
 
 def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
-    """What a row is filtered by: the number of each run, and the case's verdict in it."""
+    """Return the values by which a row is filtered: the number of each run, and the case's verdict in the run."""
     cases = enumerate(cases_of(contents, compared), 1)
     return [(number, said_of(case.verdict, saved=case.saved)) for number, case in cases if case is not None]
 

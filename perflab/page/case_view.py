@@ -1,4 +1,4 @@
-"""One case of a report as a section of the page: numbers, pictures, sentences. Pure."""
+"""Makes the section of one case on a report's page: numbers, pictures, sentences. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perflab.report.tally import said_of
 from perflab.units import format_change, format_count
 
 LONGEST_FAILURE = 200
-"""Lines that are shown of a failing test."""
+"""The most lines of a failing test's output that are shown."""
 
 
 @dataclass(frozen=True)
 class CaseView:
-    """What the template shows of a case."""
+    """The data of a case for the template."""
 
     id: str
     case: Case
@@ -28,24 +28,27 @@ class CaseView:
     tone: str
     is_open: bool
     brief: str
-    """The most important numbers, for the line that stands when the section is closed."""
+    """The most important numbers, for the line that is visible while the section is closed."""
     pictures: Sequence[Picture]
     quantities: PageTable | None
     worse: PageTable | None
-    """Those that the verdict rests on."""
+    """The quantities on which the verdict rests; None if no quantity got worse."""
     tables: Sequence[tuple[Table, PageTable]]
     lists: Sequence[tuple[str, Sequence[str]]] = field(default_factory=list)
-    """Titled sentences: why, evidence, what was not compared."""
+    """Lists of sentences with titles: reasons, evidence, quantities that were not compared."""
 
     @property
     def evidence(self) -> Sequence[Picture]:
-        """The picture that belongs to what got worse: of time, the readings or the pairs."""
+        """The picture behind a time that got worse: the pairs if there are any, else the readings.
+
+        Empty: no time got worse.
+        """
         judged = [one for name, one in self.case.quantities.items() if one.worse and one.unit == "ns"]
         return self.pictures[: 1 + bool(self.case.paired)][-1:] if judged else []
 
     @property
     def failure(self) -> str:
-        """The failure's text; of a long one the end, where the error stands."""
+        """The failure's text; of a long text only the end, which has the error."""
         lines = (self.case.failure or "").splitlines()
         if len(lines) <= LONGEST_FAILURE:
             return "\n".join(lines)
@@ -54,7 +57,7 @@ class CaseView:
 
 
 def case_view(case: Case, identity: str, *, is_open: bool = True) -> CaseView:
-    """The section of one case; ``is_open``: whether it stands open if the case failed."""
+    """Return the section of one case; ``is_open``: whether the section is open if the verdict is bad."""
     verdict = said_of(case.verdict, saved=case.saved)
     tone = TONES.get(verdict, "")
     shown = {name: one for name, one in case.quantities.items() if not name.startswith(CALIBRATION)}

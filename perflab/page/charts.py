@@ -1,4 +1,4 @@
-"""Charts of a page: bars with intervals, steps over time, a stack of parts. Pure."""
+"""Draws charts of a page: bars with intervals, steps over time, a stack of parts. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perflab.report.lines import shorten
 
 WIDTH = 520
 LETTER = 7.2
-"""Of a label, on the average."""
+"""The average width of a letter of a label, in pixels."""
 _COLOURS = 8
 _MARK = 64
-"""Room for a mark of an axis."""
+"""The width that a mark of an axis takes, in pixels."""
 _ROUND_RATIOS = (
     1.01,
     1.02,
@@ -42,12 +42,12 @@ _ROUND_RATIOS = (
     0.01,
 )
 _STEP = 22
-"""From one bar to the next."""
+"""The distance from one bar to the next, in pixels."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar. ``low`` and ``high`` are the ends of its interval."""
+    """One bar of a chart. ``low`` and ``high`` are the ends of the bar's interval."""
 
     name: str
     value: float
@@ -55,13 +55,13 @@ class Bar:
     low: float | None = None
     high: float | None = None
     kind: str = ""
-    """``first`` of what others are held against, ``quoted`` of what was measured elsewhere."""
+    """``first``: the other bars are compared with this one; ``quoted``: the value was measured elsewhere."""
 
 
 def bars(title: str, given: Sequence[Bar], write: Callable[[float], str], unit: str = "") -> Markup:
-    """Horizontal bars from zero, a name at the left of each, its value at the right.
+    """Draw horizontal bars from zero, with each bar's name at the left and value at the right.
 
-    There is one at least, and values are zero or more. ``unit`` is ``bytes`` for round binary numbers on the axis.
+    There is at least one bar, and values are zero or more. ``unit`` is ``bytes`` for round binary numbers on the axis.
     """
     left, right = _margins(given)
     highest = max(max(bar.value, bar.high or 0.0) for bar in given) or 1.0
@@ -84,13 +84,13 @@ def bars(title: str, given: Sequence[Bar], write: Callable[[float], str], unit: 
 
 
 def _margins(given: Sequence[Bar]) -> tuple[float, float]:
-    """Room for names at the left, and for values at the right."""
+    """Return the room for names at the left and for values at the right, in pixels."""
     left = min(220.0, max(60.0, LETTER * max(len(bar.name) for bar in given) + 10))
     return left, LETTER * max(len(bar.text) for bar in given) + 12
 
 
 def _bar(bar: Bar, number: int, left: float, ends: tuple[float, float], text_from: float) -> tuple[Markup, ...]:
-    """A bar's name, the bar itself, and its text."""
+    """Return the elements of a bar's name, of the bar itself, and of the bar's text."""
     y = 4 + _STEP * number
     start, end = ends
     size, kind = rounded(max(end - start, 0.5)), f"bar {bar.kind}".strip()
@@ -102,7 +102,7 @@ def _bar(bar: Bar, number: int, left: float, ends: tuple[float, float], text_fro
 
 
 def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Callable[[float], str]) -> list[Markup]:
-    """Vertical lines at some values, and the values below them."""
+    """Draw vertical lines at some values, with the values below the lines."""
     grid = "".join(f"M{rounded(scale(value))} {rounded(top)}V{rounded(bottom)}" for value in at)
     labels = [
         element("text", write(value), x=rounded(scale(value)), y=rounded(bottom + 15), class_="faint middle")
@@ -112,10 +112,10 @@ def axis(at: Sequence[float], scale: Scale, top: float, bottom: float, write: Ca
 
 
 def ratios(title: str, given: Sequence[Bar], write: Callable[[float], str], less: str, more: str) -> Markup:
-    """Bars from the line where nothing changed: to the right what became more, to the left what became less.
+    """Draw bars from the line of no change: to the right for ratios above 1, to the left for ratios below 1.
 
-    The axis is logarithmic, so that twice and half are equally far from the line. There is one bar at least, and values
-    are ratios above zero. ``less`` and ``more`` are what the two sides are called.
+    The axis is logarithmic, so that twice and half are equally far from the line. There is at least one bar, and values
+    are ratios above zero. ``less`` and ``more`` are the names of the two sides.
     """
     left, right = _margins(given)
     logs = [math.log(bar.value) for bar in given]
@@ -136,7 +136,7 @@ def ratios(title: str, given: Sequence[Bar], write: Callable[[float], str], less
 
 
 def _round_marks(scale: Scale) -> list[float]:
-    """Logarithms of round ratios on a scale: 1, and from the farthest on those that have room beside the others."""
+    """Return logarithms of round ratios as marks of a scale: that of 1, then, from the farthest on, those with room."""
     room = _MARK * (scale.high - scale.low) / (scale.end - scale.start)
     found = [0.0]
     for log in sorted(map(math.log, _ROUND_RATIOS), key=abs, reverse=True):
@@ -148,9 +148,10 @@ def _round_marks(scale: Scale) -> list[float]:
 def steps(
     title: str, values: Sequence[float], write: Callable[[float], str], marks: Sequence[tuple[str, int]], unit: str = ""
 ) -> Markup:
-    """A level over time as steps from zero, the highest one marked; ``marks`` name where something begins.
+    """Draw a level over time as steps from zero, with the highest step marked.
 
-    Values are of stretches of equal length. ``unit`` is ``bytes`` for round binary numbers on the axis.
+    Values are of stretches of equal length. ``marks`` are names with the number of the stretch at which each begins.
+    ``unit`` is ``bytes`` for round binary numbers on the axis.
     """
     left, top, bottom = 76.0, 20.0, 150.0
     highest = max(values) or 1.0
@@ -174,7 +175,7 @@ def steps(
 
 
 def stack(title: str, parts: Sequence[tuple[str, float]], write: Callable[[float], str]) -> Markup:
-    """What a whole is made of: one bar, a piece for each part."""
+    """Draw the parts of a whole as one bar, with a piece for each part."""
     whole = sum(size for _, size in parts) or 1.0
     pieces, x = [], 0.0
     for number, (_, size) in enumerate(parts):
@@ -188,5 +189,5 @@ def stack(title: str, parts: Sequence[tuple[str, float]], write: Callable[[float
 
 
 def colour(number: int) -> str:
-    """The class of a stack's part, for its legend."""
+    """Return the CSS class of a stack's part, for the drawing and its legend."""
     return f"k{number % _COLOURS}"

@@ -1,6 +1,6 @@
-"""The pictures of a case: readings against the baseline, pairs, what the peak is made of, live memory. Pure.
+"""Draws the pictures of a case: readings against the baseline, pairs, the parts of the peak, live memory. Pure.
 
-And what differs between runs: ratios of the cases that they share, the largest difference first.
+The module also draws the differences between runs: ratios of the cases that they share, the largest difference first.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from perflab.report.contents import STEPS, Case, Contents, Quantity, Times
 from perflab.units import format_change, format_count, format_ns
 
 _SMALLEST = 0.002
-"""Of a peak: parts below this share are drawn and listed as one."""
+"""The least share of a peak that is drawn and listed by itself; smaller parts are drawn and listed as one."""
 _MOST_DIFFERENCES = 20
-"""Cases in one chart of what differs between runs; the table has all."""
+"""The most cases in one chart of the differences between runs; the table has all cases."""
 _COMPARED = {"latency": "Time", "peak": "Peak memory"}
 _SIDES = {"latency": ("faster", "slower"), "peak": ("less", "more")}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart with its caption, and the names of its colours if it has several."""
+    """A chart with its caption, and with the meaning of its colours if it has several."""
 
     svg: Markup
     caption: str = ""
     legend: Sequence[tuple[str, str]] = ()
-    """Class of a colour, and what it stands for."""
+    """The CSS class and the meaning of each colour."""
 
 
 def pictures_of(case: Case) -> list[Picture]:
-    """All that there is to draw, readings first."""
+    """Draw all pictures for which the case has data, the readings first."""
     return [*_readings(case), *_pairs(case), *_composition(case), *_timeline(case)]
 
 
 def _readings(case: Case) -> list[Picture]:
-    """The samples here, other processes, and the baseline's, along one axis."""
+    """Draw the samples of this run, the readings of fresh processes, and the baseline's readings along one axis."""
     times, latency = case.times, case.quantities.get("latency")
     if times is None or latency is None:
         return []
@@ -56,7 +56,7 @@ def _readings(case: Case) -> list[Picture]:
         Strand("baseline", "old", times.before_ns),
     ]
     in_turns = case.paired is not None or case.paired_to_anchor is not None
-    before = None if in_turns else latency.before  # of turns, interval and limit are the pairs'
+    before = None if in_turns else latency.before  # in an A/B comparison, interval and limit are those of the pairs
     interval = _interval(latency, before) if before is not None else None
     limit = before * latency.limit if before is not None and latency.limit is not None else None
     svg = strip(
@@ -76,14 +76,17 @@ def _readings(case: Case) -> list[Picture]:
 
 
 def _interval(latency: Quantity, of: float = 1.0) -> tuple[float, float | None] | None:
-    """Of the ratio times ``of``; without an upper end where nothing bounds it. None where it says nothing."""
+    """Return the interval of the ratio, times ``of``; the upper end is None if unbounded.
+
+    None: there is no interval, or it says nothing.
+    """
     if latency.low is None or says_nothing(latency.low, latency.high):
         return None
     return of * latency.low, of * latency.high if latency.high is not None else None
 
 
 def _untold(latency: Quantity) -> list[str]:
-    """What stands in the place of an interval that says nothing."""
+    """Return the text in place of an interval that says nothing; empty for any other interval."""
     return ["95 % interval: can't tell"] if says_nothing(latency.low, latency.high) else []
 
 
@@ -145,7 +148,7 @@ def _bytes(size: float) -> str:
 
 
 def differences(contents: Contents) -> list[Picture]:
-    """A chart for each later run and quantity that differs in a case from the first run that has numbers of it."""
+    """Draw a chart for each later run and each quantity that differs in a case from the first run with that case."""
     found = [_difference(contents, number, name) for number in range(1, len(contents.runs)) for name in _COMPARED]
     return [one for one in found if one is not None]
 

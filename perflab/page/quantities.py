@@ -1,4 +1,4 @@
-"""A case's numbers as tables of a page, with what they were compared with. Pure."""
+"""Makes tables of a case's numbers for a page, with the numbers that they were compared with. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TITLES = {
 
 
 def title_of(name: str) -> str:
-    """A quantity's name, as tables have it."""
+    """Return a quantity's name for tables."""
     return _TITLES.get(name, name.replace("_", " "))
 
 
 def change_text(one: Quantity) -> str:
-    """How a quantity changed: by a share, of counts and bytes by an amount."""
+    """Format a quantity's change as a share; for exact quantities (counts, bytes) as an amount. Empty if unknown."""
     if one.before is None or one.ratio is None:
         return ""
     if one.now == one.before:
@@ -38,7 +38,7 @@ def change_text(one: Quantity) -> str:
 
 
 def interval_text(one: Quantity) -> str:
-    """The interval of the ratio, in words where there is none, or where it says nothing."""
+    """Format the interval of the ratio; in words if the quantity is exact or the interval says nothing."""
     if one.exact:
         return "exact"
     if one.low is None:
@@ -49,14 +49,14 @@ def interval_text(one: Quantity) -> str:
 
 
 def limit_text(one: Quantity) -> str:
-    """From where on a change counts."""
+    """Format the limit beyond which a change counts as worse; in words if there is no limit or no allowed change."""
     if one.limit is None:
         return "not gated" if one.before is not None else ""
     return "none allowed" if one.limit == 1.0 else f"+{format_percent(one.limit - 1)}"
 
 
 def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
-    """Each number with what it was compared with."""
+    """Return a table of quantities, each with the value that it was compared with."""
     compared = any(one.before is not None for one in quantities.values())
     titles = ("before", "now", "change", "95 % interval", "limit") if compared else ("now",)
     columns = [Column("quantity"), *(Column(title, number=True) for title in titles)]
@@ -75,7 +75,7 @@ def quantity_table(quantities: dict[str, Quantity]) -> PageTable:
 
 
 def page_table(table: Table) -> PageTable:
-    """A tier's table."""
+    """Return a tier's table as a table of the page."""
     columns = [Column(column.title, number=column.unit != "text") for column in table.columns]
     rows = [
         Row(

@@ -1,7 +1,7 @@
-"""Renders templates of ours: text is escaped wherever it stands, and a browser may run nothing but one script of ours.
+"""Renders perflab's templates: all text is escaped, and a browser may run only one script of perflab's.
 
-Every text that is written passes ``one_line``, so that no control character and no change of direction reaches a page,
-and then HTML's escaping. What is Markup already (``svg``) is left as it is.
+Every text first passes ``one_line``, so that no control character and no change of direction reaches a page, and then
+HTML's escaping. Text that is Markup already (``svg``) is left unchanged.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from perflab.page.table import short
 from perflab.report.escaping import lines_of, one_line
 
 EXPLORE = "explore.js"
-"""Tables to sort, filter and search."""
+"""The script that sorts, filters and searches tables."""
 _HERE = Path(__file__).parent / "templates"
 _COLUMNS = 60
-"""Columns of a table that can be hidden: the third by the table's class ``h3``."""
+"""The number of columns of a table that can be hidden; the table's class ``h3`` hides the third column."""
 
 
 def render(template: str, script: str = EXPLORE, **values: Any) -> str:
-    """A whole page.
+    """Render a whole page.
 
-    ``template`` extends ``base.html``; it and ``script`` are files of ``templates``. A value that it needs and does not
-    get is an error.
+    ``template`` extends ``base.html``; ``template`` and ``script`` are files of ``templates``. If the template needs a
+    value that is not given, this is an error.
     """
     own = {"script": Markup(_source(script)), "policy": Markup(policy(script))}
     return _environment().get_template(template).render(own | values) + "\n"
 
 
 def in_lines(text: str) -> Markup:
-    """Text that keeps its lines, for ``<pre>``."""
+    """Escape text and keep its lines, for ``<pre>``."""
     return Markup(escape(lines_of(text)))
 
 
@@ -73,7 +73,7 @@ def _style() -> str:
 
 @functools.cache
 def policy(script: str = EXPLORE) -> str:
-    """The page's Content-Security-Policy: nothing is loaded, our style and script alone count, by their hashes."""
+    """Return the page's Content-Security-Policy: nothing is loaded; only perflab's style and script apply, by hash."""
     style, code = _hash(_style()), _hash(_source(script))
     return f"default-src 'none'; style-src '{style}'; script-src '{code}'; base-uri 'none'; form-action 'none'"
 

@@ -1,4 +1,4 @@
-"""A report of runs as one page: verdicts first, what failed, the table, every case, what could have disturbed it."""
+"""Renders a report of runs as one page: verdicts, failures, the table, every case, and possible disturbances."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from perflab.report.tally import ACCEPTED, said_of
 from perflab.units import format_names
 
 MOST_FINDINGS = 60
-"""Cases whose evidence stands above the table; each has it in its section too."""
+"""The most cases whose evidence stands above the table; the section of each case has the evidence too."""
 MOST_UNFOLDED = 10
-"""Of these, those that stand open, there and in the list of cases: with more, the table is the overview."""
+"""The most cases that are shown open above the table. If more verdicts are bad, all sections in the list of cases are
+closed, and the table is the overview."""
 MOST_UNDECIDED = 12
 
 
 @dataclass(frozen=True)
 class RunView:
-    """What the template shows of a run."""
+    """The data of a run for the template."""
 
     number: int
     run: RunContents
     facts: Sequence[Cell]
-    """What tells it from other runs; the commit leads to its page."""
+    """The facts that distinguish the run from other runs; the commit links to the commit's page."""
     tally: Sequence[tuple[str, int, str]]
     findings: Sequence[CaseView]
     folded: Sequence[CaseView]
@@ -51,12 +52,12 @@ class RunView:
 
     @property
     def legend(self) -> str:
-        """What the mark behind a case's name is, if any has it."""
+        """The meaning of the mark behind a case's name; empty if no case has the mark."""
         return MARKED if any(case.beside for case in self.run.cases) else ""
 
 
 def report_page(contents: Contents) -> str:
-    """The page of one run, or of several beside each other."""
+    """Render the page of one run, or of several runs side by side."""
     several = len(contents.runs) > 1
     runs = [_run_view(run, number, several) for number, run in enumerate(contents.runs, 1)]
     names = format_names([run.label for run in contents.runs], most=3)
@@ -101,7 +102,7 @@ def _run_view(run: RunContents, number: int, several: bool) -> RunView:
 
 
 def _environment_table(given: Sequence[Environment]) -> PageTable:
-    """Machine and versions, a column for each environment."""
+    """Return the table of machine and versions, with a column for each environment."""
     values = {name: [getattr(one, name) for one in given] for name in Environment.__struct_fields__}
     rows = [
         Row([Cell(name.replace("_", " ")), *(Cell("–" if one is None else str(one)) for one in found)])
@@ -113,7 +114,7 @@ def _environment_table(given: Sequence[Environment]) -> PageTable:
 
 
 def _disturbances_of(run: RunContents) -> list[str]:
-    """What went on beside cases, each sentence once with the cases that it is of."""
+    """Return the sentences on disturbances of cases, each once with the names of its cases."""
     found: dict[str, list[str]] = {}
     for case in run.cases:
         for text in disturbances_of(case):
@@ -122,7 +123,10 @@ def _disturbances_of(run: RunContents) -> list[str]:
 
 
 def _machine_table(run: RunContents) -> PageTable | None:
-    """How the calibration workloads, whose code never changes, read over the run; and the machine's counters."""
+    """Return the table of the machine over the run; None without data.
+
+    The rows are the times of the calibration workloads, whose code never changes, and the machine's counters.
+    """
     if not run.machine:
         return None
     columns = [Column("over all cases"), *(Column(one, number=True) for one in ("least", "median", "most"))]

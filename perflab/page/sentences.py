@@ -1,4 +1,4 @@
-"""What a page says of a case in sentences: why, evidence, what was not compared, what could have disturbed it. Pure."""
+"""Makes a page's sentences about a case: reasons, evidence, skipped comparisons, possible disturbances. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from perflab.units import format_count, format_ns, format_percent
 
 
 def sentences_of(case: Case) -> dict[str, list[str]]:
-    """By title; lists may be empty."""
+    """Return the sentences about a case by title; lists may be empty."""
     worse = [one for one in case.quantities.values() if one.worse]
-    # What is exact needs no reason: those that a failure of exact numbers has are of its times.
+    # Exact numbers need no reasons: if only exact numbers are worse, the case's reasons are about its times.
     told = "Besides" if case.times is not None and worse and all(one.exact for one in worse) else "Why"
     return {
         "Cause": list(dict.fromkeys(case.cause)),
@@ -38,7 +38,7 @@ def sentences_of(case: Case) -> dict[str, list[str]]:
 
 
 def _looked_at(case: Case) -> list[str]:
-    """How it was looked at again."""
+    """Return the sentences on how the case was re-measured; empty if it was not."""
     times, told = case.times, []
     if times is not None and times.fresh_ns:
         told.append(f"measured again {format_count(len(times.fresh_ns), 'time')} in fresh processes")
@@ -56,7 +56,7 @@ def _looked_at(case: Case) -> list[str]:
 
 
 def disturbances_of(case: Case) -> list[str]:
-    """What disturbed the case's measurement, as far as that is known, a sentence each."""
+    """Return a sentence for each known disturbance of the case's measurement."""
     told = list(case.disturbed or [])
     told += [text for text in case.beside if not any(one.startswith(text) for one in told)]
     times = case.times
@@ -67,7 +67,7 @@ def disturbances_of(case: Case) -> list[str]:
 
 
 def evidence_of(case: Case) -> list[str]:
-    """What was going on beside the case: disturbances, the calibration workload's times, the machine's counters."""
+    """Return sentences on the case's surroundings: disturbances, the calibration workload, the machine's counters."""
     told = disturbances_of(case)
     read = {name: one for name, one in case.quantities.items() if name.startswith(CALIBRATION)}
     if read:
@@ -77,7 +77,7 @@ def evidence_of(case: Case) -> list[str]:
 
 
 def _figures(evidence: Evidence) -> str:
-    """The machine's counters over the samples, in one sentence."""
+    """Format the machine's counters over the samples as one sentence."""
     told = [f"over {format_ns(evidence.span_ns)}"]
     if evidence.neighbours_cores is not None:
         told.append(f"other processes {evidence.neighbours_cores:.2f} cores")

@@ -1,4 +1,4 @@
-"""Studies and levels side by side, each as a chart with its table. Pure."""
+"""Makes the charts and tables of studies, and of levels side by side. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INTERVAL = "a line at the end of a bar: 95 % interval of the median, by the nois
 _UNTOLD = "can't tell"
 _WHY_UNTOLD = f"{_UNTOLD}: the noise is as large as the median"
 Places = Mapping[str, str]
-"""By node id, where a case's section is on the page."""
+"""The id of each case's section on the page, by node id."""
 
 
 @dataclass(frozen=True)
 class SetView:
-    """One study, or one parameter's levels in a case."""
+    """The pictures, the table and the notes of one study, or of one parameter's levels in a case."""
 
     title: str
     pictures: Sequence[Picture]
@@ -33,7 +33,7 @@ class SetView:
 
 
 def sets_of(run: RunContents, places: Places) -> list[SetView]:
-    """All studies of a run, and all groups of levels; ``places`` says where each case's section is."""
+    """Return all studies of a run and all groups of levels; ``places`` has the ids of the cases' sections."""
     found = [_study(study, table, places) for study in run.tables.get("studies", ()) for table in study["tables"]]
     return [*found, *(_group(group, places) for group in run.tables.get("side_by_side", ()))]
 
@@ -84,12 +84,12 @@ def _marked(row: dict[str, Any], name: str) -> str:
 
 
 def _untold(row: dict[str, Any], low: float | None) -> str:
-    """What stands behind a median whose noise leaves it no interval."""
+    """Return the text behind a median whose noise leaves no interval; empty for any other median."""
     return f", {_UNTOLD}" if low is None and row.get("noise") is not None else ""
 
 
 def _captioned(what: str, given: Sequence[Bar], rows: Sequence[dict[str, Any]]) -> str:
-    """What a chart shows, and what its marks mean: as much of it as the chart has."""
+    """Return the caption of a chart: its content, and the meaning of the marks that occur in the chart."""
     told = [what]
     told += [INTERVAL] if any(bar.low is not None for bar in given) else []
     told += [_WHY_UNTOLD] if any(bar.text.endswith(_UNTOLD) for bar in given) else []

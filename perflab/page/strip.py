@@ -1,4 +1,7 @@
-"""A strip: readings of several kinds along one axis, with a limit and an interval. What is off it is said. Pure."""
+"""Draws a strip: readings of several kinds along one axis, with a limit and an interval. Pure.
+
+Readings beyond the axis are counted in words.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from perflab.page.charts import LETTER, WIDTH, axis
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 
 _LABEL = 124
-"""Room for names at the left."""
+"""The room for names at the left, in pixels."""
 _RIGHT = 16
 _FAR = 3.0
-"""How much further off than others a reading, or an end of an interval, is left out of the picture."""
+"""A reading or an end of an interval that is this many times farther off than the others is left out."""
 _LEAST_WIDTH = 0.02
-"""Of a distribution, as a share: readings that hardly differ are not told apart from noise."""
+"""The least width that is assumed for a distribution, as a share of its values: smaller differences are noise."""
 Interval = tuple[float, float | None]
-"""Both ends; none where nothing bounds it from above."""
+"""The lower and the upper end of an interval; the upper end is None if unbounded."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ def strip(
     middle: float | None = None,
     description: str = "",
 ) -> Markup:
-    """Readings along one axis, each kind on its own row; the limit as a dashed line, an interval below them.
+    """Draw readings along one axis: a row for each kind, the limit as a dashed line, an interval below the rows.
 
-    ``middle`` is the value that the interval is of, and ``description`` what is said beside the numbers.
+    ``middle`` is the value to which the interval belongs. ``description`` follows the numbers in the chart's text.
     """
     shown = [strand for strand in strands if strand.values]
     scale = _scale(shown, limit, interval, middle)
@@ -83,7 +86,11 @@ def _scale(shown: Sequence[Strand], limit: float | None, interval: Interval | No
 
 
 def _inner(strand: Strand) -> Sequence[float]:
-    """Of a distribution, what is not far behind four fifths of it: a few slow samples would squeeze all others."""
+    """Return the values that determine the axis, in ascending order.
+
+    From a distribution (kind ``tick``), values far above its lower four fifths are left out: a few slow samples would
+    squeeze all others.
+    """
     ordered = sorted(strand.values)
     if strand.kind != "tick" or not ordered:
         return ordered
@@ -93,7 +100,7 @@ def _inner(strand: Strand) -> Sequence[float]:
 
 
 def _beyond(strand: Strand, scale: Scale, write: Callable[[float], str]) -> str:
-    """What is said of values that are not drawn."""
+    """Return a text on the values beyond the axis, which are not drawn; empty if there are none."""
     values = [value for value in strand.values if value > scale.high]
     if not values:
         return ""
@@ -101,7 +108,7 @@ def _beyond(strand: Strand, scale: Scale, write: Callable[[float], str]) -> str:
 
 
 def _drawn(interval: Interval, middle: float | None, scale: Scale, y: float) -> list[Markup]:
-    """The interval as a line. Where its upper end is off the axis, or nowhere, it runs out as an arrow."""
+    """Draw the interval as a line, which ends in an arrow if the upper end is beyond the axis or unbounded."""
     low, high = interval
     parts = [element("text", "95 % interval", x=_LABEL - 10, y=y + 4, class_="end")]
     start = rounded(scale(min(max(low, scale.low), scale.high)))

@@ -1,4 +1,4 @@
-"""SVG as we write it: elements whose text and attributes are escaped, axes with round numbers. Pure."""
+"""Writes SVG: elements whose text and attributes are escaped, axes with round numbers. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Attribute = str | float | int
 
 
 def element(name: str, content: str | Markup | Iterable[Markup] = "", /, **attributes: Attribute) -> Markup:
-    """One element. An attribute's ``_`` stands for ``-``, and one at its end is dropped: ``class_``, ``text_anchor``.
+    """Write one element. In an attribute's name ``_`` becomes ``-``; at the end, ``_`` is dropped: ``class_``.
 
-    Text within it is escaped. Numbers among attributes are written with one digit after the point at most.
+    Text within the element is escaped. Numbers in attributes have at most one digit after the point.
     """
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
     if isinstance(content, Markup):
@@ -37,20 +37,20 @@ def _attribute(value: Attribute) -> str:
 def chart(
     title: str, description: str, width: float, height: float, parts: Iterable[Markup], class_: str = "chart"
 ) -> Markup:
-    """A picture with its name, and its numbers in words, for those who do not see it."""
+    """Write a picture with its name, and with its numbers in words for screen readers."""
     heads = [element("title", title), *([element("desc", description)] if description else [])]
     view = f"0 0 {rounded(width)} {rounded(height)}"
     return element("svg", [*heads, *parts], viewBox=view, role="img", class_=class_)
 
 
 def rounded(value: float) -> str:
-    """``12``, ``12.5``: a tenth of a pixel is as fine as anybody sees."""
+    """Format a number with at most one digit after the point, such as ``12`` or ``12.5``; NaN becomes ``0``."""
     return f"{value:.1f}".rstrip("0").rstrip(".") if value == value else "0"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places: ``low`` is drawn at ``start``, ``high`` at ``end``."""
+    """A linear map from values to coordinates: ``low`` is drawn at ``start``, ``high`` at ``end``."""
 
     low: float
     high: float
@@ -58,13 +58,13 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Where a value is drawn."""
+        """Return the coordinate at which a value is drawn."""
         span = self.high - self.low
         return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.5)
 
 
 def around(values: Iterable[float], start: float, end: float, margin: float = 0.04) -> Scale:
-    """A scale that has room for all values, and a little beside them."""
+    """Return a scale with room for all values and for a margin, given as a share of the range of the values."""
     found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(found), max(found)
     more = (high - low) * margin or abs(high) * margin or 1.0
@@ -72,7 +72,10 @@ def around(values: Iterable[float], start: float, end: float, margin: float = 0.
 
 
 def ticks(low: float, high: float, most: int = 5, unit: str = "") -> list[float]:
-    """Round numbers between two values, ``most`` of them at most; round in binary units if ``unit`` is ``bytes``."""
+    """Return round numbers between two values, at most ``most + 1`` of them.
+
+    The numbers are round in binary units if ``unit`` is ``bytes``.
+    """
     span = high - low
     if not (span > 0 and math.isfinite(span)):
         return [low]

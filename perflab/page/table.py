@@ -1,4 +1,4 @@
-"""Tables of a page: cells with what they are sorted by, columns that may be hidden at first. Plain data."""
+"""The tables of a page as plain data: cells with the values to sort by, columns that may be hidden at first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perflab.report.lines import shorten
 from perflab.units import format_noise, format_ratio
 
 LONGEST_NAME = 120
-"""Letters of a name. The JSON has names whole, a case's section the first and last of a longer id."""
+"""The most letters of a name. The JSON has whole names; the section of a case has both ends of a longer id."""
 LONGEST_VALUE = 200
 _BREAKABLE = 20
 _JOINT = re.compile(r"(?:::|[/_])(?=\w)")
@@ -22,18 +22,18 @@ _JOINT = re.compile(r"(?:::|[/_])(?=\w)")
 
 @dataclass(frozen=True)
 class Column:
-    """A column. ``key`` is its name in the address; numbers stand on the right."""
+    """A column of a table. ``key`` is the column's name in the page's address; numbers are aligned to the right."""
 
     title: str
     key: str = ""
     number: bool = False
     hidden: bool = False
-    """Whether it is there only for who asks for it."""
+    """Whether the column is hidden until a reader of the page shows it."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell; ``more`` stands behind it, smaller."""
+    """The content of a cell; ``more`` follows the text, in smaller letters."""
 
     text: str = NOTHING
     sort: float | str | None = None
@@ -41,11 +41,11 @@ class Cell:
     href: str | None = None
     more: str = ""
     tone: str = ""
-    """``bad``, ``warn``, ``good``, or nothing."""
+    """The tone: ``bad``, ``warn``, ``good``, or empty."""
 
     @property
     def shown(self) -> str:
-        """The text. A long one, such as an operator or a path, may break behind its parts, and nowhere within them."""
+        """The text. A long text, such as an operator or a path, may break only between its parts."""
         if isinstance(self.text, Markup) or len(self.text) < _BREAKABLE:
             return self.text
         return Markup(_JOINT.sub(r"\g<0><wbr>", str(escape(one_line(self.text)))))
@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row; ``verdict`` is what it is filtered by: one, or several with commas between them."""
+    """A row of a table; ``verdict`` is the value to filter by: one verdict, or several separated by commas."""
 
     cells: Sequence[Cell]
     verdict: str = ""
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """A word that rows can be filtered by: how many rows have it, and its tone."""
+    """A word by which rows can be filtered, with the number of rows that have the word, and its tone."""
 
     word: str
     many: int
@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Filter:
-    """Words to choose from. ``before`` stands before each word in a row's ``verdict``: the number of a run."""
+    """The words to choose from. ``before`` precedes each word in a row's ``verdict``: the number of a run."""
 
     legend: str
     choices: Sequence[Choice]
@@ -79,7 +79,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table as templates take it."""
+    """The data of a table for templates."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -87,41 +87,44 @@ class PageTable:
 
     @property
     def numeric(self) -> bool:
-        """Whether all columns but the first are numbers, which stand on the right."""
+        """Whether all columns but the first are numbers, which are aligned to the right."""
         first, *others = self.columns
         return not first.number and all(column.number for column in others)
 
     @property
     def hidden(self) -> str:
-        """Classes that hide columns, for who has no script too."""
+        """The CSS classes that hide columns, which work without a script too."""
         return " ".join(f"h{number}" for number, column in enumerate(self.columns, 1) if column.hidden)
 
 
 def number_cell(value: float | None, unit: str, more: str = "", tone: str = "") -> Cell:
-    """A number in its unit, sorted by its value."""
+    """Return a cell with a number in its unit, sorted by value."""
     if value is None:
         return Cell(number=True)
     return Cell(written(value, unit), sort=order(value), number=True, more=more, tone=tone)
 
 
 def change_cell(text: str, tone: str, sort: float | None = None) -> Cell:
-    """A change, sorted by its ratio; one with a tone stands smaller."""
+    """Return a cell with a change, sorted by its ratio; a change with a tone is written in smaller letters."""
     sort = order(sort) if sort is not None else None
     return Cell("", sort, number=True, more=text, tone=tone) if tone else Cell(text, sort, number=True)
 
 
 def short(text: str, most: int = LONGEST_NAME) -> str:
-    """A name as pages have it: of one that would fill a screen its beginning and its end."""
+    """Shorten a name for a page: a long name keeps its beginning and its end."""
     return shorten(one_line(text), most)
 
 
 def order(value: float) -> float | int:
-    """What a number is sorted by: exactly if it is a whole one, else with six digits."""
+    """Return the value by which a number is sorted: exact for a whole number, else rounded to six digits."""
     return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def written(value: float, unit: str) -> str:
-    """A number as text: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``; ``noise``: of a median."""
+    """Format a number in a unit: ``ns``, ``s``, ``bytes``, ``count``, ``share``, ``ratio``, ``per second``, ``noise``.
+
+    ``noise`` is half the width of a median's interval, as a share of the median.
+    """
     if unit == "noise":
         return format_noise(value)
     if unit == "share":
@@ -141,4 +144,4 @@ TONES = {
     "incomparable": "warn",
     "improved": "good",
 }
-"""Of verdicts; others have the colour of text."""
+"""The tones of verdicts; other verdicts have the colour of text."""

@@ -1,8 +1,10 @@
-"""pytest's hooks of perflab. Every run of whoever has installed it loads this module, so it imports pytest alone.
+"""perflab's pytest hooks. Every pytest run of every user with perflab installed loads this module, so the module
+imports only pytest.
 
 In order: declare the options; note what the run does (``noting.py``); find ``perf`` cases among the selected tests. If
-there are any, ``session/starting.py`` reads the settings and loads what runs them; their results reach
-``session/results.py`` on test reports. ``tests/plugin/test_light.py`` lists what a run without perf cases may load.
+there are perf cases, ``session/starting.py`` reads the settings and loads the code that runs the cases; their results
+reach ``session/results.py`` on test reports. ``tests/plugin/test_light.py`` lists the modules that a run without perf
+cases may load.
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from collections.abc import Generator
 
 import pytest
 
-from perflab.plugin import fixtures, noting, options  # no names of theirs: pytest looks into each that stands here
+from perflab.plugin import fixtures, noting, options  # modules only: pytest inspects every name of this module
 from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
 
 __all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options and their ini twins."""
+    """Declare the options and their ini keys."""
     options.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the hooks that others may implement."""
+    """Declare the hooks that a conftest or a plugin may implement."""
     from perflab.plugin import hooks
 
     pluginmanager.add_hookspecs(hooks)
@@ -32,9 +34,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
-    """Begin a dry run anew, before output is captured, which a wrapper of pytest's begins.
+    """Restart pytest as a dry run if an option or ini key asks for one, before pytest begins to capture output.
 
-    In a fresh process that measures for another one: prepare it, before anything of the user's is imported.
+    In a fresh process that measures for another process, prepare the tiers before any of the user's code is imported.
     """
     asked = getattr(early_config.known_args_namespace, "perf_dry_run", None)
     if asked is not None or early_config.getini("perf_dry_run"):
@@ -51,7 +53,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """In a fresh process that measures for another one: have its cases alone collected and run."""
+    """Make a fresh process that measures for another process collect and run only the cases of its job."""
     path = _job_path(config)
     if path is not None:
         from perflab.plugin.case.fresh_process import FreshProcess, read_job
@@ -60,7 +62,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, refuse bad options, and begin to note what happens."""
+    """Register the markers, refuse bad options, and begin to note what the run does."""
     arguments = ", ".join(f"{name}=" for name in options.MARKER_ARGUMENTS)
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
@@ -70,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         adopt(config)
     if config.getoption(options.ATTENTION_OPTION):
         config.pluginmanager.import_plugin("perflab.attention.plugin")
-    # On the command line, ``addopts`` included; ini keys are none.
+    # Options on the command line, including those in ``addopts``, but excluding ini keys.
     given = [option.dest for option in options.OPTIONS if config.getoption(option.dest, None) is not None]
     if given:
         from perflab.plugin.config.early_errors import refusing
@@ -85,8 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from perflab.plugin.config.run_mode import RunMode, mode_asked_for
 
         with refusing(config):
-            if mode_asked_for(config) is RunMode.MEASURE:  # else others are run too, and these are not compared
-                # Sides take turns on the machine, one case at a time: workers would only be in each other's way.
+            if mode_asked_for(config) is RunMode.MEASURE:  # else other tests run too, and nothing is compared
+                # Sides take turns on the machine, one case at a time, so workers would only disturb each other.
                 config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     if os.environ.get("PERFLAB_DRY_RUN"):
         from perflab.predicted.dry_run.forked import begin
@@ -94,15 +96,15 @@ def pytest_configure(config: pytest.Config) -> None:
         begin(config)
     if _job_path(config):
         return
-    is_worker = hasattr(config, "workerinput")  # of pytest-xdist
+    is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
     notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config)
     config.pluginmanager.register(notes, "perflab-notes")
-    if isinstance(notes, noting.AllNotes) and {"perf_json", "perf_prune"} & set(given):  # also if there is no case
+    if isinstance(notes, noting.AllNotes) and {"perf_json", "perf_prune"} & set(given):  # even without any perf case
         notes.collect()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have the tier whose fixture a test asks for make it a case for each of what that gives."""
+    """Let the tier whose fixture a test uses parametrize the test, such as by every registered kernel."""
     for name in fixtures.TIER_OF:
         if name in metafunc.fixturenames:
             from perflab.tiers import tier
@@ -112,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
-    """Mark tests that use a fixture of ours and note all tests, before ``-m`` chooses; then order the cases."""
+    """Mark tests that use perflab's fixtures and note all tests, before ``-m`` selects; then order the cases."""
     for item in items:
         item.stash[noting.CASE] = item.nodeid
         names = getattr(item, "fixturenames", ())
@@ -129,11 +131,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Load what cases need, if any were chosen. First: a worker of pytest-xdist then tells of them in time."""
+    """Load the code that runs perf cases, if any were selected.
+
+    This hook runs first, so that a worker of pytest-xdist reports its perf cases in time.
+    """
     config, path = session.config, _job_path(session.config)
     measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
     given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))
-    # Then it is about the other tests, or there have to be cases.
+    # These options skip other tests, or require that there are perf cases.
     chooses = config.getoption("perf_only") or config.getini("perf_only") or config.getoption("perf")
     if measures or given or chooses or path is not None or config.getoption("perf_prune"):
         from perflab.plugin.config.early_errors import refusing
@@ -146,7 +151,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Say before the first test what is not run, if there is any perf case."""
+    """Announce before the first test what happens to the perf cases, if there are any."""
     tells = not (config.option.collectonly or _job_path(config) or hasattr(config, "workerinput"))
     if not (tells and any(item.get_closest_marker("perf") for item in items)):
         return []
@@ -157,7 +162,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show errors of ours by their text alone; it is complete."""
+    """Show perflab's own errors by their text without a traceback, since the text is complete."""
     report = yield
     if call.excinfo is not None:
         from perflab.errors import PerflabError

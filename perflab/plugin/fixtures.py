@@ -1,6 +1,6 @@
-"""The fixtures: ``perf``, and the tools it is made of. Each works alone, on CPU and on CUDA.
+"""The fixtures: ``perf``, and the tools of which ``perf`` is made. Each fixture works alone, on CPU and on CUDA.
 
-Every run loads this module; what they give is made in ``tools.py``.
+Every run loads this module; ``tools.py``, which makes the fixtures' values, is loaded when a test uses one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perflab.plugin.case.perf import Perf
 
 TIER_OF = {"compiled_kernel": "compiled"}
-"""Fixtures that make a test a case of one tier."""
+"""The fixtures that make a test a case of one particular tier, with the tier's name."""
 
 
 @pytest.fixture

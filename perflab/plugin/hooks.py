@@ -9,12 +9,13 @@ if TYPE_CHECKING:
 
 
 def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:
-    """Say what a study's results come to, in lines that stand below its table.
+    """Return the findings of a study as lines, which are printed below the study's table.
 
-    Called once for each study that has results, where these meet (under pytest-xdist in the controller), when the run
-    is over or was interrupted. Who has nothing to say of a study returns None; the lines of all stand there.
+    Called once for each study that has results, in the process in which results arrive (under pytest-xdist the
+    controller), when the run is over or was interrupted. The lines of all implementations are printed. An
+    implementation that has no findings for a study returns None.
 
     Args:
-        study: its title, as the marker has it.
-        results: of its cases, in the order in which they were collected; those that were skipped or failed too.
+        study: the study's title, as given by the marker.
+        results: the results of the study's cases, in the order of collection, including skipped and failed cases.
     """

@@ -1,4 +1,4 @@
-"""Notes what a run does, until it is known whether there are perf cases. Every run loads this module.
+"""Notes what a run does until it is known whether the run has perf cases. Every run loads this module.
 
 With the first perf case, ``session/starting.py`` and ``session/results.py`` read the notes.
 """
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
     from perflab.plugin.session.results import Collected
 
 UNTIMED = "perflab_untimed"
-"""An attribute of the reports of cases that were not measured, which pytest-xdist carries to its controller."""
+"""The attribute of reports that marks a case as not measured; pytest-xdist sends the attribute to its controller."""
 CASE: pytest.StashKey[str] = pytest.StashKey()
-"""On a test: its id before plugins changed it, as pytest-xdist's workers do that add ``@group``."""
+"""A test's id before plugins changed the id, as pytest-xdist does in workers by appending ``@group``."""
 
 
 def case_id(item: pytest.Item) -> str:
-    """The id that names a test in results, baselines and other processes; reports to pytest bear ``item.nodeid``."""
+    """Return a test's id in results, baselines and other processes; pytest's reports use ``item.nodeid``."""
     return item.stash.get(CASE, item.nodeid)
 
 
 class Notes:
-    """Of a process that collects: the files that were collected, and all of their tests."""
+    """The notes of a process that collects: the files that were collected, and all of their tests."""
 
     def __init__(self) -> None:
         self.collected: set[str] = set()
         self.troubled: set[str] = set()
-        """Files that were skipped or failed to be collected, or a class in them: they were not seen whole."""
+        """Files that were partly or wholly skipped, or not collected for an error, so that some tests are unknown."""
         self.items: list[pytest.Item] = []
-        """All tests, before -k, -m and others choose; until collecting has ended."""
+        """Every collected test, before -k, -m and others deselect some; emptied when the collection has ended."""
         self.shown: list[str] = []
-        """Perf cases in the order in which they are shown, where they are measured in another one."""
+        """Perf cases in the order in which they are shown, if they are measured in another order; else empty."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file, or that it is in trouble."""
+        """Note that a file was collected, or that some or all of it was not."""
         path = report.nodeid.split("::", 1)[0]
         if not report.passed:
             self.troubled.add(path)
@@ -45,23 +45,26 @@ class Notes:
 
 
 class AllNotes(Notes):
-    """Where results meet: what failed beside perf cases too, and what pytest-xdist's workers say. Results go on."""
+    """The notes of the process in which results arrive: failures of other tests, and the workers' collections.
+
+    Results of perf cases are passed on to ``Collected``.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__()
         self._config = config
         self._collected: Collected | None = None
         self.failures: dict[str, None] = {}
-        """Node ids of what failed and is no perf case, in order."""
+        """Node ids of failed tests and files that are not perf cases, in order."""
         self.untimed: dict[str, str] = {}
-        """What became of perf cases that were not measured, by node id."""
+        """The status of each perf case that was not measured, by node id: ``ran``, or ``not`` and the tier's name."""
         self.cases: list[str] = []
-        """Node ids of all perf cases, chosen or not, in order; empty unless some were chosen."""
+        """Node ids of every perf case, selected or not, in order; empty unless some were selected."""
         self.seen: list[object] = []
-        """What each process has collected, as plain data; None: one that crashed cannot say."""
+        """The collection of each process, as plain data; None for a process that crashed."""
 
     def collect(self) -> Collected:
-        """Load the collecting side, if that has not been done.
+        """Return the object that collects results; load and register it at the first call.
 
         Raises:
             SettingError: a setting that cannot be used.
@@ -75,14 +78,14 @@ class AllNotes(Notes):
         return self._collected
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file, and that the run fails for it if it cannot be collected."""
+        """Note a file, and note a failure if the file cannot be collected."""
         super().pytest_collectreport(report)
         if report.failed:
             self.failures[report.nodeid] = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Hand on what is said of a perf case; of other tests, note failures."""
-        if report.when == "setup":  # a test that is run again begins anew
+        """Pass on the results of perf cases; for other tests, note failures."""
+        if report.when == "setup":  # a test that is run again: its earlier failure no longer counts
             self.failures.pop(report.nodeid, None)
         if hasattr(report, UNTIMED):
             self.untimed[report.nodeid] = getattr(report, UNTIMED)
@@ -93,12 +96,12 @@ class AllNotes(Notes):
             self.failures[report.nodeid] = None
 
     def case_of(self, report: pytest.TestReport) -> str:
-        """The case of a report that names its test alone: pytest-xdist's of a crash, which may end in ``@group``."""
+        """Return the case of a report whose node id may end in ``@group``, as in pytest-xdist's reports of crashes."""
         plain = report.nodeid.rpartition("@")[0]
         return plain if report.nodeid not in self.cases and plain in self.cases else report.nodeid
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say that perf cases ran untimed, wherever they ran."""
+        """Print that perf cases ran untimed, in whichever process they ran."""
         if self.untimed:
             from perflab.plugin.config.run_mode import untimed_line
 
@@ -107,7 +110,7 @@ class AllNotes(Notes):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:
-        """Listen to pytest-xdist's workers, from before the first is started."""
+        """Register the hooks around pytest-xdist's workers, before the first worker is started."""
         from perflab.plugin.session.workers import Workers
 
         self._config.pluginmanager.register(Workers(self._config, self), "perflab-workers")

@@ -1,5 +1,6 @@
-"""What may be asked of the plugin: options, each on the command line and as an ini key of its name, and the marker's
-arguments. How values are read, ``settings.py`` and ``marker.py`` say.
+"""The plugin's options, each on the command line and as an ini key of the same name, and the marker's arguments.
+
+``settings.py`` and ``marker.py`` define how values are parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 
 
 class Option(NamedTuple):
-    """One setting. ``flag`` options take no value."""
+    """One option. An option with ``flag`` takes no value."""
 
     name: str
     default: str
@@ -20,15 +21,15 @@ class Option(NamedTuple):
     flag: bool = False
     choices: tuple[str, ...] = ()
     variable: str | None = None
-    """Environment variable that counts where the command line is silent."""
+    """The environment variable that is used if the option is not on the command line; it precedes the ini key."""
     const: str | None = None
-    """The value of the option without one; None: it needs one."""
+    """The option's value if it is given without one; None: the option requires a value."""
     measures: bool = True
-    """Whether giving it on the command line has cases measured that are mixed with other tests."""
+    """Whether the option on the command line makes perf cases measured even if they are mixed with other tests."""
 
     @property
     def dest(self) -> str:
-        """Ini key, and attribute of the parsed options."""
+        """The option's ini key, and its attribute among the parsed options."""
         return self.name.removeprefix("--").replace("-", "_")
 
 
@@ -219,18 +220,18 @@ MARKER_ARGUMENTS = {
     "predict": "False: skip the case under --perf-predict, and never predict it",
     "profile": "True: profile the case after measuring it, as --perf-profile does for all",
 }
-"""Arguments of ``@pytest.mark.perf``, and what each means."""
+"""The arguments of ``@pytest.mark.perf``, each with its meaning."""
 
 REPLICATE_OPTION = "--perf-replicate"
-"""How a fresh process is told what to measure: the path of a job file. Not for users."""
+"""The option that gives a fresh process the path of its job file; not for users."""
 
 
 ATTENTION_OPTION = "--attention"
-"""What the attention suite is run on. Without an ini key: it deselects all other tests."""
+"""The option that names the candidates of the attention suite. It has no ini key, since it deselects other tests."""
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every option with its ini twin."""
+    """Register every option with its ini key."""
     group = parser.getgroup("perflab", "performance of PyTorch code (perflab)")
     for option in OPTIONS:
         shown = f"{option.help} (default: {option.default})" if not option.flag and option.default else option.help

@@ -1,4 +1,4 @@
-"""What the plugin keeps on pytest's configuration: settings, cases, and who this process is."""
+"""The plugin's data on pytest's configuration and tests: settings, cases, and the role of this process."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 
 class Faking(Protocol):
-    """What fixtures give while tensors are fake."""
+    """The source of the fixtures' values while tensors are fake."""
 
     def device(self) -> torch.device:
-        """The device that stands for the one that is not here."""
+        """Return the device that represents the absent GPU."""
 
     def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
-        """The ``memory_snapshot`` of a block, in this file."""
+        """Record the ``memory_snapshot`` of a block to this file."""
 
 
 _SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 PERF_FOR: pytest.StashKey[Callable[[pytest.Item, torch.device], Perf]] = pytest.StashKey()
-"""Gives the ``perf`` fixture's value, once a perf case is selected."""
+"""The function that returns the ``perf`` fixture's value; set once a perf case is selected."""
 
 RUNS_ONCE: pytest.StashKey[bool] = pytest.StashKey()
-"""On a test: it is a perf case of a run that times nothing."""
+"""Set to True on a test that is a perf case of a run that times nothing."""
 
 RUNS_AS_BEFORE: pytest.StashKey[bool] = pytest.StashKey()
-"""On a test: it was adopted, uses what perflab lacks, and ran with the fixture that it was written for."""
+"""Set to True on an adopted test that uses a feature which perflab lacks, and so ran with its original fixture."""
 
 FAKING: pytest.StashKey[Faking | None] = pytest.StashKey()
-"""While tensors are fake, since nothing is to run: who made them so."""
+"""The object that made tensors fake, while they are fake because nothing is to run; else None or absent."""
 
 
 def settings_of(config: pytest.Config) -> Settings:
-    """The run's settings. They are read and checked when they are first asked for.
+    """Return the run's settings. The settings are read and checked at the first call.
 
     Raises:
         SettingError: a value that cannot be used, naming the option or ini key that holds it.
@@ -61,7 +61,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def worker_number(config: pytest.Config) -> int:
-    """0 for ``gw0`` and where there are no workers, 1 for ``gw1`` and so on."""
+    """Return the number of this pytest-xdist worker: 0 for ``gw0`` and without workers, 1 for ``gw1`` and so on."""
     worker = getattr(config, "workerinput", None)
     digits = str(worker["workerid"]).removeprefix("gw") if worker is not None else "0"
     return int(digits) if digits.isdecimal() else 0

@@ -1,1 +1,1 @@
-"""The predicted tier: a case is traced on fake tensors, and nothing runs on the GPU it is predicted for."""
+"""The predicted tier: cases are traced on fake tensors, so no GPU is needed to predict their cost on one."""

@@ -1,7 +1,7 @@
 """Makes one prediction: warm up, trace few layers or all, sum up.
 
-Called on fake tensors, as on CUDA; see ``fake`` and ``as_cuda``. Works on real tensors too, which is how it is held
-against what really happens.
+The call runs on fake tensors as on CUDA (see ``fake`` and ``as_cuda``). Real tensors work too, so that a prediction can
+be compared with a measurement.
 """
 
 from __future__ import annotations
@@ -42,51 +42,52 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be predicted."""
+    """The call to predict, and the objects that it uses."""
 
     run: Run
     roots: tuple[Any, ...]
-    """What it has in its hands before it runs."""
+    """The objects from which everything that the call uses can be reached, before the call runs."""
     spans: tuple[str, ...] = ()
-    """The phase of each span of one call."""
+    """The phase of each span of one call, in order."""
     set_up: Callable[[], tuple[Any, ...]] | None = None
-    """Makes what the next call is given, and returns what it then has in its hands; None: calls are given the same."""
+    """Makes the next call's arguments, and returns the new ``roots``; None if all calls have the same arguments."""
 
     def made_ready(self) -> Work:
-        """The same, when what the next call is given has been made."""
+        """Make the next call's arguments with ``set_up``, and return the work with its new roots."""
         return self if self.set_up is None else replace(self, roots=self.set_up())
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A trace of the whole work, and how it was come by."""
+    """A trace of the whole call, and how the trace was obtained."""
 
     trace: Trace
     result: Any
-    """What a call of the work returned: with as many layers as were run."""
+    """The value that the call returned, computed with as many layers as were run."""
     layers_run: list[int] = field(default_factory=list)
-    """How many layers were run, where the rest was unrolled."""
+    """The numbers of layers that were run, if the rest was unrolled; empty if every layer was run."""
     notes: list[str] = field(default_factory=list)
 
 
 class Proofs:
-    """For which models and calls the trace of all layers is known to be what few layers make of it, or not to be.
+    """The kinds of calls for which the trace unrolled from few layers is proven right, or proven wrong.
 
-    What code does in one layer far from both ends (``if i == 9``) no trace of a few shows. So the first call of a kind
-    is run whole beside that, and has to be the same, event by event. Of a kind are calls of the same functions on
-    modules of the same names and classes: other sizes and precisions are believed.
+    A trace of few layers cannot show work that code does in one layer far from both ends (``if i == 9``). So the first
+    call of each kind is also traced with every layer, and the two traces have to be equal, event by event. Two calls
+    are of one kind if they call the same functions on modules of the same names and classes; sizes and precisions may
+    differ.
     """
 
     def __init__(self) -> None:
         self.known: dict[Hashable, bool] = {}
-        """By kind: whether it was right."""
+        """Whether the unrolled trace was right, by kind."""
         self.given_up: dict[Hashable, str] = {}
-        """By kind: why it was not run whole to the end, so that few layers are believed."""
+        """Why the trace of every layer was called off, by kind; the unrolled trace is then used unproven."""
         self.written: Written = WeakKeyDictionary()
-        """What runs of few layers have left in models that several cases share."""
+        """The attributes that runs of few layers have set in models that several cases share."""
 
     def kind(self, work: Work, book: ModuleBook, reached: Iterable[Any]) -> Hashable:
-        """What calls have in common that are proven together."""
+        """Return the kind of a call: its spans, the names and classes of its modules, and its functions."""
         codes = {one.__code__ for one in reached if isinstance(one, FunctionType)}
         modules = tuple((book.of(module), type(module)) for module in book.modules)
         return work.spans, modules, frozenset((code.co_filename, code.co_firstlineno) for code in codes)
@@ -95,21 +96,23 @@ class Proofs:
 def traced(
     work: Work, hidden: Hidden, *, proofs: Proofs | None = None, whole: bool = False, watch: Watch | None = None
 ) -> Traced:
-    """Trace a call in its steady state: after one that is not looked at, in which optimizers make their state.
+    """Trace a call in its steady state: after a warm-up call, in which optimizers make their state.
 
-    Where a stack of alike layers is long, it is cut to a few for that, twice, and the trace of all is made of the two;
-    it is run whole where that cannot be proven right, or ``whole`` is asked for.
+    A long stack of alike layers is cut to a few layers, with two different lengths, and the trace of all layers is
+    unrolled from the two traces. Every layer is run if the unrolled trace is proven wrong, if the layers do not repeat,
+    if the call fails with few layers, or if ``whole`` is set.
 
     Args:
-        work: what is called.
-        hidden: what operators take inside of themselves.
-        proofs: what is known of such calls; is added to. None: the layers are believed to be what they are built as.
+        work: the call.
+        hidden: temporary memory and launches of kernels, which operators do not show.
+        proofs: results for calls traced before; this call's result is added. None: layers that are built alike are
+            taken to do alike work.
         whole: run every layer.
-        watch: is shown each operator; proving that layers are alike is a part by itself.
+        watch: is shown each operator; the proof that layers are alike is a part of its own.
 
     Raises:
         Exception: whatever the work raises.
-        CalledOff: the watch has seen enough of the call itself. Where it has of the proof, that is a note.
+        CalledOff: the watch stopped the trace of the call itself. If the watch stops the proof, a note says so.
     """
     reached = list(reachable(work.roots))
     book = book_of(reached, None if proofs is None else proofs.written)
@@ -139,14 +142,14 @@ def traced(
             notes.append(_UNLIKE)
         except NotPeriodic:
             notes.append(_UNLIKE)
-        except _FAILS_WHEN_CUT as error:  # it depends on how many layers there are, or fails anyway
+        except _FAILS_WHEN_CUT as error:  # the call depends on the number of layers, or fails with any number
             notes.append(f"every layer was traced: with {FEW + 1} layers the call raises {type(error).__name__}")
     result, found = _trace_whole(work, book, hidden, watch)
     return Traced(found, result, [], notes)
 
 
 def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace]:
-    """Every layer, under the names that the book gave them before anything ran: runs leave their traces in layers."""
+    """Warm up, and trace every layer under its name in the book, made before any run: runs set attributes in layers."""
     with watched(watch):
         result = work.run(_nothing)
         work = work.made_ready()
@@ -154,7 +157,10 @@ def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | No
 
 
 def _without_launches(found: Trace) -> Trace:
-    """Operators over lists launch in chunks, so their launches, an estimate anyway, are no straight line."""
+    """Return the trace with all launches set to 0.
+
+    Launches are an estimate, and those of operators over lists, made in chunks, do not grow linearly with the layers.
+    """
     events = tuple(replace(event, launches=0) if isinstance(event, Op) else event for event in found.events)
     return replace(found, events=events)
 
@@ -181,13 +187,13 @@ def predict(
 
     Raises:
         Exception: whatever the work raises.
-        CalledOff: the watch has seen enough.
+        CalledOff: the watch stopped the trace.
     """
     if isinstance(hidden, OnCuda):
         hidden = hidden.on(gpu)
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, roofline_ns=lambda op: roofline_ns(op, gpu))
-    # cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's.
+    # cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's threads.
     threads = len({one.place.in_backward for one in found.trace.events if isinstance(one, Op) and one.flops})
     played = replay(found.trace, gpu.workspace_bytes * threads)
     now = Prediction(
@@ -223,33 +229,33 @@ def _trace_cut(
 
 
 class OnCuda(Hidden):
-    """What CUDA's kernels take and launch inside of one operator.
+    """The temporary memory and the kernel launches of one operator on CUDA.
 
     Args:
-        gpu: as many multiprocessors divide a sum; by default an H100's.
+        gpu: the GPU's multiprocessors and architecture, which decide how a reduction is divided; by default an H100's.
     """
 
     def __init__(self, gpu: Processor = H100) -> None:
         self._gpu = gpu
 
     def on(self, gpu: Gpu) -> OnCuda:
-        """The same on a GPU."""
+        """Return an ``OnCuda`` for the given GPU."""
         return OnCuda(Processor(gpu.sms, gpu.architecture))
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Temporary memory of one call."""
+        """Return the sizes in bytes of the temporary blocks of one call."""
         return hidden_blocks(name, args, kwargs, self._gpu)
 
     def on_host(self, name: str) -> tuple[int, ...]:
-        """Positions of results that are in the host's memory."""
+        """Return the positions of the operator's results that are in the host's memory."""
         return ON_HOST.get(name.removeprefix("aten::"), ())
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Kernels that one call launches."""
+        """Return the number of kernels that one call launches."""
         return launches(name, args, kwargs, self._gpu)
 
     def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
-        """Of an operator over lists, what its launches follow from."""
+        """Return the lists from which the launches of an operator over lists follow; None for other operators."""
         return lists_of(name, args)
 
 
@@ -257,10 +263,10 @@ ON_CUDA = OnCuda()
 
 
 def _nothing() -> None:
-    """Nobody wants to know when a span ends."""
+    """Do nothing at the end of a span."""
 
 
 def _uncounted(costs: Sequence[Cost]) -> list[str]:
-    """What multiplies, and nobody has a formula of."""
+    """Return a note that names the operators that multiply and have no FLOP formula; empty if there are none."""
     names = dict.fromkeys(cost.operator for cost in costs if not cost.flops and multiplies(cost.operator))
     return [f"FLOPs of {', '.join(names)} are not counted: time and FLOPs are too low"] if names else []

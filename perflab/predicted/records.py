@@ -1,8 +1,8 @@
 """Records of the predicted tier: what a case needs on a GPU, and its baseline.
 
-Module names have ``*`` in the place of a layer's number (``blocks.*.attention.q``), and what stands there is the sum
-over all layers. A module that is no layer's has its plain name, and what runs outside of every module the name ``""``.
-Memory is bytes as CUDA's caching allocator counts them, each block rounded up; times are nanoseconds.
+Module names have ``*`` in the place of a layer's number (``blocks.*.attention.q``), and the amounts of such a row are
+sums over all layers. A module outside of layers has its plain name; code outside of every module has the name ``""``.
+Memory is in bytes as CUDA's caching allocator counts them, each block rounded up; times are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,95 +21,97 @@ KINDS = (
     "activations",
     "temporaries",
 )
-"""What a block of memory is for. ``activations`` were saved for a backward; ``temporaries`` are all that is left."""
+"""Kinds of memory blocks. ``activations`` were saved for a backward; ``temporaries`` are blocks of no other kind."""
 
 
 REAL = ("asked", "allocated", "reserved", "launches", "waits", "to_device", "to_host")
-"""What a dry run counts and is gated (``Prediction.real``); its baseline has all of them."""
+"""The names of the gated counts of a dry run (``Prediction.real``). The baseline of a dry run has all of them."""
 WAIT, TO_DEVICE, TO_HOST = "wait", "to the device", "to the host"
-"""What a dry run sees between host and device."""
+"""The kinds of traffic between host and device that a dry run records."""
 
 
 class Cost(Data, frozen=True):
-    """What one operator does in one module, summed over its calls."""
+    """The cost of one operator in one module and phase, summed over the operator's calls."""
 
     phase: str
-    """As the case names it. In a case without phases ``backward`` where a node of autograd's runs, else ``""``."""
+    """The phase's name in the case. In a case without phases: ``backward`` inside a node of autograd, else ``""``."""
     module: str
     operator: str
-    """As the dispatcher names it: ``aten::mm``, ``mylib::op``."""
+    """The operator's name in the dispatcher: ``aten::mm``, ``mylib::op``."""
     calls: Amount
     flops: Amount = 0
-    """Multiplications and additions of matrix products and convolutions; what else computes counts by its bytes."""
+    """Multiplications and additions of operators with a FLOP formula: matrix products, convolutions, fused attention,
+    and custom operators that register one. Other operators have 0 FLOPs, and count by their bytes."""
     bytes_moved: Amount = 0
-    """Read and written, each operand and result once."""
+    """Bytes read and written, each operand and result counted once."""
     roofline_ns: Share = 0.0
-    """Its roofline time on the named GPU."""
+    """The operator's roofline time on the prediction's GPU, in ns."""
     line: str = ""
-    """Where the code is that asked for most of it: ``train.py:12``. Not part of a baseline."""
+    """The line of code that caused most of ``bytes_moved``: ``train.py:12``. Empty in a baseline."""
 
 
 class PeakPart(Data, frozen=True):
-    """What is alive at the peak: all blocks of one kind that one operator of one module made."""
+    """The blocks that are alive at the peak, are of one kind, and were allocated by one operator in one module."""
 
     kind: str
     module: str
     operator: str
-    """``""`` of what was there before the call."""
+    """The operator that allocated the blocks; ``""`` for blocks allocated before the call."""
     size_bytes: Amount
     blocks: Amount
     line: str = ""
 
 
 class SavedTensors(Data, frozen=True):
-    """Tensors of one shape that one line of one module had autograd save for backward."""
+    """Tensors of one shape that autograd saved for backward at one line of one module."""
 
     module: str
     line: str
     operator: str
-    """What made them, where that was in this call."""
+    """The operator that allocated the tensors in this call."""
     shape: list[int]
     dtype: str
     count: Amount
     size_bytes: Amount
-    """Of all of them together, what only they keep alive: 0 for parameters and inputs, which are there anyway."""
+    """Bytes of all these tensors' blocks together. Tensors that are alive anyway (parameters, inputs) have no row."""
 
 
 class Fit(Data, frozen=True):
-    """Whether a case has room on the named GPU, and what would change that."""
+    """Whether a case fits into the memory of the prediction's GPU, and which sizes or remedies would make it fit."""
 
     room_bytes: int
-    """What the GPU has for tensors."""
+    """The GPU's memory for tensors, in bytes: all but the CUDA context."""
     fits: bool
     fits_on: list[str] = []
-    """Names of the GPUs that it fits on."""
+    """The names of the GPUs that the case fits on."""
     rooms: dict[str, int] = {}
-    """What each GPU that is known has for tensors, by name: those that it does not fit on too."""
+    """The memory for tensors of every known GPU in bytes, by name, including GPUs that the case does not fit on."""
     largest: dict[str, int | None] = {}
-    """By size, such as ``batch_size``: the largest that fits, all else equal; None: not even the smallest."""
+    """The largest value that fits of each size, such as ``batch_size``, with all other sizes unchanged; None if the
+    smallest value does not fit either."""
     remedies: dict[str, int] = {}
-    """Peak with each remedy the case knows of, such as ``checkpointing``; asked where it does not fit."""
+    """The peak in bytes with each remedy that the case declares, such as ``checkpointing``; empty if the case fits."""
 
 
 class Costed(Data, frozen=True):
-    """What has costs, and their sums."""
+    """A record that has costs, with the sums of the costs."""
 
     costs: list[Cost]
-    """In the order in which they came first."""
+    """The costs: of a prediction in the order of their first calls, of a baseline by phase, module and operator."""
 
     @property
     def operators(self) -> int:
-        """Calls of operators that do work; views do none."""
+        """The number of calls of operators that do work; views do none."""
         return sum(cost.calls for cost in self.costs)
 
     @property
     def flops(self) -> int:
-        """Of all phases."""
+        """The FLOPs of all phases together."""
         return sum(cost.flops for cost in self.costs)
 
     @property
     def bytes_moved(self) -> int:
-        """Of all phases."""
+        """The bytes moved in all phases together."""
         return sum(cost.bytes_moved for cost in self.costs)
 
 
@@ -117,130 +119,137 @@ _DRY_RUN = "-dry-run"
 
 
 def place_of(gpu: str, *, dry_run: bool) -> str:
-    """What a GPU's predictions are stored under: ``h100``; those of dry runs apart, ``h100-dry-run``."""
+    """Return the name under which a GPU's predictions are stored: ``h100``; for dry runs ``h100-dry-run``."""
     return f"{gpu}{_DRY_RUN}" if dry_run else gpu
 
 
 def gpu_of(place: str) -> tuple[str, bool]:
-    """The GPU of such a place, and whether it is that of dry runs."""
+    """Return the GPU's name of a place from ``place_of``, and whether the place is that of dry runs."""
     return place.removesuffix(_DRY_RUN), place.endswith(_DRY_RUN)
 
 
 class Traffic(Data, frozen=True):
-    """What crossed between host and device, or made the host wait for it, by the line that asked for it."""
+    """Copies of one kind between host and device, or waits of the host for the device, that one line asked for."""
 
     what: str
-    """``wait``, ``to the device``, ``to the host``."""
+    """The kind: ``wait``, ``to the device`` or ``to the host``."""
     line: str
-    """``train.py:12``; ``backward`` in autograd's own thread."""
+    """The line of code that made the calls: ``train.py:12``; ``backward`` for calls in autograd's own thread."""
     function: str
-    """Of CUDA: ``cudaMemcpyAsync``."""
+    """The called function of CUDA: ``cudaMemcpyAsync``."""
     calls: Amount
     size_bytes: Amount = 0
 
 
 class Race(Data, frozen=True):
-    """Two streams that use one tensor with no order between: what it then holds is chance."""
+    """Two streams that use one tensor in no defined order, so that the tensor's contents are undefined."""
 
     what: str
-    """``access``: the second use does not wait for the first; ``freed``: the memory is given back before it."""
+    """The kind of race. ``access``: the second use does not wait for the first use. ``freed``: the memory is freed, and
+    allocated again without waiting for the first use."""
     first: str
-    """``aten::mul on stream 1``."""
+    """The first use: ``aten::mul on stream 1``."""
     first_lines: list[str]
-    """The user's lines, the innermost first."""
+    """The user's lines of the first use, the innermost first."""
     second: str
-    """Empty where it was freed."""
+    """The second use; empty if ``what`` is ``freed``."""
     second_lines: list[str]
+    """The user's lines of the second use or of the free, the innermost first."""
 
 
 class DryRun(Data, frozen=True):
-    """What PyTorch did on CUDA in one call in which nothing was computed. Exact, but for the host's time."""
+    """The counts of one call of a dry run: PyTorch on CUDA, with nothing computed. Exact except for ``host_ns``."""
 
     asked_bytes: Amount
-    """What tensors were asked for at the worst moment, before the allocator rounds."""
+    """The peak of the bytes that tensors requested, before the allocator rounds them up."""
     kernels: dict[str, Amount]
-    """Launches by kernel, the most frequent first; those in replayed graphs are not among them."""
+    """Launches by kernel, the most frequent first, without the launches in replayed graphs."""
     replayed: Amount = 0
     """Launches in replayed CUDA graphs."""
     traffic: list[Traffic] = []
-    """The most frequent first."""
+    """Copies and waits of the host, the most frequent first."""
     races: list[Race] = []
-    """In the order in which they were found."""
+    """The races, in the order in which they were found."""
     host_ns: Share = 0.0
-    """What the host took to issue the call. A GPU that is faster than that waits for it."""
+    """The host's time to issue the call, in ns. A GPU that is faster waits for the host."""
     unknown: list[str] = []
-    """Functions of CUDA's libraries that the case called, set-up included, and that did and answered nothing here."""
+    """The functions of CUDA's libraries that the case called or looked up, set-up included, and that a dry run does not
+    implement: such a call does nothing and returns no answer."""
 
     def calls_of(self, what: str) -> int:
-        """How often that happened."""
+        """Return the number of calls of one kind: ``WAIT``, ``TO_DEVICE`` or ``TO_HOST``."""
         return sum(one.calls for one in self.traffic if one.what == what)
 
     def bytes_of(self, what: str) -> int:
-        """How much went that way."""
+        """Return the number of bytes copied in one direction: ``TO_DEVICE`` or ``TO_HOST``."""
         return sum(one.size_bytes for one in self.traffic if one.what == what)
 
 
 class Timeline(Data, frozen=True):
-    """Live bytes over one call, in stretches of equally many allocations and frees."""
+    """Live bytes over one call, in stretches with equal numbers of allocations and frees."""
 
     highest_bytes: list[int]
-    """The highest level in each stretch; the highest of all is the peak."""
+    """The most live bytes in each stretch; the maximum of all stretches is the peak."""
     phases: dict[str, int] = {}
-    """In which stretch each phase begins."""
+    """The index of the stretch in which each phase begins."""
 
 
 class Prediction(Costed, frozen=True):
-    """What one call of a case needs on a GPU that is not here."""
+    """The predicted memory, work and time of one call of a case on a GPU that this machine need not have."""
 
     gpu: str
-    """Name of the data sheet: ``h100``."""
+    """The name of the GPU's data sheet: ``h100``."""
     torch: str
-    """Whose operators: without its local part, ``2.13.0``."""
+    """The version of PyTorch whose operators were traced, without its local part: ``2.13.0``."""
     peak_bytes: Amount
-    """What the case needs at its worst moment, as ``Memory.peak_bytes`` is measured."""
+    """The most bytes alive at one moment of the call, the counterpart of the measured ``Memory.peak_bytes``."""
     held_bytes: Amount
-    """Of that, what was there before the call."""
+    """The bytes that were allocated before the call."""
     composition: dict[str, Amount]
-    """The peak by kind (``KINDS``)."""
+    """The peak's bytes by kind (``KINDS``), without kinds that have none."""
     at_peak: list[PeakPart]
-    """The same in detail, the largest first."""
+    """The peak's bytes by kind, module and operator, the largest part first."""
     timeline: Timeline | None = None
     saved: list[SavedTensors] = []
-    """The largest first."""
+    """The tensors saved for backward, the largest rows first."""
     parameters: Amount = 0
-    """How many numbers are trained or frozen: of all parameters that the callable has in its hands."""
+    """The number of elements of all parameters, trained and frozen, that the callable can reach."""
     layers: dict[str, Layers] = {}
-    """How many ``*`` stands for: ``{"blocks": 32}``."""
+    """The number of layers that ``*`` stands for in each stack: ``{"blocks": 32}``."""
     keeping_output_bytes: Amount | None = None
-    """The peak in a script in which the result of the call before is still alive, where that is more."""
+    """The peak in bytes of a script that keeps the previous call's result alive; None if the result holds no memory."""
     workspace_bytes: Amount = 0
-    """Estimate of what libraries (cuBLAS) hold beside that in the same allocator."""
+    """Estimate of the bytes that libraries (cuBLAS) hold in the same allocator, in addition to the peak."""
     allocated_bytes: Amount = 0
-    """Estimate of what ``torch.cuda.max_memory_allocated`` shows: workspaces too, and what is not cut off blocks."""
+    """Estimate of ``torch.cuda.max_memory_allocated``, in bytes: workspaces included, and remainders that the allocator
+    does not split off a block."""
     reserved_bytes: Amount = 0
-    """Estimate of what the caching allocator takes of the GPU for all that, fragmentation included."""
+    """Estimate of the bytes that the caching allocator reserves on the GPU, fragmentation included."""
     launches: Amount = 0
-    """Estimate of the kernels that are launched."""
+    """Estimate of the number of kernel launches."""
     bound_ns: Positive | None = None
-    """Lower bound: no shorter on that GPU, whatever its caches hold; None where nothing is known of its rates."""
+    """Lower bound of the call's time on the GPU in ns, whatever the GPU's caches hold; None if no operator has a bound
+    above 0."""
     roofline_ns: Positive | None = None
-    """The textbook's roofline, every operand and result through memory once; estimates are made from it."""
+    """The textbook's roofline time in ns: every operand and result passes through memory once. ``estimate_ns`` is made
+    from this time. None if no operator has one above 0."""
     estimate_ns: Positive | None = None
-    """With an efficiency that was measured on such a GPU."""
+    """Estimated time in ns: the roofline time divided by the efficiency of cases measured on such a GPU; None without
+    such measurements."""
     estimate_from: str | None = None
-    """Which measurements that rests on, in words."""
+    """The measurements on which ``estimate_ns`` rests, in words."""
     traced_layers: list[int] = []
-    """How many layers were run, where the rest was extrapolated; empty: all were."""
+    """The numbers of layers that were run, if the rest was extrapolated; empty if every layer was run."""
     fit: Fit | None = None
     notes: list[str] = []
-    """What is to be known of the prediction, in sentences."""
+    """Remarks on how the prediction was made and what the prediction leaves out, in sentences."""
     dry_run: DryRun | None = None
-    """Where it ran on CUDA with nothing computed. Then ``allocated_bytes``, ``reserved_bytes`` and ``launches`` are
-    what PyTorch's own allocator and launches came to, and no estimates; None: it was traced on fake tensors."""
+    """The counts of a dry run: the case ran on CUDA with nothing computed. ``allocated_bytes``, ``reserved_bytes`` and
+    ``launches`` are then counted in PyTorch's own allocator and launches. None: the case was traced on fake tensors."""
 
     @property
     def real(self) -> dict[str, int]:
-        """What a dry run counted and is gated; nothing of a trace on fake tensors."""
+        """The gated counts of a dry run, by quantity (``REAL``); empty for a trace on fake tensors."""
         dry = self.dry_run
         if dry is None:
             return {}
@@ -257,56 +266,56 @@ class Prediction(Costed, frozen=True):
 
     @property
     def place(self) -> str:
-        """What it is stored under."""
+        """The name under which the prediction is stored."""
         return place_of(self.gpu, dry_run=self.dry_run is not None)
 
     @property
     def saved_bytes(self) -> int:
-        """What is kept for backward and would not be there otherwise."""
+        """The bytes that are alive only because autograd saves them for backward."""
         return sum(one.size_bytes for one in self.saved)
 
 
 class PredictedBaseline(Costed, frozen=True):
-    """A prediction as it is stored: what is compared, and nothing that changes with an edit elsewhere in a file."""
+    """A prediction as it is stored for comparison, without what changes when a file is edited elsewhere."""
 
     torch: str
     recorded: str
-    """Date, ISO 8601."""
+    """The date of recording, ISO 8601."""
     peak_bytes: Amount
     held_bytes: Amount
     at_peak: list[PeakPart]
     saved_bytes: Amount = 0
     roofline_ns: Positive | None = None
-    """Not compared: with it, measured times of the same cases tell an efficiency."""
+    """The roofline time in ns. It is not compared: with measured times of the same cases it gives an efficiency."""
     saved: list[SavedTensors] = []
     layers: dict[str, Layers] = {}
     parameters: Parameters = {}
-    """The case's, not the model's."""
+    """The parameters of the test case; a model's parameters are counted in ``Prediction.parameters``."""
     real: dict[str, Amount] = {}
-    """What a dry run counted, by quantity (``Prediction.real``)."""
+    """The gated counts of a dry run, by quantity (``Prediction.real``)."""
     kernels: dict[str, Amount] = {}
-    """Its launches by kernel."""
+    """The dry run's launches by kernel."""
     commit: str | None = None
     reason: str | None = None
-    """Why it was saved, if that was said."""
+    """The reason given for saving the baseline, if one was given."""
 
 
 class PredictedCase(TierRecord, frozen=True, tag="predicted"):
-    """A prediction beside what its baseline holds."""
+    """A prediction, and the baseline that it is compared with, if there is one."""
 
     stands_in: ClassVar[bool] = True
 
     now: Prediction
     before: PredictedBaseline | None = None
     parameters: Parameters = {}
-    """The case's."""
+    """The parameters of the test case."""
 
     @property
     def place(self) -> str:
-        """What it is stored under."""
+        """The name under which the prediction is stored."""
         return self.now.place
 
     @property
     def variant(self) -> str:
-        """The GPU: predictions for two GPUs stand beside each other."""
+        """The GPU's name, so that predictions for two GPUs are shown side by side."""
         return self.now.gpu

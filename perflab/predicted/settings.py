@@ -1,4 +1,4 @@
-"""What a run is asked of predictions, and says of them before the first test."""
+"""The predicted tier's settings, and the line about predictions that a run prints before its first test."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class Predicting:
     """The predicted tier's part of the settings."""
 
     gpu: Gpu
-    """What cases are predicted for."""
+    """The GPU that cases are predicted for."""
     snapshots: bool
     """Whether the memory timeline of each prediction is written to a file."""
 
 
 def read(given: Given) -> Predicting:
-    """Read its options."""
+    """Read the predicted tier's options."""
     names_gpu = given.text("perf_dry_run") not in ("", HERE)
     gpu = given.value("perf_dry_run" if names_gpu else "perf_gpu", parse_gpu)
     return Predicting(gpu=gpu, snapshots=given.value("perf_snapshots", parse_flag))
 
 
 def place_asked_for(settings: Settings) -> str | None:
-    """Where all of a run's cases are to be predicted, ``h100-dry-run``; None: they are not."""
+    """Return the place (``h100-dry-run``) for which all of a run's cases are predicted; None if cases are measured."""
     if not settings.predict:
         return None
     return place_of(settings.part(Predicting).gpu.name, dry_run=settings.dry_run)
 
 
 def predicts_by_itself(settings: Settings) -> bool:
-    """Whether a case that does not fit this machine is predicted, though nobody asked: for want of a GPU.
+    """Whether a case that does not fit this machine is predicted without ``--perf-predict``, since there is no GPU.
 
-    A CPU that was asked for by name is what is to be measured.
+    If the user names the CPU as the device, cases are measured on the CPU.
     """
     from perflab.measure.devices import resolve_device
 
@@ -46,7 +46,7 @@ def predicts_by_itself(settings: Settings) -> bool:
 
 
 def announce(settings: Settings, cases: int) -> list[str]:
-    """What becomes of so many cases: all of them are predicted, or what is too much for this machine."""
+    """Return the line that says whether all cases are predicted, or those too large for this machine; else nothing."""
     gpu = settings.part(Predicting).gpu.name
     if settings.dry_run:
         return [f"perf: {format_count(cases, 'case')} run dry on {gpu}: CUDA without a GPU, nothing is computed"]

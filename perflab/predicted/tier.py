@@ -1,4 +1,4 @@
-"""The predicted tier, behind the protocol of ``tiers.py``: cases traced on fake tensors for a GPU."""
+"""The predicted tier under the protocol of ``tiers.py``: cases are traced on fake tensors for a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class PredictedTier(Tier):
     """Cases traced on fake tensors for a GPU.
 
-    It runs none by itself: one may turn into a prediction when it says what it needs, so measured cases ask for it.
+    The tier runs no cases by itself. A case may turn into a prediction when it states what it needs, so the code that
+    runs measured cases calls the prediction.
     """
 
     folder = "predicted-"

@@ -1,4 +1,4 @@
-"""Aligns what two calls of the same work did, by its names: which piece of one is which of the other. Pure."""
+"""Aligns the pieces of two calls of the same work by name: which piece of one is which piece of the other. Pure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
 
 STRANGER = -1
-"""Stands for a piece that the other call does not have at this place."""
+"""The place of a piece that has no counterpart in the other call."""
 _REACH = 400
-"""Cost beyond which two stretches are not taken for each other's: a search for more takes time with its square."""
+"""The greatest cost up to which a common continuation is searched for: the search time grows with the square of the
+cost."""
 _SHIFT = 2
-"""What each piece costs by which one stretch is longer. Layers repeat: to skip a whole one would always fit too."""
+"""Cost of each piece by which one skipped stretch is longer than the other. Layers repeat, so without this cost
+skipping a whole layer would always fit too."""
 _ALIKE = 8
-"""Names in a row that say that they do."""
+"""How many equal names in a row show that both calls go on alike."""
 _MOST_COMPARED = 300
-"""Pieces up to which a stretch in which they differ is compared piece by piece."""
+"""Length in pieces of the longest differing stretch that is compared piece by piece."""
 
 
 def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
-    """The place of each name among the others, or ``STRANGER``.
+    """Return the index of each name in ``others``, or ``STRANGER`` for a name without a counterpart.
 
-    Both go on alike but for a few stretches: an operator more in one of 20,000 moves all places behind it by one. Where
-    they do not go on alike soon, everything up to their common end is strange.
+    The sequences should differ in a few stretches only: one operator more among 20,000 moves all later indices by one.
+    If no common continuation is found within the cost limit, all names up to the common end are strangers, unless the
+    stretches are short enough to be compared piece by piece.
     """
-    if names == others:  # nearly always
+    if names == others:  # the case nearly always
         return list(range(len(names)))
     found = [STRANGER] * len(names)
     until, until_other = _common_end(names, others, found)
@@ -43,7 +46,7 @@ def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
 
 
 def _common_end(names: Sequence[Hashable], others: Sequence[Hashable], found: list[int]) -> tuple[int, int]:
-    """Fill in the end that both have, behind the beginning that both have; returns where it begins in each."""
+    """Match the common end of both sequences behind their common beginning; return where the end begins in each."""
     shorter = min(len(names), len(others))
     begin = next((at for at in range(shorter) if names[at] != others[at]), shorter)
     length = 0
@@ -54,7 +57,7 @@ def _common_end(names: Sequence[Hashable], others: Sequence[Hashable], found: li
 
 
 def _differ(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple[int, int]:
-    """How many of each to skip until they go on alike, at the least cost; all of them where they do not."""
+    """Return how many names of each to skip, at the least cost, until both go on alike; all names if none is found."""
     for cost in range(1, min(_REACH, (1 + _SHIFT) * (len(names) + len(others))) + 1):
         for shift in range(cost // (1 + _SHIFT) + 1):
             longer = cost - _SHIFT * shift

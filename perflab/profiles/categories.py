@@ -1,4 +1,4 @@
-"""Which category an operator's own time belongs to: by the operator, its phase and what runs beside it. Pure."""
+"""Determines the category of an operator's own time: by the operator, its phase and the operators around it. Pure."""
 
 from __future__ import annotations
 
@@ -43,30 +43,34 @@ _NO_WORK = re.compile(
     r"|stride|size|is_same_size|mT|mH|diagonal|unfold|broadcast_tensors|requires_grad_|_assert\w*)"
 )
 _NODE_OF_PYTORCH = re.compile(r"\w+Backward\d+")
-"""PyTorch numbers its nodes, ``MmBackward0``; those of a user's ``autograd.Function`` have no number."""
+"""Matches the names of PyTorch's own backward nodes, which end in a number: ``MmBackward0``. The name of a user's
+``autograd.Function`` has no number."""
 BACKWARD_SCOPE = 1
-"""``RecordScope::BACKWARD_FUNCTION``."""
+"""The value of PyTorch's ``RecordScope::BACKWARD_FUNCTION``."""
 _OF_CALLERS = ("products forward", "products backward", "attention", "embedding and loss")
-"""Categories that an operator has from what it calls, the first of them that there is. One that casts is no copy."""
+"""Categories that an operator takes over from the operators it calls, in order of precedence. An operator that casts
+its inputs is no copy, so ``copies`` is left out."""
 
 
 def categories(found: Sequence[Placed]) -> list[str]:
-    """The category of each operator's own time, in order.
+    """Return the category of each operator's own time, in the order of ``found``.
 
-    Attention that is written out is what its module does besides products with weights: a module that itself calls a
-    softmax and batched products. Times have no say: they differ from run to run.
+    A module that itself calls a softmax between two batched products computes written-out attention. The work of such a
+    module is attention, except for products with weights and norms. Measured times are not considered, since they
+    differ from run to run.
     """
     cores = _written_out(found)
     known: dict[int, str] = {}
-    for one in reversed(found):  # those that an operator calls come before it
+    for one in reversed(found):  # reversed: an operator's callees come before it
         known[id(one.call)] = _category(one, known, one.where.module in cores)
     return [known[id(one.call)] for one in found]
 
 
 def _written_out(found: Sequence[Placed]) -> set[str]:
-    """Modules with a softmax between two batched products, of which the second takes the softmax's result.
+    """Return the modules with a softmax between two batched products, the second of which takes the softmax's result.
 
-    The softmax of a router does not make attention of the products of its experts: they take something else.
+    The result is recognised by the last two sizes of its shape, if shapes are known. A router's softmax does not make
+    attention of its experts' products, which do not take the softmax's result.
     """
     with_products: set[str] = set()
     scores: dict[str, set[tuple[str, str]]] = {}
@@ -86,7 +90,7 @@ def _written_out(found: Sequence[Placed]) -> set[str]:
 
 
 def _last_two(shapes: str) -> set[tuple[str, str]]:
-    """The last two sizes of each tensor in ``8x512x64, 8x64x512``, or in ``[[8, 512, 64], [8, 64, 512]]``."""
+    """Return the last two sizes of each tensor in ``8x512x64, 8x64x512`` or in ``[[8, 512, 64], [8, 64, 512]]``."""
     return set((_SIZES_OF_NVTX if shapes.startswith("[") else _SIZES).findall(shapes))
 
 
@@ -125,7 +129,7 @@ def _category(one: Placed, known: dict[int, str], in_core: bool) -> str:
 
 @cache
 def _forward_of(name: str) -> str:
-    """``aten::mse_loss`` of its node in the backward, ``MseLossBackward0``, and a name that is no node's as it is."""
+    """Return the operator of a backward node, ``aten::mse_loss`` for ``MseLossBackward0``; other names unchanged."""
     node = name.removeprefix(NODE)
     if not _NODE_OF_PYTORCH.fullmatch(node):
         return name
@@ -133,5 +137,5 @@ def _forward_of(name: str) -> str:
 
 
 def category_without_place(name: str) -> str:
-    """That of an operator of which its name alone is known: an earlier call of the same work had none of that name."""
+    """Return the category of an operator known by name alone: the call recorded with places lacks the operator."""
     return "compiled code" if _COMPILED.fullmatch(name) else "other"

@@ -1,4 +1,4 @@
-"""What the profiler adds to the calls that it records."""
+"""Measures the time that the profiler adds to the calls it records."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ if TYPE_CHECKING:
 _CALLS = 200
 _ROUNDS = 9
 _WITHIN = 3.0
-"""Factor by which an event in real calls may cost more, or less, than in calls that do nothing."""
+"""The greatest factor by which an event's cost in real calls may exceed, or fall below, the cost in calls that do
+nothing."""
 _ERRORS = 2.0
-"""Standard errors from which on the calls tell what an event costs."""
+"""How many standard errors an event's cost in real calls must differ from the cost in calls that do nothing, to be
+used instead."""
 
 
 class Cost(NamedTuple):
-    """Time that recording takes."""
+    """The time that recording takes, in nanoseconds."""
 
     event_ns: float = 0.0
-    """Of an event."""
+    """Time to record one event."""
     side_ns: float = 0.0
-    """Of a side of a mark around the call or a phase: Python runs on both, before a range begins and after."""
+    """Time of one side of a mark around the call or a phase: Python runs on both sides of the moment at which a
+    range begins or ends."""
 
     def of(self, sums: Iterable[Sum]) -> float:
-        """What is in the time of these, of all calls together."""
+        """Return the recording time in nanoseconds that these sums, of all calls together, contain."""
         return sum(self.event_ns * one.events + self.side_ns * one.sides for one in sums)
 
     def as_seen(self, longer_ns: Sequence[float], calls: Sequence[Iterable[Sum]]) -> Cost:
-        """With the cost of an event in these calls, where they tell it: caches are colder there than in a loop.
+        """Return the cost with the cost of an event as seen in these calls, if it differs significantly from this one.
 
-        ``longer_ns``: by how much each profiled call took longer than the plain one beside it.
+        Caches are colder in real calls than in a loop that does nothing.
+
+        ``longer_ns`` is by how much each profiled call took longer than the plain call beside it; ``calls`` has the
+        sums of each profiled call.
         """
         counted = [list(call) for call in calls]
         events = [sum(one.events for one in call) for call in counted]
@@ -57,7 +63,7 @@ FREE = Cost()
 
 
 class _Empty(Workload):
-    """A call that does nothing, in as many phases."""
+    """A workload whose calls do nothing, with the given phases."""
 
     def __init__(self, spans: tuple[str, ...]) -> None:
         super().__init__(lambda: None, (), {})
@@ -69,7 +75,7 @@ class _Empty(Workload):
 
 
 def cost_of(spans: tuple[str, ...], *, backward: bool) -> Cost:
-    """What recording takes on this machine now, of calls that do next to nothing.
+    """Measure the cost of recording on this machine now, in calls that do next to nothing.
 
     Args:
         spans: the phase of each span of a call.
@@ -84,7 +90,7 @@ def cost_of(spans: tuple[str, ...], *, backward: bool) -> Cost:
 
 
 def _event_ns(*, backward: bool) -> float:
-    """Of one event: calls with the profiler, less calls without."""
+    """Measure the cost of one event in nanoseconds: the time of calls with the profiler minus that without."""
     import torch
 
     tensor = torch.ones(1)
@@ -98,7 +104,7 @@ def _event_ns(*, backward: bool) -> float:
     call: Callable[[], object] = forward_and_backward if backward else tensor.detach
 
     def once() -> float:
-        call()  # the first after something else is slower
+        call()  # the first call after other work is slower
         start_ns = clock.read_ns()
         for _ in range(_CALLS):
             call()

@@ -1,8 +1,8 @@
-"""The device's side of a profiled call: its time divided among kernels and the gaps between them. Pure functions.
+"""The device's side of a profiled call: its time divided among kernels and the gaps between kernels. Pure functions.
 
-Gaps are divided as Holistic Trace Analysis does (Meta, "Idle Time Breakdown"), with launches apart: the device waits
-for the host from the end of one kernel until the host launches the next, then for that call of CUDA, and what is left
-is the kernel's own delay. Each device has a timeline of its own.
+Gaps are divided as in Holistic Trace Analysis (Meta, "Idle Time Breakdown"), with launches counted separately. From the
+end of one kernel, the device waits for the host until the host begins to launch the next kernel, then until this call
+of CUDA ends; the rest is the kernel's own delay. Each device has a timeline of its own.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ class Kernel(NamedTuple):
     start_ns: int
     end_ns: int
     operator: int = 0
-    """Correlation of the operator that launched it; 0: none."""
+    """Correlation number of the operator that launched the kernel; 0: none."""
     launched_ns: int | None = None
-    """When the host began to launch it."""
+    """When the host began to launch the kernel; None: unknown."""
     launch_ended_ns: int | None = None
-    """When that call of CUDA had ended."""
+    """When the call of CUDA that launched the kernel had ended; None: unknown."""
     device: int = 0
     """The GPU's number in the process."""
     stream: int = 0
-    """That it runs in. Those of two streams may overlap."""
+    """The number of the stream in which the kernel runs. Kernels of two streams may overlap."""
     is_foreign: bool = False
-    """Whether a thread of the host launched it that the profiler does not follow: it is no work of the call's."""
+    """Whether a host thread that the profiler does not follow launched the kernel. Such a kernel is no work of the
+    call's."""
 
 
 _NOBODY = Known("", "other", "", Where())
@@ -45,15 +46,15 @@ def device_sums(
 ) -> dict[Key, Sum]:
     """Divide the time of each device among its kernels and the gaps between them.
 
-    Where several kernels of a device run at once, the time is divided among them evenly, so that all of it adds up.
-    Those of another thread have only the time in which none of the call's runs.
+    Time in which several kernels of a device run at once is divided evenly among these kernels, so that all times add
+    up. A kernel of another thread gets only time in which no kernel of the call runs.
 
     Args:
-        kernels: those of one call, and what other threads launched that runs meanwhile.
-        spans: of each device that has any, when the call begins there (its kernels of the call before have ended) and
-            when it ends. After its last kernel a device waits for the host.
-        known: what is known of an operator, by its correlation. Those that launch nothing have no time here: they
-            are counted, as PyTorch's own work.
+        kernels: the kernels of one call, and kernels of other threads that run at the same time.
+        spans: for each device that runs kernels, when the call begins on the device (the kernels of the call before
+            have ended) and when the call ends. After its last kernel a device waits for the host.
+        known: what is known of each operator, by its correlation number. An operator that launches nothing has no time
+            on the device; it is counted as PyTorch's own work.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
     seen: set[int] = set()
@@ -68,7 +69,7 @@ def device_sums(
     for kernel in kernels:
         begin_ns, until_ns = spans.get(kernel.device, (0, 0))
         if kernel.is_foreign and not begin_ns <= kernel.start_ns < until_ns:
-            continue  # it counts in the call before
+            continue  # a kernel counts in the call in which it starts
         total = sums[_key(kernel, known)]
         total.instances += 1
         if kernel.operator not in seen:  # an operator's work is done once, however many kernels do it
@@ -84,7 +85,7 @@ def _key(kernel: Kernel, known: Mapping[int, Known]) -> Key:
     if kernel.is_foreign:
         return Key(OTHER_THREAD, "", kernel.name, "", "", "", "", device=kernel.device)
     one = known.get(kernel.operator, _NOBODY)
-    category = "copies" if one.category == "dispatch" else one.category  # whatever it is for the host
+    category = "copies" if one.category == "dispatch" else one.category  # with a kernel, such an operator copies
     module, line, _ = one.where
     return Key(category, one.name, kernel.name, one.phase, module, line, one.shapes, one.within, kernel.device)
 
@@ -117,7 +118,10 @@ def _within(start_ns: int, moment_ns: int | None, end_ns: int) -> int:
 def _intervals(
     kernels: Sequence[Kernel], begin_ns: int, end_ns: int
 ) -> Iterator[tuple[int, int, list[Kernel], Kernel | None]]:
-    """Stretches of time in which the same kernels run; of one in which none does, the next of the call's, if any."""
+    """Yield stretches of time in which the same kernels run: start, end, these kernels, and the next kernel.
+
+    The next kernel is given for stretches without a kernel: the next one of the call's own, or None.
+    """
     waiting = sorted(kernels, key=lambda kernel: kernel.start_ns)
     ends = (at for one in kernels for at in (one.start_ns, one.end_ns))
     moments = sorted({begin_ns, end_ns, *(min(end_ns, max(begin_ns, at)) for at in ends)})

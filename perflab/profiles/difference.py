@@ -1,7 +1,7 @@
-"""Explains why one profile takes longer than another: what is called more often, and what takes longer. Pure.
+"""Explains why one profile takes longer than another: which operators run more often, and which take longer. Pure.
 
-What is called more or less often, or on other shapes, is a fact of the code: such parts come first, whatever the noise.
-A row that is called as often as before is named only if its change stands out of its spread.
+A change in how often an operator is called, or on which shapes, is a fact of the code: such parts come first, whatever
+the noise. A row that is called as often as before is named only if its change clearly exceeds its spread.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from perflab.profiles.wholes import wholes
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5
-"""Share of the gate's change by which the profiles may differ from it and still say anything of times."""
+"""The greatest difference between the profiles' change and the gate's, as a share of the gate's change, at which the
+profiles still explain times. If a greater share is left unexplained, most of the change is spread over many
+operators."""
 _OWN_REST = 0.1
-"""Share of it that may stay unexplained though the gate's interval is narrower: so much do two processes differ."""
+"""Share of the gate's change that may stay unexplained even if the gate's interval is narrower: two processes differ
+by as much."""
 _COMMON = 1.02
-"""From which ratio on operators have become slower as a whole."""
+"""The ratio of times above which operators have become slower as a whole."""
 _FEW_CALLS = 4
-"""Of fewer profiled calls a spread says nothing: what is no fact of the code is not named."""
+"""The least number of profiled calls whose spread is meaningful. With fewer calls, only facts of the code are named."""
 _SMALL = 0.05
-"""Share of the change below which a fact of the code explains nothing of it."""
+"""Share of the change below which a part does not explain the change and is listed last."""
 
 
 def explain(
@@ -34,13 +37,14 @@ def explain(
     change_ns: float | None,
     interval_ns: tuple[float, float] | None = None,
 ) -> Explanation:
-    """What makes ``head`` slower than ``base``.
+    """Explain what makes ``head`` slower than ``base``.
 
     Args:
         base, head: profiles of one case.
-        against: the base, as people call it.
-        change_ns: how much longer a call takes by the gate's own measurement; None: its time is not the matter.
-        interval_ns: the interval of that change, from least to most; None: it has none.
+        against: the name of the base in texts.
+        change_ns: how much longer a call takes by the gate's own measurement; None: another metric than time is
+            explained.
+        interval_ns: the interval of ``change_ns``, from least to most; None: the change has no interval.
     """
     base, head = _seen_alike(base, head)
     problem = None
@@ -51,7 +55,7 @@ def explain(
     (before, plain_before), (now, plain_now) = _without_plain(base), _without_plain(head)
     facts = facts_of(before, now)
     known = {one.key for one in facts}
-    called = {  # where it is called from another line too, that one is what is new
+    called = {  # the cause is a line that the base lacks, if there is one
         name: next((line for line in reversed(lines) if line not in base.called.get(name, [])), lines[-1])
         for name, lines in head.called.items()
         if lines
@@ -79,7 +83,7 @@ def explain(
         if min(base.calls, head.calls) >= _FEW_CALLS:
             longer = [*slower(before, now, known, whole_ns, common), *(part for part, _ in plain if not part.more)]
             parts += sorted(longer, key=lambda part: -part.change_ns)
-        parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # true, and not what takes the time: last
+        parts.sort(key=lambda part: part.change_ns < _SMALL * whole_ns)  # facts that do not take the time: last
         if not any(part.change_ns >= _SMALL * whole_ns for part in parts) and common > _COMMON:
             problem = (
                 f"all operators take longer alike (about {100 * (common - 1):+.0f}%): the machine, its threads or "
@@ -113,16 +117,17 @@ def explain(
 
 
 def _without_plain(profile: Profile) -> tuple[dict[Key, Total], list[ProfileRow]]:
-    """The totals of a profile but for plain Python, and the rows of that."""
+    """Return the totals of a profile without plain Python, and the rows of plain Python."""
     plain = [row for row in profile.rows if row.is_plain]
     return totals_of(row for row in profile.rows if not row.is_plain), plain
 
 
 def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
-    """Both profiles without rows that cannot be compared.
+    """Return both profiles without the rows that cannot be compared.
 
-    Lines of plain Python go where only one profile watched them. On a GPU operators that launch nothing follow from
-    what is done on the device, and go where operators that launch changed.
+    Lines of plain Python are not named unless both profiles watched lines. On a GPU, operators that launch nothing
+    follow from the work on the device, so the rows of such operators are dropped if operators that launch kernels
+    changed.
     """
     if not (base.has_plain and head.has_plain):
         base, head = _with_plain_unnamed(base), _with_plain_unnamed(head)
@@ -133,14 +138,14 @@ def _seen_alike(base: Profile, head: Profile) -> tuple[Profile, Profile]:
 
 
 def _with_plain_unnamed(profile: Profile) -> Profile:
-    """The profile with the time of lines of plain Python in ``python``, and without their calls."""
+    """Return the profile with the time of plain Python lines under ``python``, and without rows of their calls."""
     rows = [changed(row, operator="", line="", code="") if row.is_plain else row for row in profile.rows]
     rows = [row for row in rows if row.category != PYTHON or not row.within]
     return changed(profile, rows=rows, has_plain=False)
 
 
 def _interval(change_ns: float, given_ns: tuple[float, float] | None) -> tuple[float, float]:
-    """Between which changes parts explain this one."""
+    """Return the least and the greatest sum of parts, in nanoseconds, that explains a change."""
     own_ns = _OWN_REST * abs(change_ns)
     least_ns, most_ns = given_ns or (change_ns, change_ns)
     return min(least_ns, change_ns - own_ns), max(most_ns, change_ns + own_ns)
@@ -151,7 +156,7 @@ def _outside(value_ns: float, least_ns: float, most_ns: float) -> bool:
 
 
 def _of_one_device(profile: Profile) -> Profile:
-    """The mean of its devices: all of them together have several times the time of a call."""
+    """Return the mean of a profile's devices, whose times together are several times the time of a call."""
     if profile.devices == 1:
         return profile
     rows = [
@@ -162,6 +167,6 @@ def _of_one_device(profile: Profile) -> Profile:
 
 
 def _not_kept(base: Profile) -> str:
-    """Why a count that became worse has no cause."""
+    """Return why no cause was found for a count that became worse."""
     lacks = "; CUDA's calls are not known of both" if base.device != "cpu" and not base.cuda_calls else ""
     return f"no operator is called more often: a profile does not keep what this count counts{lacks}"

@@ -1,4 +1,4 @@
-"""Events of a profiler, nested as they were called. Pure functions; times are nanoseconds."""
+"""Events of the profiler, each nested in the event that called it. Pure functions; times are nanoseconds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from operator import attrgetter
 from typing import NamedTuple
 
 RANGE_SCOPE = 7
-"""``RecordScope::USER_SCOPE``: a range that somebody opened by name."""
+"""The value of PyTorch's ``RecordScope::USER_SCOPE``: a range that somebody opened by name."""
 NODE = "autograd::engine::evaluate_function: "
-"""How the engine names the frame around each backward node."""
+"""The beginning of the name that the autograd engine gives the frame around each backward node."""
 CALL, PHASE = "perflab: profiled call", "perflab: phase "
-"""Our own ranges around a call, and around each of its phases."""
+"""Names of perflab's ranges: around a call, and, as the beginning of a name, around each phase of the call."""
 COMPILED_GRAPH, COMPILED_REGION = "compiled graph", "Torch-Compiled Region"
 _GRAPH = "## Call CompiledFxGraph "
 
 
 class Event(NamedTuple):
-    """What the profiler recorded of one thing that happened on the host."""
+    """One event on the host as the profiler recorded it: an operator, a range or a backward node."""
 
     name: str
     start_ns: int
@@ -27,16 +27,17 @@ class Event(NamedTuple):
     scope: int = 0
     correlation: int = 0
     sequence: int = -1
-    """Autograd's number: of a forward operator that of the node which it makes next, of a backward node its own."""
+    """Autograd's sequence number: for a forward operator that of the node which it makes next, for a backward node
+    its own."""
     forward_thread: int = 0
-    """Of a backward node, the thread that made it; 0: this is no backward."""
+    """The thread that made a backward node; 0: the event is no backward node."""
     shapes: str = ""
     flops: int = 0
 
 
 @dataclass(slots=True)
 class Call:
-    """An event with what it called."""
+    """An event with the calls that it made."""
 
     event: Event
     children: list[Call] = field(default_factory=list)
@@ -49,26 +50,26 @@ class Call:
 
     @property
     def is_range(self) -> bool:
-        """Whether it is a named range, in which Python runs, and no operator."""
+        """Whether the event is a named range, in which Python runs, and no operator."""
         return self.event.scope == RANGE_SCOPE
 
     @property
     def is_mark(self) -> bool:
-        """Whether it is the range that perflab opens around a call, or around one of its phases."""
+        """Whether the event is the range that perflab opens around a call, or around one of the call's phases."""
         return self.is_range and self.name.startswith((CALL, PHASE))
 
     @property
     def total_ns(self) -> int:
-        """With everything that it called."""
+        """The event's time, including the time of the calls that it made."""
         return self.event.end_ns - self.event.start_ns
 
     @property
     def self_ns(self) -> int:
-        """Without."""
+        """The event's own time, without the time of the calls that it made."""
         return self.total_ns - sum(child.total_ns for child in self.children)
 
     def walk(self) -> Iterator[Call]:
-        """This and everything below, in order of time."""
+        """Yield this call and all calls below it, in order of time."""
         waiting = [self]
         while waiting:
             call = waiting.pop()
@@ -76,7 +77,7 @@ class Call:
             waiting.extend(reversed(call.children))
 
     def above(self) -> Iterator[Call]:
-        """What called it, the innermost first."""
+        """Yield the callers of this call, the innermost first."""
         call = self.parent
         while call is not None:
             yield call
@@ -84,10 +85,10 @@ class Call:
 
 
 def name_and_scope(name: str, scope: int) -> tuple[str, int]:
-    """Those of an event as they came, but for compiled code.
+    """Return an event's name and scope, replaced for compiled code by ones that do not change.
 
-    PyTorch names its graphs with a hash that every edit changes, and its regions in the order of compilation. Where
-    shapes are recorded, a graph is a range, and otherwise an operator.
+    PyTorch names a compiled graph by a hash that changes with every edit, and a compiled region by the order of
+    compilation. If shapes are recorded, PyTorch records a graph as a range, and otherwise as an operator.
     """
     if name.startswith(_GRAPH):
         return COMPILED_GRAPH, 0
@@ -95,11 +96,14 @@ def name_and_scope(name: str, scope: int) -> tuple[str, int]:
 
 
 def nested(events: Iterable[Event]) -> list[Call]:
-    """The outermost calls of one thread. An event that outlives its caller by a clock's tick ends with it."""
+    """Return the outermost calls of one thread, with all calls nested in them.
+
+    An event that outlives its caller, by a tick of the clock, is cut at the caller's end.
+    """
     roots: list[Call] = []
     open_calls: list[Call] = []
     outer_first = sorted(events, key=attrgetter("end_ns"), reverse=True)
-    for event in sorted(outer_first, key=attrgetter("start_ns")):  # stable: of those that begin at once the longest
+    for event in sorted(outer_first, key=attrgetter("start_ns")):  # stable: of simultaneous events, the longest first
         while open_calls and open_calls[-1].event.end_ns <= event.start_ns:
             open_calls.pop()
         parent = open_calls[-1] if open_calls else None
@@ -112,6 +116,6 @@ def nested(events: Iterable[Event]) -> list[Call]:
 
 
 def shown_shapes(shapes: Sequence[Sequence[int]]) -> str:
-    """Those of tensors, the first three of them: ``512x256, 256x768``."""
+    """Format the shapes of tensors, the first three of them: ``512x256, 256x768``. Empty shapes are left out."""
     tensors = ["x".join(map(str, shape)) for shape in shapes if shape]
     return ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")

@@ -23,38 +23,38 @@ from perflab.units import format_bytes, format_count, format_ns, format_signed
 from perflab.user_lines import CALLERS, with_callers
 
 _MODULES = 3
-"""That are named of those that are computed again."""
+"""How many modules a row names; the other modules are counted."""
 _LINES = 2
-"""Further lines of an edit that are named."""
+"""How many further lines of an edit a row names."""
 _ON = {SAME: " at the same shapes", VARY: " on inputs that vary"}
 _RESOLUTION = 0.001
-"""Share of the change below which what is unexplained is none."""
+"""Share of the change up to which an unexplained rest is left out."""
 MOST = 5
-"""Parts in the text; the results file has all of them."""
+"""The greatest number of parts in the text; the results file has all parts."""
 IN_ALL = "in all"
 
 
 class Row(NamedTuple):
-    """A line of an explanation."""
+    """One row of an explanation."""
 
     amount: str
-    """``+3.1 ms``; empty where only calls are known."""
+    """The change with sign and unit, ``+3.1 ms``; empty if only numbers of calls are known."""
     text: str
 
 
 def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[str]:
-    """The rows of an explanation, each as one text."""
+    """Return the rows of an explanation, each as one line of text."""
     return [f"{row.amount} {row.text}".lstrip() for row in explanation_rows(found, timed=timed, most=most, brief=brief)]
 
 
 def explanation_rows(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[Row]:
-    """The most likely cause, then what else changed, and the sum of both.
+    """Return the rows of an explanation: the most likely cause, the other changes, and their sum.
 
     Args:
         found: the explanation.
-        timed: whether time became worse; if not, the rows have calls and no times.
-        most: parts that are shown, besides what is left of the change.
-        brief: leave out what else changed in number beside the operator that leads a part.
+        timed: whether time became worse; if not, the rows have numbers of calls and no times.
+        most: the greatest number of parts that are shown, besides the unexplained rest.
+        brief: leave out the operators and lines that changed in number beside the operator that leads a part.
     """
     on_device = [part for part in found.parts if part.category != ON_HOST]
     host = [part for part in found.parts if part.category == ON_HOST]
@@ -87,18 +87,24 @@ def _sum(rows: Sequence[Row], amount: str) -> list[Row]:
 
 
 def _shown(parts: Sequence[Part], most: int) -> list[Part]:
-    """The first, which is the most likely cause, and of the others the largest, in their order."""
+    """Return the first part, the most likely cause, and the largest of the other parts, in their given order."""
     largest = sorted(range(1, len(parts)), key=lambda at: -abs(parts[at].change_ns))[: max(0, most - 1)]
     return [parts[at] for at in [0, *sorted(largest)]] if parts and most else []
 
 
 def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[str]:
-    """The same of memory: ``+64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``."""
+    """Return the rows of a peak's explanation, each as one line of text.
+
+    An example is ``+64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``.
+    """
     return [f"{row.amount} {row.text}".lstrip() for row in peak_rows(found, most=most, callers=callers)]
 
 
 def peak_rows(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[Row]:
-    """``most`` changes of a peak, each with so many ``callers`` of its line, ``net.py:9 < train.py:5``, and the sum."""
+    """Return rows for the first ``most`` changes of a peak, for the rest of the changes, and for the sum.
+
+    Each row has up to ``callers`` callers of its line: ``net.py:9 < train.py:5``.
+    """
     if not found.parts:
         return [Row("", found.problem or "nothing that the profiler records differs at the peak")]
     rows = [Row(format_signed(part.change_bytes, format_bytes), _blocks(part, callers)) for part in found.parts[:most]]
@@ -115,7 +121,7 @@ def _blocks(part: PeakChange, callers: int) -> str:
     where = f" in {part.module}" if part.module else ""
     line = f" ({with_callers(part.line, part.stack, callers)})" if part.line else ""
     if part.category == LET_GO:
-        # What is let go counts below zero: one block less makes the peak higher.
+        # Blocks that are let go have negative sizes: one block less makes the peak higher.
         less = "less" if part.change_bytes > 0 else "more"
         return f"{less} let go before the peak{of}{where}{line}"
     if part.category == KEPT_BEFORE:
@@ -128,7 +134,7 @@ def _blocks(part: PeakChange, callers: int) -> str:
 
 
 def _what(part: Part, *, brief: bool) -> str:
-    # Of a backward, the line may be that of the forward.
+    # The line of an operator in the backward may be a line of the forward.
     phases = "" if part.moved_from and part.module else " and ".join(part.phases)
     of = f"the {phases} of {part.module}" if len(part.phases) == 1 else f"{part.module} ({phases})"
     where = f" in {of if part.module and phases else part.module or phases}" if part.module or phases else ""
@@ -173,7 +179,7 @@ def _what(part: Part, *, brief: bool) -> str:
 
 
 def _of_python(part: Part, *, brief: bool) -> str:
-    """``200 more calls of json.dumps in encode (data.py:16; 200 instead of 0)``."""
+    """Describe a part of plain Python: ``200 more calls of json.dumps in encode (data.py:16; 200 instead of 0)``."""
     before, now = part.often
     line = f"{part.line}; {now:g} instead of {before:g}" if part.more else part.line
     where = f" in {part.module}{f' ({line})' if line else ''}"
@@ -204,7 +210,7 @@ def _many(more: float) -> str:
 
 
 def _listed(modules: Sequence[str]) -> str:
-    """The first of them by name."""
+    """Join the names of the first modules, and the number of the other modules."""
     left = len(modules) - _MODULES
     *first, last = modules if left <= 0 else [*modules[:_MODULES], format_count(left, "more module")]
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,8 +1,9 @@
-"""One profiled call for other tools: a Chrome trace for Perfetto, and folded stacks for flame graphs. Pure.
+"""Exports one profiled call for other tools: a Chrome trace for Perfetto, and folded stacks for flame graphs. Pure.
 
-The trace is the format that ``chrome://tracing`` and https://ui.perfetto.dev read ("Trace Event Format", complete
-events, times in microseconds). Folded stacks are one line a stack with its own time in nanoseconds, as Brendan Gregg's
-``flamegraph.pl`` and speedscope read them: phase, the user's ranges, module, then operators from the outermost on.
+The trace has the format that ``chrome://tracing`` and https://ui.perfetto.dev read ("Trace Event Format", complete
+events, times in microseconds). Folded stacks are one line for each stack with the stack's own time in nanoseconds, as
+Brendan Gregg's ``flamegraph.pl`` and speedscope read them. A stack has the phase, the user's ranges, the module, then
+operators from the outermost on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _HOST = 0
 
 
 def chrome_trace(roots: Sequence[Call], kernels: Sequence[Kernel], known: Mapping[int, Known]) -> str:
-    """The call as a Chrome trace: a track for each thread of the host and for each stream of a device.
+    """Return the call as a Chrome trace in JSON: a track for each thread of the host and for each stream of a device.
 
     ``roots`` are the outermost calls of each thread; ``known`` is by ``id`` of a call.
     """
@@ -86,7 +87,10 @@ def _event(name: str, start_ns: int, length_ns: int, process: int, thread: int, 
 
 
 def folded_stacks(roots: Iterable[Call], known: Mapping[int, Known]) -> str:
-    """The host's own time by stack; the engine's frames of a backward stand within their phase and module."""
+    """Return the own time of the host's calls as folded stacks, one line for each stack, in nanoseconds.
+
+    Frames of the autograd engine stand within the phase and module of their operators.
+    """
     sums: dict[str, int] = defaultdict(int)
     for root in roots:
         for call in root.walk():
@@ -96,7 +100,10 @@ def folded_stacks(roots: Iterable[Call], known: Mapping[int, Known]) -> str:
 
 
 def _stack(call: Call, known: Mapping[int, Known]) -> Iterator[str]:
-    """Phase, the user's ranges, module, then operators and what ranges there are within these."""
+    """Yield a call's stack: phase, the user's ranges, module, then the operators and the ranges within operators.
+
+    A stack that ends in a range has the frame ``python`` at its end.
+    """
     chain = [*reversed([*call.above()]), call]
     place = next((known[id(one)] for one in reversed(chain) if id(one) in known), None)
     phases = [one.name.removeprefix(PHASE) for one in chain if one.name.startswith(PHASE)]
@@ -116,5 +123,5 @@ def _stack(call: Call, known: Mapping[int, Known]) -> Iterator[str]:
 
 
 def _frame(name: str) -> str:
-    """A name as one frame: without what ends a frame or a line, and not empty."""
+    """Return a name as one frame: without the characters that end a frame or a line, and never empty."""
     return " ".join(name.replace(";", ":").split()) or "(no name)"

@@ -1,4 +1,4 @@
-"""What the code of one profile does otherwise: operators more or less often, or on other shapes. Pure."""
+"""Facts of the code: operators that are called more or less often than in another profile, or on other shapes. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from perflab.profiles.new_calls import Calls, Place, Shifts, Unmatched, same_cal
 from perflab.profiles.records import SAME, UNNAMED, VARY, ProfileRow
 
 _WHOLE = 0.02
-"""How far a mean number of calls may be from a whole number: work that is not the same in each call has no such one."""
+"""How far a mean number of calls may be from a whole number if the work is the same in each call."""
 HALF = 0.5
-"""Of a call: fewer more of an operator is none. Of the further calls: the share that a caller must make to be named."""
+"""The change in an operator's number of calls up to which it is called as often as before. Also the share of the
+further calls that a caller must exceed to be named."""
 
 
 @dataclass
 class Total:
-    """One operator in one module and phase of a profile."""
+    """The sums of one operator in one module and phase of a profile."""
 
     instances: float = 0.0
     time_ns: float = 0.0
@@ -29,7 +30,7 @@ class Total:
     within: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, row: ProfileRow) -> None:
-        """One row of it."""
+        """Add one row of the operator."""
         self.instances += row.instances
         self.time_ns += row.time_ns
         self.spread_ns = hypot(self.spread_ns, row.spread_ns)
@@ -43,16 +44,19 @@ class Total:
 
     @property
     def line(self) -> str:
-        """That which takes most of its time."""
+        """The line that takes most of the operator's time."""
         return _longest(self.calls)
 
     @property
     def varies(self) -> bool:
-        """Whether it is called on other shapes, or another number of times, from call to call."""
+        """Whether the operator is called on other shapes, or another number of times, from call to call."""
         return not all(is_whole(often) for often in (self.instances, *self.shapes.values()))
 
     def inputs_of(self, before: Total) -> str:
-        """Whether they are those of ``before``, of which no fact is known: that they are the same, or vary."""
+        """Compare the operator's inputs with those of ``before``, an operator of which no fact is known.
+
+        Return ``VARY`` if shapes or numbers of calls vary, ``SAME`` if shapes are known and equal, or else ``""``.
+        """
         if self.varies or before.varies:
             return VARY
         is_known = any(self.shapes) or any(before.shapes)
@@ -60,29 +64,29 @@ class Total:
 
 
 Key = tuple[str, str, str]
-"""Operator, module, phase."""
+"""An operator's name, module and phase."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is otherwise of one operator in one module and phase, and on one line where that is known."""
+    """A change in the calls of one operator in one module and phase, and on one line if the line is known."""
 
     key: Key
     more: float
-    """How many more calls; 0: as many."""
+    """How many more calls, negative for fewer; 0: as many as before."""
     change_ns: float
     category: str
     line: str
-    """In the version that has more of these calls."""
+    """The operator's line in the version that has more of these calls."""
     spot: str
-    """Where that line stands now."""
+    """The line's place in the current version."""
     shapes: str = ""
     within: str = ""
-    """The operator that calls it, where most of the change in number is within that one."""
+    """The operator that makes most of the further, or missing, calls; ``""``: none."""
 
 
 def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
-    """The rows of a profile by operator, module and phase."""
+    """Sum the rows of a profile by operator, module and phase."""
     found: dict[Key, Total] = {}
     for row in rows:
         name = row.operator or (row.category if row.category in UNNAMED else row.kernel or row.category)
@@ -91,22 +95,22 @@ def totals_of(rows: Iterable[ProfileRow]) -> dict[Key, Total]:
 
 
 def facts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> list[Change]:
-    """All of them, in no order that means anything."""
+    """Return all facts of the code in which two profiles differ, in no particular order."""
     shifts = shifts_of(before, now)
     return [one for key in {**before, **now} for one in _facts(key, before.get(key), now.get(key), shifts)]
 
 
 def shifts_of(before: Mapping[Key, Total], now: Mapping[Key, Total]) -> Shifts:
-    """Where lines of the one stand in the other."""
+    """Return where lines of the profile before stand in the profile now."""
     both = [key for key in before if key in now]
     return Shifts(pair for key in both for pair in same_calls(before[key].calls, now[key].calls))
 
 
 def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) -> Iterator[Change]:
-    """What the code does otherwise: an operator more or less often, or on other shapes."""
+    """Yield the changes of one operator: it is called more or less often, or on other shapes."""
     old, new = before or Total(), now or Total()
     if key[0] in UNNAMED or not all(is_whole(one.instances) for one in (old, new)):
-        return  # not the same in each call: logging every few steps, say
+        return  # the work differs from call to call, such as logging every few steps
     more, apart = new.instances - old.instances, _apart(old, new, shifts)
     if abs(more) > HALF:
         by_line = apart.by_line(shifts)
@@ -130,7 +134,10 @@ def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) ->
 
 
 def _caller(old: Total, new: Total, more: float, shifts: Shifts, spot: str | None) -> str:
-    """What most of the further calls on a line are within. ``spot``: where that stands now; None: any line."""
+    """Return the operator that makes most of the further calls on a line; ``""`` if there is none.
+
+    ``spot`` is where the line stands now; None: calls on any line count.
+    """
     callers: dict[str, float] = defaultdict(float)
     for (line, name), often in new.within.items():
         callers[name] += often if spot in (None, line) else 0.0
@@ -141,7 +148,7 @@ def _caller(old: Total, new: Total, more: float, shifts: Shifts, spot: str | Non
 
 
 def _apart(old: Total, new: Total, shifts: Shifts) -> Unmatched:
-    """What only one of them has. Where shapes vary from call to call, they tell no calls apart."""
+    """Return the calls that only one of two totals has. Shapes that vary from call to call are ignored."""
     before, now = (_without_shapes(one) if old.varies or new.varies else one.calls for one in (old, new))
     return unmatched(before, now, shifts)
 
@@ -155,7 +162,7 @@ def _without_shapes(total: Total) -> dict[Place, Calls]:
 
 
 def _longest(calls: Mapping[Place, Calls]) -> str:
-    """The line that takes most of their time."""
+    """Return the line on which these calls take most time."""
     lines: dict[str, float] = defaultdict(float)
     for (_, line), one in calls.items():
         lines[line] += one.time_ns
@@ -163,12 +170,15 @@ def _longest(calls: Mapping[Place, Calls]) -> str:
 
 
 def is_whole(often: float) -> bool:
-    """Whether a mean number of calls can be that of each call."""
+    """Whether a mean number of calls is so close to a whole number that it can be the number in each call."""
     return abs(often - round(often)) <= _WHOLE
 
 
 def _more_shapes(one: Total, other: Total) -> set[str]:
-    """Shapes on which one is called more often than the other in each call: where they vary, the mean is not whole."""
+    """Return the shapes on which ``one`` is called more often than ``other`` in each call.
+
+    A mean number of calls that is not whole shows shapes that vary from call to call, which are left out.
+    """
     both = {shapes: (one.shapes[shapes], other.shapes.get(shapes, 0.0)) for shapes in one.shapes if shapes}
     return {
         shapes

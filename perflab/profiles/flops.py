@@ -1,4 +1,4 @@
-"""Multiplications and additions of an operator, by its inputs' shapes; and which operator that it calls does them."""
+"""FLOPs of an operator by its inputs' shapes, and which of the operators that it calls takes the time for them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 from perflab.profiles.events import Call
 
 _WORKER = re.compile(r"aten::\w*(conv|attention|mm)\w*")
-"""Operators that may do the work of one that calls them: ``aten::convolution`` has ``aten::cudnn_convolution``."""
+"""Matches operators that may do the work of their caller, as ``aten::cudnn_convolution`` does for
+``aten::convolution``."""
 
 
 def flops_of(name: str, shapes: Sequence[Sequence[int]], values: Sequence[Any] = ()) -> int:
-    """FLOPs of one call; 0 where nothing is known. Causal attention counts whole, as in PyTorch's own counter.
+    """Return the FLOPs of one call of an operator; 0 if no formula is known.
 
-    ``shapes`` and ``values`` are of its arguments in order: shapes are empty for what is no tensor, and convolutions
-    need the values of what is none.
+    Causal attention counts whole, as in PyTorch's own counter.
+
+    ``shapes`` and ``values`` are of the operator's arguments in order. An argument that is no tensor has an empty
+    shape; convolutions need the values of such arguments.
     """
     namespace, _, base = name.partition("::")
     if namespace != "aten":
@@ -35,14 +38,14 @@ def flops_of(name: str, shapes: Sequence[Sequence[int]], values: Sequence[Any] =
 
 
 def flops_where_done(calls: Sequence[Call]) -> dict[int, int]:
-    """FLOPs by ``id`` of the call whose time they take: of the innermost products that an operator calls, or its own.
+    """Return FLOPs by ``id`` of the call whose time they take: an operator's innermost products, or the operator.
 
-    An operator may have others compute what it is known to compute. On a GPU these launch the kernels. So what the
-    outermost one computes counts, and it counts for those.
+    An operator may call others to compute its result, and on a GPU those launch the kernels. So only the FLOPs of the
+    outermost operator are counted, and they are divided evenly among the innermost products.
     """
     found: dict[int, int] = {}
     within: set[int] = set()
-    for call in calls:  # each comes after its caller
+    for call in calls:  # each call comes after its caller
         if not call.event.flops or id(call) in within:
             continue
         below = [one for one in call.walk() if one is not call]
@@ -58,7 +61,10 @@ def _has_worker(call: Call) -> bool:
 
 
 def _of_convolution(shapes: Sequence[Sequence[int]], values: Sequence[Any]) -> int:
-    """``aten::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)``."""
+    """Return the FLOPs of a convolution.
+
+    ``aten::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)``
+    """
     inputs, weight = shapes[:2]
     strides, paddings, dilations, transposed = values[3:7]
     steps = inputs[2:]
@@ -73,10 +79,12 @@ def _of_convolution(shapes: Sequence[Sequence[int]], values: Sequence[Any]) -> i
 
 
 def _of_its_backward(shapes: Sequence[Sequence[int]], values: Sequence[Any]) -> int:
-    """Each of the gradients of input and weight costs what the forward did; the bias's is a sum.
+    """Return the FLOPs of a convolution's backward: the gradients of input and weight each cost what the forward did.
 
-    ``aten::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed,
-    output_padding, groups, output_mask)``
+    The gradient of the bias is a sum and counts nothing.
+
+    ``aten::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+    groups, output_mask)``
     """
     gradient, inputs, weight = shapes[:3]
     transposed, wanted = values[7], values[10]
@@ -85,7 +93,10 @@ def _of_its_backward(shapes: Sequence[Sequence[int]], values: Sequence[Any]) -> 
 
 
 def _of_steps(inputs: Sequence[int], weight: Sequence[int], steps: Sequence[int]) -> int:
-    """The whole weight is applied at each step of each item of the batch: its shape has groups taken off already."""
+    """Return the FLOPs of a convolution that applies its whole weight at each step of each item of the batch.
+
+    The channels in the weight's shape are already divided by the number of groups.
+    """
     return 2 * inputs[0] * prod(steps) * prod(weight)
 
 

@@ -1,4 +1,4 @@
-"""What a callable holds before it runs, by what it is for and by module: parameters, gradients, optimizer state."""
+"""Memory that a callable holds before it runs, by module and by use: parameters, gradients, optimizer state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torch.device) -> dict[int, PeakPart]:
-    """The storages of these objects, each once, by address; they add up to ``held_bytes``.
+    """Return the storages of these objects on the device, each once, by address; their sizes add up to ``held_bytes``.
 
-    ``names`` are of modules, by ``id``.
+    ``names`` are the names of modules, by ``id``.
     """
     sizes = held_storages(found, device)
     owners: dict[int, tuple[str, str]] = {}
@@ -29,7 +29,7 @@ def held_by_address(found: Sequence[Any], names: Mapping[int, str], device: torc
 
 
 def _of_modules(found: Sequence[Any], names: Mapping[int, str]) -> Iterator[tuple[str, str, Any]]:
-    """Category, module and tensor; parameters first, since a tensor may be several things."""
+    """Yield category, module name and tensor; parameters come first, since one tensor may be in several categories."""
     import torch
     from torch import nn
 

@@ -16,7 +16,7 @@ from perflab.profiles.records import DISPATCH, PYTHON
 
 
 class Known(NamedTuple):
-    """What is known of an operator besides its time."""
+    """The properties of an operator besides its time: category, place, shapes and FLOPs."""
 
     name: str
     category: str
@@ -25,15 +25,16 @@ class Known(NamedTuple):
     shapes: str = ""
     flops: int = 0
     within: str = ""
-    """The outermost operator that this one runs within."""
+    """The outermost operator that this operator runs within; ``""``: none."""
     is_part: bool = False
-    """Whether it runs within another operator of its category."""
+    """Whether the operator runs within another operator of its category."""
     entries: int = 1
-    """How often the profiler records one call: autocast casts, and then calls the operator that it stands before."""
+    """How many events the profiler records for one call: autocast casts the inputs and then calls the operator
+    again."""
 
 
 class Key(NamedTuple):
-    """What makes pieces of work equal: fields of their row in a profile."""
+    """The fields of a profile's row in which equal pieces of work agree."""
 
     category: str
     operator: str
@@ -50,22 +51,23 @@ class Key(NamedTuple):
 
 @dataclass
 class Sum:
-    """What equal pieces came to in one call."""
+    """The sums of equal pieces of work in one call."""
 
     instances: float = 0
     time_ns: float = 0.0
     flops: int = 0
     events: int = 0
-    """Recorded within that time: the profiler's cost of each is in it."""
+    """How many events were recorded within ``time_ns``, which includes the profiler's cost of each."""
     sides: int = 0
-    """Of marks around the call and its phases: each begin and each end has one side within the mark, one outside."""
+    """How many sides of marks around the call and its phases lie within ``time_ns``. Each begin and each end of a
+    mark has one side within the mark and one outside."""
 
 
 def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known], int]:
-    """What is known of each operator of another call of the same work, and how many of them are strangers.
+    """Return what is known of each operator of another call of the same work, and the number of strangers.
 
-    Calls of unchanged work call the same operators in the same order. Where they do not, a stranger goes with the first
-    operator of its name.
+    Calls of unchanged work call the same operators in the same order. A stranger, an operator without a counterpart,
+    gets what is known of the first operator of its name, or its name alone.
     """
     places = aligned([call.name for call in calls], [one.name for one in known])
     by_name = {one.name: one for one in reversed(known)}
@@ -79,14 +81,14 @@ def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known],
 
 
 def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[Key, Sum]:
-    """Divide the time of one call on a CPU: the own time of operators, and that in which none runs.
+    """Divide the time of one call on a CPU into the own times of operators and the gaps in which no operator runs.
 
-    What an event costs the profiler is in the time of the operator, or the gap, that it was recorded in.
+    The profiler's cost of an event is in the time of the operator or gap in which the event was recorded.
 
-    ``root`` is the range around the call, on the thread that called; ``known`` is by ``id`` of a call.
+    ``root`` is the range around the call, on the calling thread; ``known`` is by ``id`` of a call.
     """
     sums: dict[Key, Sum] = defaultdict(Sum)
-    found: dict[int, Sum] = {}  # what is known is one object for many calls: its key is made once
+    found: dict[int, Sum] = {}  # many calls share one ``Known``, whose key is made once
     for call in root.walk():
         one = known.get(id(call))
         if one is None:
@@ -108,7 +110,10 @@ def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -
 
 
 def key_of(one: Known, category: str) -> Key:
-    """That of an operator on the host. Rows of PyTorch's own work, many small calls, have no lines and shapes."""
+    """Return the key of an operator on the host.
+
+    PyTorch's own work consists of many small calls, so its keys have no lines and shapes.
+    """
     if category == DISPATCH:
         return Key(category, one.name, "", one.phase, one.where.module, "", "")
     module, line, _ = one.where
@@ -123,18 +128,18 @@ class Gap(NamedTuple):
     key: Key
     events: int
     sides: int
-    """Both as in ``Sum``."""
+    """How many sides of marks lie in the gap; ``events`` and ``sides`` are as in ``Sum``."""
 
 
 def gaps_of(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> Iterator[Gap]:
-    """All gaps of one call, those of each range after each other."""
+    """Yield all gaps of one call, range by range."""
     for call in root.walk():
         if id(call) not in known:
             yield from _gaps_within(call, known, phases)
 
 
 def _gaps_within(opened: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> Iterator[Gap]:
-    """The time in a range in which nothing runs that was recorded; it goes with the operator that ends it."""
+    """Yield the gaps of a range, in which no recorded event runs, each with the place of the operator that ends it."""
     last_ns, sides = opened.event.start_ns, int(opened.is_mark)
     module = line = ""
 
@@ -153,6 +158,9 @@ def _gaps_within(opened: Call, known: Mapping[int, Known], phases: Sequence[Phas
 
 
 def faster_half(totals_ns: Sequence[float]) -> list[int]:
-    """Which calls to take the mean of. A mean adds up where a median does not, and the slower half was disturbed."""
+    """Return the indices of the faster half of calls, of which the mean is taken.
+
+    Means add up, as medians do not, and the slower half was disturbed.
+    """
     ranked = sorted(range(len(totals_ns)), key=lambda at: totals_ns[at])
     return sorted(ranked[: max(1, (len(ranked) + 1) // 2)])

@@ -1,8 +1,8 @@
-"""Finds what holds the tensors that a call keeps, and the line that puts them there.
+"""Finds the objects that hold the tensors which a call keeps, and the line that puts the tensors there.
 
-One call tells what is new after it, and through which new objects that hangs on one that was there before: a list, a
-dict, an object, a closure's variable. Python's own tracing of a later call then tells after which lines that one has
-changed, so an append in a hook is found as well as one in the training loop.
+After one call, each new tensor is followed through new objects to a holder, an object that existed before the call: a
+list, a dict, an object, a closure's variable. Python's own tracing of a later call then shows after which lines the
+holder has changed, so an append in a hook is found as well as one in the training loop.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _DEPTH = 6
-"""Objects between a tensor and what holds it, and between that and a name, at most."""
+"""The greatest number of references between a tensor and its holder, and between the holder and a name."""
 _MOST = 8
-"""Holders that are watched: each is looked at after every line."""
+"""The greatest number of holders that are watched: each is checked after every line."""
 _GROWS = (list, set, deque)
 _OURS, _LIKE_A_USERS = "perflab.", "perflab.lab."
 
 
 @dataclass
 class _Held:
-    """An object that was there before the call, with something new in it."""
+    """A holder: an object that existed before the call, with something new in it."""
 
     holder: Any
     slot: Any
-    """Key or name of an attribute; None: of a list and its like."""
+    """The dict's key or the attribute's name at which a new object was found; None for a list, set or deque."""
     size_bytes: int = 0
     has_graph: bool = False
 
     def state(self) -> object:
-        """What differs once something else was put there."""
+        """Return a value that changes if something else is put into the holder."""
         held = self.holder
         if type(held) is types.CellType:
             return id(held.cell_contents)
-        if isinstance(held, dict):  # a further key, or another value of this one
+        if isinstance(held, dict):  # a further key, or another value at this key
             return len(held), id(dict.get(held, self.slot))
         if self.slot is not None:
             return id(vars(held).get(self.slot))
@@ -59,12 +59,14 @@ class _Held:
 
     @property
     def many(self) -> int:
-        """How many the holder has; 0: it is an object or a variable."""
+        """The number of entries of a container; 0: the holder is an object or a variable."""
         return len(self.holder) if isinstance(self.holder, (*_GROWS, dict)) and not _has_owner(self.holder) else 0
 
 
 def take_keepers(workload: Workload, device: torch.device) -> list[Keeper]:
-    """What holds the tensors that each call of a warm workload keeps, and the line that does it; the most bytes first.
+    """Return the holders of the tensors that each call of a warm workload keeps, and the line that puts tensors there.
+
+    Containers that grow come first, then holders of tensors with an autograd graph, then those with the most bytes.
 
     Raises:
         Exception: whatever the workload raises.
@@ -90,10 +92,10 @@ def take_keepers(workload: Workload, device: torch.device) -> list[Keeper]:
 
 
 def _held_after(workload: Workload, device: torch.device) -> Iterator[_Held]:
-    """What holds the new tensors of one call."""
+    """Run one call and yield the holders of its new tensors."""
     synchronize(device)
     gc.collect()
-    # Objects are held meanwhile, so that no new one has the address of an old one; tensors are not, for their memory.
+    # Objects but tensors are kept alive meanwhile, so that no new object gets an old one's address. Tensors may go.
     tensors, before = _tensors_and_others()
     old_tensors = {id(one): weakref.ref(one) for one in tensors}
     del tensors
@@ -115,7 +117,10 @@ def _held_after(workload: Workload, device: torch.device) -> Iterator[_Held]:
 
 
 def _tensors_and_others() -> tuple[list[Any], list[Any]]:
-    """All objects that Python's collector knows, but for frames. Types are asked, each once: objects are many."""
+    """Return the tensors and the other objects that Python's garbage collector tracks, without frames.
+
+    Each type is checked once, since objects are many.
+    """
     import torch
 
     found = gc.get_objects()
@@ -125,7 +130,10 @@ def _tensors_and_others() -> tuple[list[Any], list[Any]]:
 
 
 def _holders(tensor: Any, old: set[int], ours: set[int]) -> list[tuple[Any, Any]]:
-    """The first objects above a new one that were there before, each with the place in it."""
+    """Return the nearest objects above a new tensor that existed before the call.
+
+    Each object comes with the place in it, a key or a name, that leads to the tensor.
+    """
     found: list[tuple[Any, Any]] = []
     level, seen = [tensor], set(ours)
     for _ in range(_DEPTH):
@@ -145,7 +153,7 @@ def _holders(tensor: Any, old: set[int], ours: set[int]) -> list[tuple[Any, Any]
 
 
 def _referrers(one: Any, seen: set[int]) -> list[Any]:
-    """What refers to an object, but for frames and what is ours."""
+    """Return the objects that refer to an object, without frames, generators and those whose ``id`` is in ``seen``."""
     found = gc.get_referrers(one)
     return [
         each for each in found if id(each) not in seen and not isinstance(each, types.FrameType | types.GeneratorType)
@@ -153,7 +161,7 @@ def _referrers(one: Any, seen: set[int]) -> list[Any]:
 
 
 def _is_attributes_of_old(holder: Any, old: set[int]) -> bool:
-    """Whether this is the dict of an old object's attributes, which Python may have made meanwhile."""
+    """Whether an object is the attribute dict of an old object. Python may have made such a dict meanwhile."""
     return type(holder) is dict and any(id(one) in old for one in _owners(holder))
 
 
@@ -161,7 +169,10 @@ _NOWHERE = object()
 
 
 def _place(holder: Any, one: Any) -> Any:
-    """Where an object is in what holds it: a key, an attribute; None in a list; ``_NOWHERE``: it is no holder."""
+    """Return the place of an object in its holder: a key, an attribute's name, or None in a list, set or deque.
+
+    Return ``_NOWHERE`` if ``holder`` does not hold the object in one of these ways.
+    """
     if isinstance(holder, _GROWS):
         return None
     if isinstance(holder, dict):
@@ -175,7 +186,7 @@ def _place(holder: Any, one: Any) -> Any:
 
 
 def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
-    """Of each, the line of the user's after which it most often has changed in a call; ``""``: none was seen."""
+    """Return for each holder the user's line after which it most often changed in a call; ``""`` if none was seen."""
     changes: list[Counter[str]] = [Counter() for _ in held]
     states = [one.state() for one in held]
     watched: dict[types.CodeType, bool] = {}
@@ -187,7 +198,7 @@ def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
         for at, one in enumerate(held):
             before, references[at] = references[at], sys.getrefcount(one.holder)
             if references[at] > before and isinstance(one.holder, _GROWS) and _has_method_held(one.holder):
-                registered[at] = current  # ``register_hook(kept.append)``: that runs no line of Python
+                registered[at] = current  # ``register_hook(kept.append)`` runs no line of Python
             try:
                 state = one.state()
             except (ValueError, RuntimeError):  # an empty cell; a dict that is being changed
@@ -222,17 +233,17 @@ def _lines_that_change(workload: Workload, held: Sequence[_Held]) -> list[str]:
 
 
 def _has_method_held(holder: Any) -> bool:
-    """Whether something holds a method of a container, and will call it."""
+    """Whether something holds a method of a container, such as ``kept.append``, and may call the method."""
     return any(type(one) is types.BuiltinMethodType and one.__self__ is holder for one in gc.get_referrers(holder))
 
 
 def _name_of_place(one: _Held) -> str:
-    """``train.HISTORY``, ``Training.last``, or ``kept of watch``, a variable of a function."""
+    """Name a holder: ``train.HISTORY``, ``Training.last``, or ``kept of watch`` for a variable of a function."""
     return _name(one.holder) if one.many else _within(one.holder, one.slot)
 
 
 def _name(value: Any, depth: int = _DEPTH) -> str:
-    """By which name the user's code knows an object; empty if it has none."""
+    """Return the name by which the user's code knows an object; empty if the object has none."""
     names = []
     for holder in _referrers(value, set()) if depth else ():
         if isinstance(holder, (*_GROWS, tuple, types.FunctionType)) or _is_ours(holder):
@@ -250,12 +261,12 @@ def _is_ours(holder: Any) -> bool:
 
 
 def _has_owner(holder: Any) -> bool:
-    """Whether this is a dict of attributes or of variables."""
+    """Whether an object is a dict of attributes or of variables."""
     return type(holder) is dict and next(_owners(holder), None) is not None
 
 
 def _within(holder: Any, place: Any, depth: int = _DEPTH) -> str:
-    """The name of a place in an object."""
+    """Return the name of a place in an object."""
     if type(holder) is types.CellType:
         return next(_variables(holder), "")
     if not isinstance(holder, dict):
@@ -264,21 +275,21 @@ def _within(holder: Any, place: Any, depth: int = _DEPTH) -> str:
         if isinstance(owner, types.ModuleType):
             return f"{owner.__name__}.{place}"
         return f"{(owner if isinstance(owner, type) else type(owner)).__qualname__}.{place}"
-    if "__name__" in holder and "__builtins__" in holder:  # of a module that is not loaded under its name
+    if "__name__" in holder and "__builtins__" in holder:  # variables of a module that is not loaded under its name
         return f"{holder['__name__']}.{place}"
     name = _name(holder, depth)
     return f"{name}[{place!r}]" if name else ""
 
 
 def _owners(attributes: dict[Any, Any]) -> Iterator[Any]:
-    """The module, class or object whose attributes a dict is."""
+    """Yield the module, class or object whose attributes a dict has."""
     for one in gc.get_referrers(attributes):
         if isinstance(one, type) or (type(one).__dictoffset__ and getattr(one, "__dict__", None) is attributes):
             yield one
 
 
 def _variables(cell: types.CellType) -> Iterator[str]:
-    """``kept of watch``: the variable that a cell is, by the functions that have it."""
+    """Yield the name of the variable that a cell is, in each function that has the cell: ``kept of watch``."""
     for closure in gc.get_referrers(cell):
         if type(closure) is tuple:
             for function in gc.get_referrers(closure):

@@ -1,7 +1,7 @@
-"""Watches the lines of Python that a call runs: which, when, how often, and which functions they call.
+"""Watches the lines of Python that a call runs: which lines, when, how often, and which functions the lines call.
 
-Every event of Python's own tracing is noted, so counts are exact. It makes a call several times as long: so lines are
-watched in calls of their own, which give no time but how that of the others divides (``python_rows.py``).
+Every event of Python's own tracing is noted, so counts are exact. Tracing makes a call several times as long. So lines
+are watched in separate calls, which only show how the time of the other calls divides among lines (``python_rows.py``).
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from typing import Any, NamedTuple
 from perflab.user_lines import shown_file
 
 MOST_EVENTS = 1_500_000
-"""Of one call: more take seconds, and memory."""
+"""The greatest number of events that are noted in one call: more would take seconds, and memory."""
 _LINES = 1 << 20
-"""Lines of a file, at most: a number of a line is that of its code times this, and its own."""
+"""The greatest number of lines in a file. A line is numbered by the number of its code object times this, plus the
+line number."""
 _INSTRUCTION_BYTES = 2
 _PARTS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>")
-"""Code that is a part of the function in which it stands."""
+"""Names of code objects that are part of the function in which they stand."""
 _Local = Callable[[FrameType, str, Any], Any]
 
 
 class RunLine(NamedTuple):
-    """A line of the user's that ran."""
+    """A line of the user's code that ran."""
 
     function: str
     line: str
     code: str
-    """A digest of its text; ``""``: it is not known."""
+    """A digest of the line's text; ``""``: the text is not known."""
     instructions: int
-    """Of the interpreter's, in that line."""
+    """How many of the interpreter's instructions the line has, at least 1."""
 
 
 class _Known(NamedTuple):
-    """A piece of code that was called."""
+    """A code object that was called."""
 
     code: CodeType
     local: _Local | None
-    """What watches its lines; None: it is no code of the user's."""
+    """The trace function that watches the code's lines; None: the code is not the user's."""
     number: int
     name: str
     is_part: bool
@@ -54,20 +55,22 @@ class _Known(NamedTuple):
 
 @dataclass
 class LinesRun:
-    """What was seen in one call."""
+    """The lines and function calls that were seen in one call."""
 
     times_ns: array[int] = field(default_factory=lambda: array("q"))
-    """Of each event, by the clock of PyTorch's profiler."""
+    """The time of each event, by the clock of PyTorch's profiler."""
     lines: array[int] = field(default_factory=lambda: array("q"))
-    """The line of the user's that runs from each on, as a number; ``~number`` if it does not begin there."""
+    """The number of the user's line that runs from each event on; ``~number`` if the line does not begin at the
+    event."""
     calls: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
-    """How often each line calls each function; a line 0 is no code of the user's."""
+    """How often each line calls each function, by the line's number and the function's name; 0: no line of the
+    user's code."""
     is_over: bool = False
-    """Whether there were more events than are kept: nothing of this call is to be used."""
+    """Whether there were more events than are kept, so that no data of this call may be used."""
     codes: list[CodeType] = field(default_factory=list)
 
     def named(self, number: int) -> RunLine:
-        """The line that a number stands for."""
+        """Return the line that a number stands for."""
         code, line = self.codes[number // _LINES - 1], number % _LINES
         text = linecache.getline(code.co_filename, line).strip()
         instructions = sum((end - start) // _INSTRUCTION_BYTES for start, end, at in code.co_lines() if at == line)
@@ -80,7 +83,7 @@ class LinesRun:
 
 
 def function_of(code: CodeType) -> str:
-    """The function that a piece of code is, or is a part of: ``Net.forward``, ``run`` of ``test_net.<locals>.run``."""
+    """Return the function that a code object is or is part of: ``Net.forward``; ``run`` for ``test.<locals>.run``."""
     name = code.co_qualname
     for part in _PARTS:
         while name.endswith(part):
@@ -90,7 +93,7 @@ def function_of(code: CodeType) -> str:
 
 @contextlib.contextmanager
 def lines_watched() -> Iterator[LinesRun]:
-    """Watch what this thread runs within the block; whoever traced before does so again afterwards."""
+    """Watch what this thread runs within the block. The trace function that was set before is restored afterwards."""
     found = LinesRun()
     before = sys.gettrace()
     sys.settrace(_watcher(found))
@@ -101,7 +104,7 @@ def lines_watched() -> Iterator[LinesRun]:
 
 
 def _watcher(found: LinesRun) -> Callable[[FrameType, str, Any], Any]:
-    """What ``sys.settrace`` takes. All of it is called for every line, so names are bound once."""
+    """Return a trace function for ``sys.settrace``. It runs for every line, so names are bound once."""
     clock, lines, calls = time.time_ns, found.lines, found.calls
     note_time, note_line = found.times_ns.append, found.lines.append
     known: dict[int, _Known] = {}

@@ -1,4 +1,4 @@
-"""What takes longer and is called as before, and what varies from call to call: parts that are no facts. Pure."""
+"""Parts that are no facts: operators called as before that take longer, and numbers of calls that vary. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perflab.profiles.new_calls import Calls, Shifts
 from perflab.profiles.records import GAPS, OTHER_THREAD, PYTHON, UNNAMED, Part
 
 SPREADS = 4.0
-"""Standard deviations of a row, from call to call, that its change must exceed."""
+"""How many standard deviations of a row, from call to call, the row's change must exceed."""
 OWN_SHARE = 0.1
-"""Share of its own time that it must exceed: so much do two processes differ by themselves."""
+"""Share of a row's time before that the row's change must exceed: two processes differ by as much without a cause."""
 WORTH = 0.2
-"""Share of the whole change below which a part that is no fact of the code is not worth a word."""
+"""Share of the whole change that a part which is no fact of the code must exceed to be named."""
 _COMMON_OF = 5
-"""Operators that must have become slower alike, each with a share of the time worth speaking of."""
+"""The least number of operators that show a common ratio, each with more than ``_COMMON_SHARE`` of the time."""
 _COMMON_SHARE = 0.01
 _GAPS = (*GAPS, OTHER_THREAD)
 
@@ -27,7 +27,11 @@ _GAPS = (*GAPS, OTHER_THREAD)
 def slower(
     before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key], whole_ns: float, common: float
 ) -> list[Part]:
-    """Operators that are called as before and take longer than the others do, far beyond their spread."""
+    """Return parts for gaps, and for operators called as before as far as can be told, whose time clearly changed.
+
+    The change is measured relative to the ``common`` ratio, in either direction, and is far beyond the spread. The
+    greatest increase comes first.
+    """
 
     def stands_out(old: Total | Calls, new: Total | Calls) -> float:
         change_ns = new.time_ns - old.time_ns * common
@@ -51,7 +55,7 @@ def slower(
 
 
 def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[Calls, Calls]]:
-    """Its time before and now by the line of what ends it, as that stands now."""
+    """Return ``python`` time before and now by the current place of the line whose operator ends the gap."""
     found: dict[str, tuple[Calls, Calls]] = defaultdict(lambda: (Calls(), Calls()))
     for side, total in enumerate((old, new)):
         for (_, line), one in total.calls.items():
@@ -62,7 +66,7 @@ def _python_by_line(old: Total, new: Total, shifts: Shifts) -> dict[str, tuple[C
 
 
 def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
-    """What takes longer, and is called as before as far as can be told."""
+    """Return the part for an operator or gap whose time changed and that is called as before as far as can be told."""
     shown, more = new if new.category else old, new.instances - old.instances
     is_operator = key[0] not in UNNAMED
     return Part(
@@ -78,17 +82,18 @@ def _longer(key: Key, old: Total, new: Total, change_ns: float) -> Part:
 
 
 def varying(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> list[Part]:
-    """Operators that are called more or less often, and not the same number of times in each call: no facts."""
+    """Return parts for operators whose number of calls changed but varies from call to call, so that it is no fact."""
     keys = [key for key in (before.keys() | now.keys()) - known if key[0] not in UNNAMED]
     found = (_longer(key, before.get(key, Total()), now.get(key, Total()), 0.0) for key in keys)
     return sorted((part for part in found if part.more), key=lambda part: (-abs(part.more), part.operator, part.module))
 
 
 def common_ratio(before: Mapping[Key, Total], now: Mapping[Key, Total], known: set[Key]) -> float:
-    """By how much operators have become slower as a whole: the median of their ratios; 1.0 where they are few.
+    """Return the ratio by which operators became slower as a whole; 1.0 if operators are few.
 
-    Those that are ``known`` to be called otherwise are left out. Each counts once, whatever its share of the time: one
-    that takes most of it must not be the measure of itself.
+    The ratio is the median of the operators' ratios of time, and at least 1.0. Operators in ``known``, which are called
+    otherwise than before, are left out. Each operator counts once, whatever its share of the time: an operator that
+    takes most of the time must not be its own measure.
     """
     least_ns = _COMMON_SHARE * sum(one.time_ns for one in before.values())
     ratios = [

@@ -1,4 +1,4 @@
-"""Which calls of an operator are new and which are gone: those of two profiles matched by shapes and line. Pure."""
+"""Finds an operator's new calls and gone calls: the calls of two profiles are matched by shapes and line. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 Place = tuple[str, str]
-"""Shapes and line."""
+"""The input shapes and the line of a call."""
 _NONE = 0.02
-"""So small a mean number of calls is none: numbers of calls are rounded."""
+"""The mean number of calls up to which no call is left: numbers of calls are rounded."""
 
 
 @dataclass
 class Calls:
-    """Of an operator at one place, in one call of the case; those that are left over have their share of the time."""
+    """An operator's calls at one place, in one call of the case.
+
+    Calls that are left over from a match have their share of the time.
+    """
 
     instances: float = 0.0
     time_ns: float = 0.0
@@ -23,23 +26,26 @@ class Calls:
 
 @dataclass(frozen=True)
 class Unmatched:
-    """What only one of two profiles has."""
+    """Calls that only one of two profiles has."""
 
     gone: dict[Place, Calls]
     come: dict[Place, Calls]
 
     @property
     def change_ns(self) -> float:
-        """What takes part in both is no part of this, however much longer it takes."""
+        """The time of new calls minus the time of gone calls, in nanoseconds.
+
+        Calls that both profiles have do not count, however much longer they take.
+        """
         return sum(one.time_ns for one in self.come.values()) - sum(one.time_ns for one in self.gone.values())
 
     @property
     def more(self) -> float:
-        """How many more calls."""
+        """How many more calls there are now; negative: fewer."""
         return sum(one.instances for one in self.come.values()) - sum(one.instances for one in self.gone.values())
 
     def by_line(self, shifts: Shifts) -> dict[str, Unmatched]:
-        """The same of each line, as it stands now."""
+        """Return the unmatched calls of each line, by the line as it stands now."""
         found: dict[str, Unmatched] = defaultdict(lambda: Unmatched({}, {}))
         for place, one in self.come.items():
             found[place[1]].come[place] = one
@@ -49,7 +55,7 @@ class Unmatched:
 
 
 class Shifts:
-    """Where lines of the base stand now, as shown by what is called as before.
+    """The current places of the base's lines, as shown by operators that are called as before.
 
     ``pairs`` are lines of the base, ``net.py:9``, each with the line of the same calls now.
     """
@@ -65,7 +71,7 @@ class Shifts:
             self._by_file[file][number] = found.most_common(1)[0][0]
 
     def now(self, line: str) -> str:
-        """The line as the nearest known one of its file has moved; where none is known, the same."""
+        """Return a line of the base moved as far as the nearest known line of its file; unchanged if none is known."""
         file, number = parsed(line)
         known = self._by_file.get(file, {})
         if not known or not number:
@@ -75,13 +81,13 @@ class Shifts:
 
 
 def parsed(line: str) -> tuple[str, int]:
-    """File and number of a line."""
+    """Return the file and the number of a line, ``net.py:9``; the number is 0 if the line has none."""
     file, _, number = line.rpartition(":")
     return file, int(number) if number.isdecimal() else 0
 
 
 def same_calls(before: Mapping[Place, Calls], now: Mapping[Place, Calls]) -> Iterator[tuple[str, str]]:
-    """Pairs of lines whose calls on the same shapes are as many as before, in the order in which they stand."""
+    """Yield pairs of lines, before and now, that have as many calls on the same shapes, in the order of lines."""
     old, new = _by_shapes(before), _by_shapes(now)
     for shapes, there in old.items():
         here = new.get(shapes, [])
@@ -97,7 +103,10 @@ def _by_shapes(calls: Mapping[Place, Calls]) -> dict[str, list[tuple[str, float]
 
 
 def unmatched(before: Mapping[Place, Calls], now: Mapping[Place, Calls], shifts: Shifts) -> Unmatched:
-    """Calls on the same shapes are the same: those on the same line first, then whatever line they moved to."""
+    """Return the calls of two profiles that have no counterpart on the same shapes in the other profile.
+
+    Calls are matched on the same line first, then on any line, since lines move.
+    """
     left_before = {place: one.instances for place, one in before.items()}
     left_now = {place: one.instances for place, one in now.items()}
     same_line = [(place, (place[0], shifts.now(place[1]))) for place in before]

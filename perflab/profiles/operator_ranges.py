@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 AT = "perflab: at "
-"""How the ranges' names begin; the module and the line follow, with ``BETWEEN`` between them."""
+"""The beginning of a range's name; the module and the line follow, separated by ``BETWEEN``."""
 BETWEEN = " | "
 
 
 class NamedPlaces(Places):
-    """Places whose ranges say themselves what they stand for: another process reads them."""
+    """Places whose ranges have the module and the line in their names, since another process reads the names."""
 
     def mark(self, line: str, stack: tuple[str, ...] = ()) -> str:
-        """The name of a range for this line of the module that runs."""
+        """Return the name of a range for a line of the module that runs."""
         return f"{AT}{self.module}{BETWEEN}{line}"
 
 
 def run_with_operator_ranges(workload: Workload, device: torch.device, calls: int) -> None:
-    """Call the workload with PyTorch's own ranges, which carry each operator's name, shapes and autograd's number.
+    """Call the workload with PyTorch's own ranges, which carry each operator's name, shapes and autograd number.
 
-    Compiled code gets no ranges for modules and lines: they would have it compiled again.
+    A workload with compiled code gets no ranges for modules and lines: they would make PyTorch compile it again.
     """
     from torch.autograd.profiler import emit_nvtx
 

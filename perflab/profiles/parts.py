@@ -1,6 +1,6 @@
-"""Puts facts of the code together as parts of an explanation: what to call each, with its line and time. Pure.
+"""Groups facts of the code into parts of an explanation, each with a name, a line and a time. Pure.
 
-Changes of one module are of one edit if they are on lines of a file between which nothing else runs as before.
+Changes of one module belong to one edit if they are on lines of one file between which no unchanged line runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _NO_PHASE = "no phase"
 def parts_of(
     facts: Sequence[Change], wholes: Sequence[Again | Layers], now: Mapping[Key, Total], called: Mapping[str, str]
 ) -> list[Part]:
-    """One part an edit of a module, or one for all modules that are computed again or run more often.
+    """Return one part for each edit of a module, and one for all modules that changed as a whole in the same way.
 
-    ``wholes`` are modules of which all changed in the same way; ``now`` is the profile that is looked at; ``called``
-    says of each module from which line it is called.
+    ``wholes`` are the modules that are computed again, or that run more or less often; ``now`` has the totals of the
+    profile that is explained; ``called`` has the line that calls each module.
     """
     facts, gone = _instead_of_an_optimizer(facts, now)
     together = {module: one for one in wholes for module in one.modules}
@@ -59,10 +59,10 @@ def parts_of(
 
 
 def first_told(part: Part) -> tuple[bool, bool, bool, bool, float, str]:
-    """Sorts parts by how likely they are the cause, the most likely first.
+    """Return a sort key that puts the most likely causes first.
 
-    Views alone are none: they follow from what is done with them. Nor is what is no more done. Whole modules are most
-    of what changed, and what else did follows from that.
+    Dispatch alone, such as views, is no likely cause: it follows from the work done with the views. Neither are calls
+    that are gone. Whole modules come before other parts, since other changes follow from them.
     """
     return (
         part.category == DISPATCH,
@@ -75,7 +75,10 @@ def first_told(part: Part) -> tuple[bool, bool, bool, bool, float, str]:
 
 
 def _instead_of_an_optimizer(facts: Sequence[Change], now: Mapping[Key, Total]) -> tuple[Sequence[Change], list[str]]:
-    """The optimizer's operators that are no more called; what comes in no phase then does their work."""
+    """Return the facts, and up to two of the optimizer's operators that are no longer called.
+
+    If there are such operators, facts without module and phase get the phase of the optimizer, whose work they do now.
+    """
     names = {key[0] for key in now}
     all_gone = (one for one in facts if one.category == OPTIMIZER and one.key[0] not in names and not one.within)
     gone = [one.key[0] for one in sorted(all_gone, key=lambda one: one.change_ns)]
@@ -86,13 +89,13 @@ def _instead_of_an_optimizer(facts: Sequence[Change], now: Mapping[Key, Total]) 
 
 
 def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Change]]:
-    """The changes of each edit.
+    """Group the changes of one module by edit.
 
-    Lines that work in no common phase are of two. What has no line belongs to what takes most time in its phase;
-    PyTorch's own work always follows from something.
+    Lines without a common phase belong to two edits. A change without a line belongs to the edit with most time that
+    has the change's phase. PyTorch's own work follows from other work: without such an edit, it belongs to the edit
+    with most time. Other changes without such an edit are an edit of their own.
 
-    ``changes`` are of one module; ``unchanged`` are lines of the version that is looked at on which something runs, and
-    nothing changed.
+    ``unchanged`` are the lines of the current version on which something runs and nothing changed.
     """
     by_spot: dict[str, list[Change]] = defaultdict(list)
     for one in _with_what_replaces(changes):
@@ -122,7 +125,10 @@ def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Chan
 
 
 def _with_what_replaces(changes: Sequence[Change]) -> list[Change]:
-    """Calls that are gone, from lines where nothing comes, belong where more of the same operator come."""
+    """Move calls that are gone, from lines without new calls, to the line with the most new calls of the same operator.
+
+    Calls are moved only if the operator is called at least as often as before.
+    """
     come_at = {one.spot for one in changes if one.more > 0}
     by_operator: dict[str, list[Change]] = defaultdict(list)
     for one in changes:
@@ -149,7 +155,7 @@ def _phases(edit: Iterable[Change]) -> set[str]:
 
 
 def _part_of_all(of: Again | Layers, changes: Sequence[Change], called: Mapping[str, str]) -> Part:
-    """What whole modules do again, or more often."""
+    """Return the part for modules that as a whole are computed again, or run more or less often."""
     part = _part([replace(one, spot="") for one in changes])
     name = "" if isinstance(of, Again) and of.phase == BACKWARD else of.outermost[0]
     part = changed(part, module=of.outermost[0], other_modules=list(of.outermost[1:]), called=called.get(name, ""))
@@ -162,7 +168,7 @@ def _part(changes: Sequence[Change]) -> Part:
     work = [one for one in changes if one.category != DISPATCH] or list(changes)
     counted = [one for one in work if one.more] or work
     total = sum(one.change_ns for one in changes)
-    added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # of two, what is new is the cause
+    added = [one for one in counted if one.more > 0 or one.change_ns > 0] or counted  # the cause is new work
     heaviest, lead = _lead(added)
     phase = heaviest.key[2]
     here = [one for one in counted if one.spot in (lead.spot, "")]
@@ -184,7 +190,7 @@ def _part(changes: Sequence[Change]) -> Part:
         phases=sorted(phases, key=lambda name: (name != phase, name)) if "" not in phases else [],
         more=round(more, 2),
         moved_from=moved_from,
-        # What the code asks for itself comes before what that calls.
+        # Operators that the code calls itself come before the operators within them.
         others=list(dict.fromkeys(one.key[0] for one in sorted(others, key=_asked_for)))[:3],
         other_lines=_other_lines([one for one in counted if one not in here]),
         category=lead.category,
@@ -194,9 +200,9 @@ def _part(changes: Sequence[Change]) -> Part:
 
 
 def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
-    """What takes most time, and what to call it by.
+    """Return the change that takes most time, and the change that the part is named by.
 
-    An operator that only calls others takes little time, and is what the code asks for.
+    An operator that only calls others takes little time, but the code calls it, so it names the part.
     """
     heaviest = max(changes, key=lambda one: (abs(one.change_ns), abs(one.more)))
     callers = [
@@ -208,7 +214,7 @@ def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
 
 
 def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
-    """What changed most on each, the most time first."""
+    """Return the change that names each further line, the line with most time first."""
     by_spot: dict[str, list[Change]] = defaultdict(list)
     for one in changes:
         by_spot[one.spot].append(one)
@@ -221,23 +227,24 @@ def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
 
 
 def _asked_for(one: Change) -> tuple[bool, float]:
-    """Sorts what the code asks for before what that calls, and of these what takes most time first."""
+    """Return a sort key: operators that the code calls come before operators within those; most time comes first."""
     return bool(one.within), -abs(one.change_ns)
 
 
 def launches_and_waits(calls: Iterable[CudaCall]) -> list[CudaCall]:
-    """The calls of CUDA that counts count."""
+    """Return the calls of CUDA that are counted by metrics: launches and waits."""
     return [one for one in calls if kind_of(one.name) != "other call"]
 
 
 def host_parts(base: Profile, head: Profile, *, with_launches: bool) -> list[Part]:
-    """A part for each call of CUDA that the host makes more or less often: facts without a time of their own.
+    """Return a part for each function of CUDA that the host calls more or less often, without a time of its own.
 
-    The most calls first; none where a profile has no calls of CUDA.
+    The greatest change in number comes first. There are no parts if a profile has no calls of CUDA.
 
     Args:
         base, head: profiles of one case.
-        with_launches: name launches beside waits: where no operator is called more often, of which they are.
+        with_launches: name launches beside waits; for profiles without an operator that is called more often and would
+            explain the launches.
     """
     if not base.cuda_calls or not head.cuda_calls:
         return []

@@ -1,4 +1,4 @@
-"""What is alive at the peak of a recorded call, by category, operator, module and line. Pure functions."""
+"""The memory that is alive at the peak of a recorded call, by category, operator, module and line. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from perflab.profiles.records import BACKWARD, KEPT, LET_GO, OPTIMIZER, PeakPart
 from perflab.torch_internals.machine import BlockEvent
 
 _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
-"""Operators that ask for memory on behalf of those that call them."""
+"""Beginnings of the names of operators that allocate memory on behalf of their callers."""
 
 
 class Asked(NamedTuple):
-    """Who asked for a block."""
+    """The origin of an allocation: the phase, operator, module, line and callers that asked for a block."""
 
     phase: str = ""
     role: str = ""
-    """As in ``Placed``."""
+    """``BACKWARD`` or ``OPTIMIZER``, as in ``Placed``; ``""``: neither."""
     operator: str = ""
     module: str = ""
     line: str = ""
     stack: tuple[str, ...] = ()
 
     def part(self, category: str, size_bytes: int, blocks: int) -> PeakPart:
-        """Blocks that it asked for."""
+        """Return a part for blocks that this origin asked for."""
         return PeakPart(
             category=category,
             size_bytes=size_bytes,
@@ -43,10 +43,13 @@ class Asked(NamedTuple):
 
 
 class Askers:
-    """Finds who asked for a block at some time, among the operators of recorded calls."""
+    """Finds the origin of an allocation among the operators of recorded calls."""
 
     def __init__(self, found: Iterable[Placed], phases_at: Sequence[tuple[int, str]] = ()) -> None:
-        """``phases_at``: when each phase began, in order; empty where the calls have none."""
+        """Index the operators by thread and time.
+
+        ``phases_at`` has when each phase began, in order; empty if the calls have no phases.
+        """
         self._placed = {id(one.call): one for one in found}
         self._by_thread: dict[int, list[Call]] = {}
         for one in self._placed.values():
@@ -57,7 +60,7 @@ class Askers:
         self._phases_at = phases_at
 
     def at(self, event: BlockEvent) -> Asked:
-        """Who ran then on that thread: the innermost operator that does more than to ask for memory."""
+        """Return the origin of an event: the innermost operator running on its thread that does more than allocate."""
         call = self._running(event)
         while call is not None and call.name.startswith(_ONLY_ALLOCATE):
             above = next((one for one in call.above() if id(one) in self._placed), None)
@@ -84,7 +87,7 @@ class Askers:
 
 
 def kept_before(events: Iterable[BlockEvent], began_ns: int, askers: Askers) -> dict[int, Asked]:
-    """By address, who asked for the blocks that calls before this moment have made, and not let go."""
+    """Return the origins, by address, of blocks that were allocated before ``began_ns`` and not freed until then."""
     there: dict[int, BlockEvent] = {}
     for event in takewhile(lambda one: one.time_ns < began_ns, events):
         if event.size_bytes >= 0:
@@ -101,21 +104,25 @@ def made_by_call(
     failed_ns: int | None = None,
     ended_ns: int | None = None,
 ) -> list[PeakPart]:
-    """What a call has made, and let go of what was there, up to its peak: what it rises above its beginning.
+    """Return the parts by which a call's memory rises above its beginning up to its peak.
+
+    The parts are the blocks that the call has allocated and, with negative sizes, the earlier blocks that it has freed.
 
     Args:
-        events: of the allocator, in order of time; those of earlier calls say whose a block is that this one frees.
+        events: the allocator's events, in order of time; events of earlier calls give the origins of blocks that this
+            call frees.
         began_ns: when the call began.
-        askers: who asked for what.
-        failed_ns: when it ran out of memory; then that moment is meant, and no peak.
-        ended_ns: when the call had returned; what goes later was its result. None: that is not known.
+        askers: finds the origins of blocks.
+        failed_ns: when the call ran out of memory; the parts are then of that moment instead of the peak. None: it did
+            not.
+        ended_ns: when the call had returned; a block that is freed later was its result. None: not known.
     """
     first = bisect_left(events, began_ns, key=attrgetter("time_ns"))
     end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=attrgetter("time_ns"))
     there: dict[int, int] = {}
-    """By address, the number of the event that gave the block."""
+    """The number of the event that allocated the block at an address."""
     freed: dict[int, int] = {}
-    """By the number of the event that gave a block, that of the one that took it."""
+    """The number of the event that freed a block, by the number of the event that allocated it."""
     parts: list[PeakPart] = []
     for number, event in enumerate(events):
         if event.size_bytes >= 0:
@@ -133,14 +140,14 @@ def made_by_call(
             asked = askers.at(events[number])
             is_result = ended_ns is not None and number in freed and events[freed[number]].time_ns >= ended_ns
             category = "results" if is_result else category_of(asked, last)
-            if failed_ns is not None:  # nobody knows what would have become of it
+            if failed_ns is not None:  # it is not known when the block would have been freed
                 category = f"made by the {asked.phase or 'call'}"
             parts.append(asked.part(category, events[number].size_bytes, 1))
     return summed(parts)
 
 
 def _peak(events: Sequence[BlockEvent], first: int) -> int:
-    """The number of events up to the first moment at which most is alive."""
+    """Return the number of events up to the first moment at which most memory is alive."""
     level = highest = 0
     end = first
     for number in range(first, len(events)):
@@ -151,7 +158,7 @@ def _peak(events: Sequence[BlockEvent], first: int) -> int:
 
 
 def category_of(made: Asked, freed: Asked | None) -> str:
-    """What a block is for, by where a call made it and let it go; None: not as long as it was watched."""
+    """Return a block's category, by where a call allocated and freed it; ``freed`` is None if it was not seen freed."""
     if freed is not None and (freed.phase, freed.role) == (made.phase, made.role):
         return "temporaries"
     if made.role == OPTIMIZER:
@@ -164,7 +171,7 @@ def category_of(made: Asked, freed: Asked | None) -> str:
 
 
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:
-    """Parts of one category and stack together, the largest first."""
+    """Sum up parts of the same category, operator, module and stack; the largest sum comes first."""
     together: dict[tuple[str, str, str, str, tuple[str, ...]], list[PeakPart]] = {}
     for one in parts:
         together.setdefault((one.category, one.operator, one.module, one.line, tuple(one.stack)), []).append(one)

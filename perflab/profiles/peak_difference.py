@@ -1,7 +1,7 @@
-"""Explains why one peak is higher than another: which blocks are new, and where they are asked for. Pure.
+"""Explains why one peak is higher than another: which blocks are new, and where they are allocated. Pure.
 
-A line's number moves when something above it is edited, so it is no part of what makes blocks equal. Of the lines of
-one operator in one module, the one is named that asks for what the other side has nowhere.
+A line's number changes when something above the line is edited, so blocks are compared whatever their line. Of the
+lines of one operator in one module, the line is named that allocates what the other peak has on no line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from perflab.profiles.records import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, Pe
 from perflab.units import format_bytes, format_signed
 
 _Key = tuple[str, str, str]
-"""Category, operator, module."""
+"""Category, operator and module of blocks."""
 
 
 def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> PeakExplanation:
-    """What makes the peak of ``head`` higher than that of ``base``.
+    """Explain what makes the peak of ``head`` higher than the peak of ``base``.
 
-    ``against`` is the base, as people call it; ``change_bytes`` is by the gate's own measurement.
+    ``against`` is the name of the base in texts; ``change_bytes`` is the change by the gate's own measurement.
     """
     before, now = _by_key(base.parts), _by_key(head.parts)
     changes = [one for key in {**now, **before} for one in _changes(key, before.get(key, []), now.get(key, []))]
@@ -35,7 +35,7 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
     )
     parts = _with_keeper(parts, base, head)
     lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
-    if lead is not None:  # what the peak rose by is its cause, and not what is less
+    if lead is not None:  # the first change in the direction of the peak is its cause
         parts = [lead, *(one for one in parts if one is not lead)]
     problem = None
     if rest_bytes:
@@ -50,7 +50,11 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
 
 
 def _with_keeper(parts: Sequence[PeakChange], base: Peak, head: Peak) -> list[PeakChange]:
-    """The largest change by what is kept, with what holds it now and did not before; what grows is no input."""
+    """Return the changes, with the new holder in the largest change of kept blocks.
+
+    The new holder is one that holds tensors now and did not before. If the holder grows, further blocks of ``INPUTS``
+    count as kept blocks.
+    """
     known = {one.holder for one in base.keepers if one.grows or not head.grows_bytes}
     keeper = next((one for one in head.keepers if one.holder not in known or not one.holder), None)
     grows = keeper is not None and keeper.grows and head.grows_bytes > base.grows_bytes
@@ -59,9 +63,9 @@ def _with_keeper(parts: Sequence[PeakChange], base: Peak, head: Peak) -> list[Pe
 
 
 def _without_equal(changes: Iterable[PeakChange]) -> list[PeakChange]:
-    """Without pairs of the same blocks that are of another category now: the moment of the peak is another one.
+    """Drop pairs of changes that are the same blocks in another category: the peak is at another moment now.
 
-    All that is kept now and was not is one change. Blocks that were at the peak anyway count in it, without bytes.
+    All newly kept blocks are summed up as one change, in which blocks that were at the peak before count zero bytes.
     """
     left: dict[Hashable, list[PeakChange]] = defaultdict(list)
     kept: list[tuple[PeakChange, int]] = []
@@ -89,8 +93,11 @@ def _by_key(parts: Iterable[PeakPart]) -> dict[_Key, list[PeakPart]]:
 
 
 def _changes(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> list[PeakChange]:
-    """What blocks of one kind and place change, each stack apart if they only became more, or fewer."""
-    # What both sides have, whatever its line, is not what changed.
+    """Return the changes of blocks of one kind and place.
+
+    Each stack has its own change if blocks are only more or only fewer; otherwise there is one change in all.
+    """
+    # Blocks that both sides have, whatever their lines, have not changed.
     gone, new = (_unlike(some, others) for some, others in ((before, now), (now, before)))
     if gone and new:
         return [_change(key, gone, new)]
@@ -119,7 +126,10 @@ def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:
 
 
 def _unlike(parts: list[PeakPart], others: list[PeakPart]) -> list[PeakPart]:
-    """Those that the others lack: compared with line and stack first, then, for lines that moved, by size alone."""
+    """Return the parts that ``others`` lack.
+
+    Parts are compared by line, stack and size first, and then, for lines that moved, by size alone.
+    """
     return _without(_without(parts, others, _whole), _without(others, parts, _whole), _size)
 
 

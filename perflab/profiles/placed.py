@@ -1,4 +1,4 @@
-"""Says of every operator in a recorded call where it was asked for: phase, module and line. Pure functions."""
+"""Determines which phase, module and line called each operator of a recorded call. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from perflab.profiles.records import BACKWARD, FORWARD, OPTIMIZER
 
 NOWHERE = Where()
 OPTIMIZER_STEP = "Optimizer.step#"
-"""How PyTorch names the range around an optimizer's step."""
+"""The beginning of the name that PyTorch gives the range around an optimizer's step."""
 
 
 class Placed(NamedTuple):
-    """An operator, and where it was asked for."""
+    """An operator's call and its place: phase, module and line."""
 
     call: Call
     phase: str
     where: Where
     in_backward: bool = False
-    """Whether a backward node runs it, whatever phase the user has that in."""
+    """Whether a backward node runs the operator, whatever phase of the case this is in."""
 
     @property
     def role(self) -> str:
-        """``BACKWARD`` or ``OPTIMIZER``, by the phase if that is one, else as PyTorch tells; ``""``: neither."""
+        """``BACKWARD`` or ``OPTIMIZER``, by the phase's name or else by PyTorch's nodes and ranges; ``""``: neither."""
         if role := role_of(self.phase):
             return role
         if self.in_backward:
@@ -36,12 +36,12 @@ class Placed(NamedTuple):
 
 
 def role_of(phase: str) -> str:
-    """The role of what runs in a phase, and in no operator."""
+    """Return the role of work in a phase and outside of operators: ``BACKWARD``, ``OPTIMIZER``, or else ``""``."""
     return phase if phase in (BACKWARD, OPTIMIZER) else ""
 
 
 class Phase(NamedTuple):
-    """A phase of the call."""
+    """A phase of a call, with its begin and end in nanoseconds."""
 
     name: str
     start_ns: int
@@ -49,12 +49,15 @@ class Phase(NamedTuple):
 
 
 def operators(roots: Sequence[Call]) -> list[Call]:
-    """All calls but ranges, in order, one thread after the other."""
+    """Return all calls but ranges, in order, one thread after the other."""
     return [call for root in roots for call in root.walk() if not call.is_range]
 
 
 def within(call: Call) -> str:
-    """The outermost operator that this one runs within; ``""`` if none does. Frames of the backward engine are none."""
+    """Return the outermost operator that a call runs within; ``""`` if there is none.
+
+    Operators outside of a frame of the backward engine do not count.
+    """
     outermost = ""
     for above in call.above():
         if above.name.startswith(NODE):
@@ -65,10 +68,10 @@ def within(call: Call) -> str:
 
 
 def entered(calls: Sequence[Call]) -> list[list[Call]]:
-    """For each operator those that the profiler recorded of the same call, itself among them, the outermost first.
+    """Return, for each operator, all events that the profiler recorded of the same call, the outermost first.
 
-    Autocast casts the inputs and calls the operator by its name again, and many a function calls its own variant that
-    writes into ``out``.
+    The operator's own event is among them. Autocast casts the inputs and calls the operator by its name again, and many
+    functions call their own variant that writes into ``out``.
     """
     found: dict[int, list[Call]] = {}
     for call in calls:  # each comes after its caller
@@ -84,11 +87,12 @@ def entered(calls: Sequence[Call]) -> list[list[Call]]:
 
 
 def phases_without_any(found: Sequence[Placed]) -> list[str]:
-    """The phase of each operator of a call that has no phases of its own.
+    """Return the phase of each operator of a call that has no phases of its own.
 
-    What autograd numbered before the last node of a backward is of the forward. So is what a module does without a
-    gradient before such an operator, with no node between the two. What else runs outside of nodes and of an
-    optimizer's step is of none: clipping, and logging under ``no_grad``.
+    Operators that autograd numbered before the last backward node are of the forward. So are operators that a module
+    runs without a gradient before such an operator, if no node runs between the two. Other operators outside of nodes
+    and of an optimizer's step, such as clipping, or logging under ``no_grad``, have the phase ``""``. So do all
+    operators if no backward runs.
     """
     last_ns = max((one.call.event.start_ns for one in found if one.call.name.startswith(NODE)), default=None)
     if last_ns is None:
@@ -118,21 +122,24 @@ def phases_without_any(found: Sequence[Placed]) -> list[str]:
 
 
 def _made_by(node: Call) -> tuple[int, int]:
-    """Thread and number of the operator that made a backward node; if it has hooks, the engine's frame lacks both."""
+    """Return thread and autograd number of the operator that made a backward node; ``(0, -1)`` if they are not known.
+
+    The engine's frame around a node with hooks has neither; a call within the frame does.
+    """
     known = (one.event for one in (node, *node.children) if one.event.forward_thread)
     return next(((one.forward_thread, one.sequence) for one in known), (0, -1))
 
 
 def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str], Where]) -> list[Placed]:
-    """Every operator of some threads with its place.
+    """Return every operator of some threads with its place.
 
-    A backward node belongs to the forward operator that made it; the two share autograd's number. A gradient that is
-    added up belongs to the node before it.
+    A backward node has the place of the forward operator that made it; the two share autograd's number. A node without
+    a known operator, such as one that adds up gradients, has the place of the node before it.
 
     Args:
         roots: the outermost calls of each thread, one thread after the other, the caller's first.
-        phases: of the call; none: an operator in a backward node is of the phase ``backward``.
-        named: the place that a range stands for whose name begins with ``MARK``.
+        phases: the phases of the call; without any, an operator in a backward node has the phase ``backward``.
+        named: returns the place for the name of a range, if the name begins with ``MARK``.
     """
     made_at: dict[tuple[int, int], Where] = {}
     found: list[Placed] = []
@@ -151,7 +158,7 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
         if call.is_range:
             if call.name.startswith(MARK):
                 inner = named(call.name)
-                if in_backward and inner.module:  # a forward that a checkpoint runs again: the node's line is not its
+                if in_backward and inner.module:  # a checkpoint runs a forward again, which has its own line
                     where, in_backward = inner, False
                 else:
                     where = Where(inner.module or where.module, inner.line or where.line, inner.stack or where.stack)

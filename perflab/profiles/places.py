@@ -1,4 +1,4 @@
-"""Marks the module and the line that ask for operators, as ranges that the profiler records."""
+"""Marks the modules and the lines that call operators, by ranges that the profiler records."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 MARK = "perflab: place "
-"""How the ranges' names begin; the number of a place follows."""
+"""The beginning of a range's name; the number of a place follows."""
 
 
 class Where(NamedTuple):
-    """Where an operator was asked for."""
+    """The place from which an operator was called."""
 
     module: str = ""
     line: str = ""
     stack: tuple[str, ...] = ()
-    """That line and those that called it, the innermost first; empty where nobody asked for stacks."""
+    """The line and its callers, the innermost first; empty if stacks were not requested."""
 
 
 class Places:
-    """The places that ranges stand for."""
+    """The places that the names of ranges stand for."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self._names = names
@@ -36,19 +36,19 @@ class Places:
         self._found: list[Where] = []
         self._numbers: dict[Where, int] = {}
         self.called: dict[str, list[str]] = {}
-        """As in ``Profile``."""
+        """The lines that call each module, each with its callers, as in ``Profile.called``."""
 
     def named(self, range_name: str) -> Where:
-        """The place that a range's name stands for."""
+        """Return the place that a range's name stands for."""
         return self._found[int(range_name.removeprefix(MARK))]
 
     @property
     def module(self) -> str:
-        """The innermost module that runs."""
+        """The innermost module that runs; ``""`` outside of modules."""
         return self._modules[-1] if self._modules else ""
 
     def mark(self, line: str, stack: tuple[str, ...] = ()) -> str:
-        """The name of a range for this line of the module that runs."""
+        """Return the name of a range for a line of the module that runs."""
         where = Where(self.module, line, stack)
         number = self._numbers.setdefault(where, len(self._found))
         if number == len(self._found):
@@ -57,10 +57,12 @@ class Places:
 
     @contextlib.contextmanager
     def marking(self, *, lines: bool = True, stacks: bool = False) -> Iterator[None]:
-        """Mark every call of a module, for the length of the block, and every call of PyTorch from Python if ``lines``,
-        with those that called the line if ``stacks``.
+        """Mark every call of a module within the block.
 
-        PyTorch's modules look for a torch function, and some leave their fast path where they find one.
+        With ``lines``, every call of PyTorch from Python is marked too; with ``stacks``, also the callers of each line.
+
+        Lines are found by a torch function mode. PyTorch's modules check for one, and some leave their fast path if
+        they find one.
         """
         import torch
         from torch import nn
@@ -79,8 +81,8 @@ class Places:
                     return func(*args, **(kwargs or {}))
 
         def backward(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            # What Python does in it, an ``autograd.Function`` or a hook, belongs to the node, and is not asked for by
-            # the line that calls the backward or by the module in which that is.
+            # Python that runs within the backward, an ``autograd.Function`` or a hook, belongs to its node, and neither
+            # to the line that calls the backward nor to that line's module.
             note_call("", sys._getframe(1))
             self._modules.append("")
             try:
@@ -94,7 +96,7 @@ class Places:
             found = self.called.setdefault(module, [])
             if (
                 lines and lines not in found and "" not in self._modules
-            ):  # a checkpoint in a backward calls nothing anew
+            ):  # a checkpoint's recomputation in a backward is no new call
                 found.append(lines)
 
         entered: list[tuple[nn.Module, Any]] = []
@@ -107,7 +109,7 @@ class Places:
             entered.append((module, opened))
 
         def leave(module: nn.Module, _args: Any, _result: Any) -> None:
-            while entered:  # those within it that an error has left come first
+            while entered:  # modules within it that an error has left come first
                 left, opened = entered.pop()
                 opened.__exit__(None, None, None)
                 self._modules.pop()
@@ -130,9 +132,10 @@ class Places:
 
 
 def module_names(found: Iterable[Any], *, is_numbered: bool = False) -> dict[int, str]:
-    """Names of the modules among these objects by ``id``: ``blocks.*.attention.q``, with ``*`` for a layer's number.
+    """Return the names of modules by ``id``: ``blocks.*.attention.q``, with ``*`` for a layer's number.
 
-    Names begin below the outermost module; where there are several, those of all but the largest with its class.
+    Names begin below the outermost module among the objects ``found``. If there are several outermost modules, the
+    names in all but the largest begin with the class of the outermost module.
 
     ``is_numbered`` keeps the numbers of layers: ``blocks.3.attention.q``.
     """
@@ -158,7 +161,7 @@ def _enter(module: nn.Module, name: str, names: dict[int, str], is_numbered: boo
     repeats = not is_numbered and isinstance(module, nn.ModuleList | nn.Sequential) and len(kinds) == 1
     for key, child in children.items():
         if id(child) in names:
-            continue  # shared: the first place that it is met at names it
+            continue  # a shared module is named by the first place at which it is met
         own = "*" if repeats and len(children) > 1 else key
         names[id(child)] = f"{name}.{own}" if name else own
         _enter(child, names[id(child)], names, is_numbered)

@@ -1,7 +1,8 @@
-"""Explains what plain Python does otherwise, by the line that was edited, whatever runs longer because of it. Pure.
+"""Explains changes in plain Python by the line that was edited, whichever lines run longer because of the edit. Pure.
 
-Where a function takes longer because it is called more often, the line that calls it is the reason, and so on upwards
-to a line that does something else itself: it is new, runs more often in each call of its function, or takes longer.
+If a function takes longer because it is called more often, the line that calls the function is the reason. The search
+goes on upwards to a line that has itself changed: it is new, runs more often in each call of its function, or takes
+longer.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from perflab.profiles.new_calls import parsed
 from perflab.profiles.records import CALLED_FIRST, PYTHON, OnLine, Part, ProfileRow
 
 _DEPTH = 50
-"""Callers that a change is handed up to, at most: functions may call each other in a ring."""
+"""The greatest number of callers through which a change is handed up: functions may call each other in a cycle."""
 _FACT = 0.05
-"""Share of the whole change below which what is certain of Python explains nothing of it."""
+"""Share of the whole change below which a certain change of Python explains nothing of it and is left out."""
 
 
 @dataclass
@@ -40,33 +41,34 @@ _Lines = dict[str, _Line]
 
 @dataclass
 class _Pair:
-    """A line before and now, and how much of the change is its own doing."""
+    """A line before and now, and how much of the change the line causes itself."""
 
     before: _Line
     now: _Line
     is_edited: bool = False
     further: float = 0.0
-    """Runs beyond those that further calls of its function make."""
+    """How many more times the line runs than follows from further calls of its function."""
     further_calls: dict[str, float] = field(default_factory=dict)
-    """Of functions, the same."""
+    """How many more calls of each function the line makes than follow from further calls of the line's own function."""
     own_ns: float = 0.0
     called: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """The part of that which is in functions that it calls more often."""
+    """The part of ``own_ns`` that is spent in functions which the line calls more often, by function."""
 
     @property
     def spread_ns(self) -> float:
-        """Of both."""
+        """The spread of the line's time before and now, combined."""
         return hypot(self.before.spread_ns, self.now.spread_ns)
 
 
 def python_parts(
     before: Iterable[ProfileRow], now: Iterable[ProfileRow], whole_ns: float
 ) -> Iterator[tuple[Part, bool]]:
-    """A part for each function in which something changed, and whether that is certain; else it is beyond the noise.
+    """Yield parts for each function in which something changed, and whether the change is certain.
 
-    It is certain that a function was edited, even where all of it runs as often as before.
+    A change is certain if numbers of runs and calls show it, or if the function was edited, even if all lines run as
+    often as before. Other changes are beyond the noise.
 
-    ``whole_ns`` is the size of the whole change, of which a part is worth a word or not.
+    ``whole_ns`` is the size of the whole change, by which parts that are too small are left out.
     """
     old, new = _by_function(before), _by_function(now)
     calls_before, calls_now = _calls_of(old), _calls_of(new)
@@ -103,7 +105,7 @@ def _by_function(rows: Iterable[ProfileRow]) -> dict[str, _Lines]:
 
 
 def _calls_of(functions: dict[str, _Lines]) -> dict[str, float]:
-    """How often each function is called by others; 0: not known, or not the same in each call."""
+    """Return how often each function is called by others; 0: not known, or different from call to call."""
     found: dict[str, list[float]] = defaultdict(list)
     for name, lines in functions.items():
         for line in lines.values():
@@ -114,7 +116,7 @@ def _calls_of(functions: dict[str, _Lines]) -> dict[str, float]:
 
 
 def _ratio(before: float | None, now: float | None) -> float:
-    """Of the calls of a function: 0.0 if it is no more called, ``inf`` if it was not before."""
+    """Return the ratio of a function's calls: 0.0 if it is no longer called, ``inf`` if it is new, 1.0 if not known."""
     if before is None or now is None:
         return 1.0 if before is now else inf if before is None else 0.0
     return now / before if before and now else 1.0
@@ -125,19 +127,19 @@ def _is_known(pair: _Pair) -> bool:
 
 
 def _further_calls(pair: _Pair, ratio: float) -> dict[str, float]:
-    """Calls of functions that a line makes beyond those that follow from further calls of its own function."""
+    """Return how many more calls of each function a line makes than follow from further calls of its own function."""
     found = {}
     for called in {**pair.before.calls, **pair.now.calls}:
         both = [side.calls.get(called) for side in (pair.before, pair.now)]
-        if 0.0 not in both:  # else it is not the same in each call
+        if 0.0 not in both:  # else the number differs from call to call
             was, is_now = (often or 0.0 for often in both)
             found[called] = is_now - ratio * was
     return {called: more for called, more in found.items() if abs(more) > HALF}
 
 
 def _paired(before: _Lines, now: _Lines) -> list[_Pair]:
-    """Lines with the same text, in order, and those that stand in each other's place between them."""
-    if "" in before or "" in now:  # all of it as one, at the line that takes most time
+    """Pair lines with the same text, in order, and lines that stand in each other's place between them."""
+    if "" in before or "" in now:  # without line numbers: all lines as one, at the longest
         return [_Pair(_together(before), _together(now))]
     old, new = ([lines[line] for line in sorted(lines, key=parsed)] for lines in (before, now))
     matcher = SequenceMatcher(None, [one.code for one in old], [one.code for one in new], autojunk=False)
@@ -151,7 +153,7 @@ def _paired(before: _Lines, now: _Lines) -> list[_Pair]:
 
 
 def _together(lines: _Lines) -> _Line:
-    """All lines of a function as one."""
+    """Return all lines of a function summed up as one, which stands at the line that takes most time."""
     some = lines.values()
     longest = max(some, key=lambda one: one.time_ns, default=_Line())
     is_known = all(one.often or not one.time_ns for one in some)
@@ -164,7 +166,11 @@ def _together(lines: _Lines) -> _Line:
 
 
 def _handed_up(handed: dict[str, float], pairs: dict[str, list[_Pair]], ratios: dict[str, float]) -> dict[str, float]:
-    """What functions take longer because they are called more often, at the lines that do; what is left of it."""
+    """Hand the time that functions take longer because of more calls to the lines that call them more often.
+
+    ``handed`` and the result are in nanoseconds by function. The result is the time that follows from further calls of
+    the calling function, and goes further up.
+    """
     left: dict[str, float] = defaultdict(float)
     callers: dict[str, list[tuple[str, _Pair]]] = defaultdict(list)
     for name, lines in pairs.items():
@@ -187,7 +193,7 @@ def _handed_up(handed: dict[str, float], pairs: dict[str, list[_Pair]], ratios: 
 
 
 def _parts(name: str, lines: Sequence[_Pair], whole_ns: float) -> Iterator[tuple[Part, bool]]:
-    """What a function does otherwise itself: what is certain of it by counts, and what only takes longer."""
+    """Yield the parts of a function's own change: what numbers of runs and calls show, then what only takes longer."""
     counted = [one for one in lines if abs(one.further) > HALF or one.called or one.further_calls]
     own_ns = sum(one.own_ns for one in counted)
     if counted and abs(own_ns) >= max(1.0, _FACT * whole_ns):
@@ -205,7 +211,7 @@ def _parts(name: str, lines: Sequence[_Pair], whole_ns: float) -> Iterator[tuple
 
 
 def _part(name: str, lines: Sequence[_Pair], changed: Sequence[_Pair], own_ns: float) -> Part:
-    """What some lines of a function do otherwise."""
+    """Return the part for the changed lines of a function."""
     sign = 1 if own_ns > 0 else -1
     heavy = max(changed, key=lambda one: sign * one.own_ns)
     lead = heavy if heavy.is_edited or not heavy.further else _begin(lines, heavy)
@@ -233,7 +239,7 @@ def _part(name: str, lines: Sequence[_Pair], changed: Sequence[_Pair], own_ns: f
 
 
 def _begin(lines: Sequence[_Pair], heavy: _Pair) -> _Pair:
-    """Where that begins which makes a line run more often: the nearest edited line before it, or the loop's first."""
+    """Return the line that makes another run more often: the nearest edited line before, or the loop's first line."""
     at = begin = lines.index(heavy)
     while begin and abs(lines[begin - 1].further) > HALF:
         begin -= 1

@@ -1,7 +1,7 @@
 """Gives lines of plain Python rows of their own, out of the time in which no operator runs. Pure functions.
 
-Watched calls say how a gap's time divides among lines, and how often each runs; how long it is, the profiled calls say.
-A line on which operators run is known by these, and its Python stays theirs.
+Watched calls show how a gap's time divides among lines, and how often each line runs; profiled calls show how long the
+gap is. A line on which operators run gets no row: its Python stays in the gaps of these operators.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ from perflab.profiles.placed import Phase
 from perflab.profiles.records import CALLED_FIRST, PYTHON, Profile, ProfileRow, merged_with
 
 MOST_LINES = 300
-"""Rows of lines, and of calls, at most: the longest. What is left stays in the gaps."""
+"""The greatest number of rows for lines, the longest, and of rows for calls, the most frequent. The time of further
+lines stays in the gaps."""
 _EVENT = 40
-"""Of the interpreter's instructions, what noting an event costs more than one that is only watched: that is 600 ns
-against 15 here. The cost of one is what makes a watched call as long as the others."""
+"""The cost of noting an event, in units of what watching adds to one instruction of the interpreter: 600 ns against
+15 ns here. The cost of a unit is chosen so that a watched gap is as long as an unwatched one."""
 _Gap = tuple[str, str, str]
-"""Phase, module and line, as a gap's row has them."""
+"""The phase, module and line of a gap's row."""
 
 
 @dataclass
 class _Share:
-    """What a line was seen to take of a gap."""
+    """The time that a line took of a gap in one watched call."""
 
     time_ns: float = 0.0
     units: float = 0.0
-    """Of the cost of watching it."""
+    """The cost of watching the line, in units as for ``_EVENT``."""
 
 
 @dataclass
 class PlainPython:
-    """What watched calls come to."""
+    """The data of watched calls: lines' shares of gaps, and how often lines run and call functions."""
 
     shares: dict[_Gap, dict[RunLine, list[_Share]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
-    """Of each call that has it there."""
+    """The share of each line in each gap, for each watched call that has the line there."""
     often: list[dict[RunLine, int]] = field(default_factory=list)
-    """Of each call, how often a line runs."""
+    """How often each line runs, for each watched call."""
     calls: list[dict[tuple[RunLine | None, str], int]] = field(default_factory=list)
-    """Of each, how often it calls a function."""
+    """How often each line calls each function, for each watched call; the line None stands for code that is not the
+    user's."""
     working: set[RunLine] = field(default_factory=set)
-    """On which operators run."""
+    """The lines on which operators run."""
 
     def add(self, root: Call, known: Mapping[int, Known], phases: Sequence[Phase], run: LinesRun) -> None:
-        """A watched call; ``known`` is by ``id`` of a call."""
+        """Add a watched call; ``known`` is by ``id`` of a call."""
         gaps = sorted(gaps_of(root, known, phases), key=lambda gap: gap.start_ns)
         starts = [gap.start_ns for gap in gaps]
         lines: dict[int, RunLine] = {}
@@ -83,7 +85,7 @@ class PlainPython:
         self.calls.append({(named.get(line), name): many for (line, name), many in run.calls.items()})
 
     def within(self, profile: Profile) -> Profile:
-        """The profile with a row for each of these lines, and for the calls there."""
+        """Return the profile with a row for each of these lines, and for the function calls on them."""
         gaps, plain = list[ProfileRow](), dict[tuple[RunLine, str, str], ProfileRow]()
         for row in profile.rows:
             shares = self.shares.get((row.phase, row.module, row.line), {}) if row.category == PYTHON else {}
@@ -118,7 +120,7 @@ class PlainPython:
         return changed(profile, rows=rows, has_plain=True)
 
     def _calls(self, kept: set[RunLine]) -> list[ProfileRow]:
-        """A row for each function that a line calls, if either has rows of its own."""
+        """Return a row for each function that a line calls, if the line or the function has rows of its own."""
         functions = {line.function for line in kept}
         often: dict[tuple[RunLine | None, str], list[int]] = defaultdict(list)
         for call in self.calls:
@@ -140,9 +142,10 @@ class PlainPython:
 
 
 def _divided(shares: Mapping[RunLine, Sequence[_Share]], time_ns: float) -> dict[RunLine, float]:
-    """Each line's share of a gap that takes so long in a call that nobody watches.
+    """Return each line's share of a gap that takes ``time_ns`` in an unwatched call.
 
-    Of each line the call counts in which it was quickest: others were disturbed, by another process for example.
+    Each line counts with the watched call in which it was quickest: the others were disturbed, for example by another
+    process.
     """
     quickest = {line: min(some, key=lambda one: one.time_ns) for line, some in shares.items()}
     seen_ns = sum(one.time_ns for one in quickest.values())
@@ -154,5 +157,5 @@ def _divided(shares: Mapping[RunLine, Sequence[_Share]], time_ns: float) -> dict
 
 
 def _in_each(often: Sequence[int]) -> int:
-    """How often in each call; 0: that differs from call to call."""
+    """Return the number in each call; 0 if it differs from call to call."""
     return often[0] if len(set(often)) == 1 else 0

@@ -1,4 +1,4 @@
-"""From recorded calls to a profile: what is known of each operator, and the time of several calls by it. Pure."""
+"""Turns recorded calls into a profile: what is known of each operator, and the time of several calls. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
 
 STRANGERS = 0.05
-"""Share of operators that the pass with places has not seen, from which on the profile says so."""
+"""Share of operators without a counterpart in the call recorded with places, above which the profile has a note."""
 
 
 def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
-    """Every operator of a call in order, with place, category, shapes and FLOPs.
+    """Return every operator of a call in order, with place, category, shapes and FLOPs.
 
-    ``named`` gives the place that a mark stands for.
+    ``named`` returns the place that a mark stands for.
     """
     found = placed(recorded.roots, recorded.phases, named)
     calls = [one.call for one in found]
@@ -49,18 +49,18 @@ def known_of(recorded: Recorded, named: Callable[[str], Where]) -> list[Known]:
         )
         for one, call, entries, phase in zip(found, calls, entered(calls), phases, strict=True)
     )
-    once: dict[Known, Known] = {}  # a layer knows what the one before it knew
+    once: dict[Known, Known] = {}  # layers repeat: equal values become one object
     return [once.setdefault(one, one) for one in known]
 
 
 def _shapes(entries: Sequence[Call]) -> str:
-    """Those of an operator's inputs: as autocast casts them, and without what the last entry gets to write into."""
+    """Return the shapes and dtype of an operator's inputs, as autocast casts them, without the last entry's output."""
     asked, done = (one.event.shapes for one in (entries[0], entries[-1]))
     return done if done.rpartition(" ")[0] == asked.rpartition(" ")[0] else asked
 
 
 def known_by_call(recorded: Recorded, known: Sequence[Known]) -> tuple[dict[int, Known], int]:
-    """By ``id`` of each operator's call, what is known of it; and how many of them are strangers."""
+    """Return what is known of each operator by ``id`` of its call, and how many operators are strangers."""
     calls = operators(recorded.roots)
     found, strangers = matched(calls, known)
     return {id(call): one for call, one in zip(calls, found, strict=True)}, strangers
@@ -68,21 +68,23 @@ def known_by_call(recorded: Recorded, known: Sequence[Known]) -> tuple[dict[int,
 
 @dataclass
 class Reading:
-    """What profiled calls came to, as they are read one by one."""
+    """The sums of profiled calls, to which calls are added one by one."""
 
     known: Sequence[Known]
     cost: Cost = FREE
-    """What the profiler adds in calls that do nothing."""
+    """The profiler's cost, as measured in calls that do nothing."""
     sums: list[Mapping[Key, Sum]] = field(default_factory=list)
     profiled_ns: list[float] = field(default_factory=list)
     cuda_calls: list[Mapping[str, Sum]] = field(default_factory=list)
     strangers: int = 0
     operators: int = 0
     not_shown: set[int] = field(default_factory=set)
-    """Devices on which other threads work in a call that does not work there: they have no timeline in it."""
+    """Devices on which other threads work during a call that does not work there, and has no timeline of the device."""
 
     def add(self, device: str, recorded: Sequence[Recorded]) -> None:
-        """Calls that followed each other, on ``cpu`` or ``cuda``; there the first is only the beginning of the next.
+        """Add calls that followed each other on ``cpu`` or ``cuda``.
+
+        On CUDA, the first call is only the beginning of the next.
 
         Raises:
             UsageError: no kernels of the call's own were recorded.
@@ -96,7 +98,10 @@ class Reading:
                 self.profiled_ns.append(one.root.total_ns)
 
     def _add_on_device(self, before: Recorded, recorded: Recorded) -> None:
-        """On each device a call lasts from the end of its kernels of the call before to the end of its own."""
+        """Add a call on CUDA.
+
+        On each device, the call lasts from the end of the kernels of the call before to the end of its own kernels.
+        """
         if not before.kernels or not recorded.kernels:
             if recorded.foreign:
                 raise UsageError(
@@ -119,12 +124,12 @@ class Reading:
         self.cuda_calls.append(_summed(recorded.cuda_calls))
 
     def profile(self, device: str, plain_ns: Sequence[float], notes: Sequence[str]) -> Profile:
-        """All calls together: the faster half of pairs, of a profiled call and a plain one in the same minute.
+        """Return the profile of all calls: the mean of the faster half of pairs of a profiled call and a plain call.
 
-        Rows and timer are of the same pairs. Of each their own faster half would be of different minutes, and a machine
-        that drifts would tell them apart.
+        The two calls of a pair ran in the same minute. Rows and timer are of the same pairs: two separate faster halves
+        would be of different minutes, between which a machine may drift.
 
-        ``plain_ns``: beside each profiled call, how long one took that was not profiled.
+        ``plain_ns`` has the time of the plain call, without the profiler, beside each profiled call.
         """
         said = list(notes)
         not_shown = self.not_shown - {key.device for sums in self.sums for key in sums}
@@ -154,7 +159,7 @@ class Reading:
 
 
 def _ends(kernels: Sequence[Kernel]) -> dict[int, int]:
-    """When each device ended its last kernel."""
+    """Return when the last kernel of each device ended."""
     found: dict[int, int] = {}
     for one in kernels:
         found[one.device] = max(one.end_ns, found.get(one.device, 0))

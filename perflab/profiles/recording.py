@@ -26,11 +26,11 @@ _DTYPES = {
     **{"long int": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8"},
 }
 RAN_OUT = "[OutOfMemory]"
-"""How the profiler names the moment at which an allocator found no room."""
+"""The profiler's name for the moment at which an allocator ran out of memory."""
 _OF_HOST = ("cpu_op", "user_annotation")
-"""Operators and ranges, among kineto's kinds of events."""
+"""Kineto's kinds of events for operators and ranges."""
 _API = ("cuda_runtime", "cuda_driver")
-"""The host's calls of CUDA."""
+"""Kineto's kinds of events for the host's calls of CUDA."""
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -39,34 +39,35 @@ class Recorded:
     """One recorded call."""
 
     root: Call
-    """The range around it, on the thread that called."""
+    """The range around the call, on the calling thread."""
     others: list[Call] = field(default_factory=list)
-    """What other threads did meanwhile, one thread after the other."""
+    """The outermost calls of other threads meanwhile, one thread after the other."""
     phases: tuple[Phase, ...] = ()
     kernels: tuple[Kernel, ...] = ()
-    """What devices did for it, in order of time."""
+    """The kernels, copies and fills that devices ran for the call, in order of time."""
     cuda_calls: tuple[tuple[str, int], ...] = ()
-    """The host's calls of CUDA and how long each took."""
+    """The host's calls of CUDA: the function's name, and how many nanoseconds the call took."""
     foreign: tuple[Kernel, ...] = ()
-    """What threads launched that the profiler does not follow, during all calls that were recorded together."""
+    """The kernels that were launched by threads which the profiler does not follow, during all calls recorded
+    together."""
 
     def foreign_within(self, begin_ns: int, end_ns: int) -> list[Kernel]:
-        """Those of ``foreign`` that run in this span."""
+        """Return the kernels of ``foreign`` that run between two moments."""
         return [one for one in self.foreign if one.end_ns > begin_ns and one.start_ns < end_ns]
 
     @property
     def roots(self) -> list[Call]:
-        """Of all threads, the caller's first."""
+        """The outermost calls of all threads, the calling thread's first."""
         return [self.root, *self.others]
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled code ran in it."""
+        """Whether compiled code ran in the call."""
         return any(call.name == COMPILED_REGION for call in operators(self.roots))
 
 
 def refuse_another_profiler(to_do: str) -> None:
-    """Raise UsageError if a profiler runs. ``to_do``: what to do without it."""
+    """Raise UsageError if a profiler runs. ``to_do`` says in the message what to do without that profiler."""
     if a_profiler_runs():
         raise UsageError(
             "a profiler runs in this process already, and a second one would end it",
@@ -76,7 +77,7 @@ def refuse_another_profiler(to_do: str) -> None:
 
 @contextlib.contextmanager
 def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
-    """Profile the block on ``cpu`` or ``cuda``; what comes has the results once the block has ended."""
+    """Profile the block on ``cpu`` or ``cuda``; the profiler that is yielded has results once the block has ended."""
     with profiler(device, record_shapes=shapes) as opened:
         yield opened
         if device == "cuda":
@@ -84,7 +85,7 @@ def recording(device: str, *, shapes: bool = False) -> Iterator[Any]:
 
 
 def run_marked(workload: Workload) -> Any:
-    """Run the workload once, with ranges around it and around its phases."""
+    """Run the workload once, with ranges around the call and around its phases; return the call's result."""
     import torch
 
     spans = iter(workload.spans)
@@ -101,13 +102,13 @@ def run_marked(workload: Workload) -> Any:
 
 
 def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[Recorded]:
-    """The calls that were run marked, in order.
+    """Return the calls that ``run_marked`` ran, in order.
 
-    ``recorded`` is what ``recording`` gave. ``details`` are all that places need: autograd's numbers; and shapes and
-    FLOPs of operators.
+    ``recorded`` is the profiler that ``recording`` yielded. ``details`` adds what places need: autograd's numbers, and
+    shapes and FLOPs of operators.
 
     Raises:
-        UsageError: not all of them were recorded.
+        UsageError: some of the calls were not recorded.
     """
     host: list[Event] = []
     api: dict[int, _ApiCall] = {}
@@ -125,7 +126,7 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
             inner = api.get(number)  # CUDA's runtime calls its driver, under the same number
             if inner is None or inner.end_ns - inner.start_ns < end_ns - start_ns:
                 api[number] = _ApiCall(one.name(), start_ns, end_ns, one.device_resource_id())
-    if followed.isdisjoint(one.thread for one in api.values()):  # another numbering: nothing is known of threads
+    if followed.isdisjoint(one.thread for one in api.values()):  # numbered otherwise: nothing is known of threads
         followed = {one.thread for one in api.values()}
     kernels = sorted((_kernel(one, api, followed) for one in work), key=lambda one: one.start_ns)
     spans = sorted((one for one in host if one.name == CALL), key=lambda one: one.start_ns)
@@ -150,7 +151,7 @@ class _ApiCall(NamedTuple):
 def _divided(
     spans: Sequence[Event], events: list[Event], kernels: Sequence[Kernel], api: Sequence[_ApiCall]
 ) -> list[Recorded]:
-    """What happened in each of some spans, by the moment at which it began; kernels by what launched them."""
+    """Assign events to the spans in which they began, and kernels to the spans in which they were launched."""
     starts = [span.start_ns for span in spans]
 
     def at(moment_ns: int) -> int:
@@ -220,7 +221,7 @@ def _kernel(event: Any, api: Mapping[int, _ApiCall], followed: Collection[int]) 
 
 
 def _event(event: Any, details: bool) -> Event:
-    """One by one, each of these takes PyTorch 0.1 us and more: what is not needed is not asked for."""
+    """Read one event. Each attribute takes PyTorch 0.1 us or more, so only those that are needed are read."""
     name, scope = name_and_scope(event.name(), event.scope())
     if not details:
         return Event(name, event.start_ns(), event.end_ns(), event.start_thread_id(), scope, event.correlation_id())
@@ -240,7 +241,7 @@ def _event(event: Any, details: bool) -> Event:
 
 
 def _shown(event: Any, shapes: Sequence[Sequence[int]]) -> str:
-    """``512x256, 256x768 float32``."""
+    """Return the shapes of an event's inputs and their first dtype: ``512x256, 256x768 float32``."""
     at = next((at for at, shape in enumerate(shapes) if shape), None)
     if at is None:
         return ""

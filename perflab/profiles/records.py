@@ -1,4 +1,4 @@
-"""Records of one call: rows of time that add up to it, and parts that add up to its peak memory. Plain frozen data."""
+"""Records of one call: rows that add up to its time, and parts that add up to its peak memory. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -10,78 +10,82 @@ from perflab.data import Amount, Data, Positive, Share, changed
 
 PYTHON = "python"
 CALLED_FIRST = "perflab"
-"""Who calls the user's first function."""
+"""The name that stands for the caller of the user's first function."""
 GAPS = ("host wait", "launches", "kernel wait", PYTHON)
-"""Categories that are no operator's."""
+"""Categories of time in which no operator, or on a GPU no kernel, runs."""
 OTHER_THREAD = "another thread"
 OTHER = "other"
 DISPATCH = "dispatch"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 """Phases of a training step. In a case without phases, autograd's nodes and PyTorch's range around an optimizer's step
-tell which of them an operator is of.
+show the phase of an operator.
 
-Where a case has phases, their names are the user's, and no code asks for one of them, but for what only these three
-tell: that a backward or an optimizer is one which is written by hand, and has neither nodes nor that range.
+In a case with phases, their names are the user's. The code compares them with these three names only to recognise a
+backward or an optimizer that is written by hand, and so has neither nodes nor that range.
 """
 UNNAMED = (*GAPS, OTHER_THREAD, DISPATCH)
-"""Categories that stand in an operator's place: gaps, and PyTorch's own work."""
+"""Categories that stand in an operator's place: gaps, work of other threads, and PyTorch's own work."""
 
 
 class ProfileRow(Data, frozen=True):
-    """What equal pieces of work took together in one call."""
+    """The time that equal pieces of work took together in one call."""
 
     category: str
     """``products forward``, ``products backward``, ``attention``, ``element-wise and norms``, ``embedding and loss``,
     ``optimizer``, ``copies``, ``communication``, ``compiled code``, or one of these:
 
-    ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine; on a GPU its rows are operators
-    that launch nothing, and have no time. ``python`` is time on a CPU in which no operator runs. On a GPU, ``host
-    wait`` is time in which the device waits for a kernel that the host has not begun to launch, ``launches`` that in
-    which it waits for this call of CUDA to end, and ``kernel wait`` what is left between kernels. ``another thread`` is
-    time in which the device only does what a thread launched that the profiler does not follow, such as a data
-    loader's. ``your operators`` are those that are not PyTorch's own, an ``autograd.Function`` among them; ``other`` is
-    what no operator launched, and on a CPU an operator that the call with places did not have.
+    ``dispatch`` is PyTorch's own work on a CPU: views, allocation, the autograd engine; on a GPU, ``dispatch`` rows are
+    operators that launch nothing, and have no time. ``python`` is time on a CPU in which no operator runs. On a GPU,
+    ``host wait`` is time in which the device waits for a kernel that the host has not begun to launch, ``launches`` is
+    time in which the device waits for the launching call of CUDA to end, and ``kernel wait`` is the rest of the time
+    between kernels. ``another thread`` is time in which the device runs only kernels that were launched by a thread
+    which the profiler does not follow, such as a data loader's. ``your operators`` are operators that are not PyTorch's
+    own, such as an ``autograd.Function``; ``other`` is a kernel that no operator launched, and on a CPU an operator
+    that the call recorded with places did not have.
     """
     operator: str = ""
-    """``aten::mm``; on a GPU the operator that launched the kernel; ``""`` for a gap. Of a line of plain Python, its
-    function; where that line is a call, the function called."""
+    """The operator's name, ``aten::mm``; on a GPU, the operator that launched the kernel; ``""`` for a gap. In a row
+    of plain Python, the function of the line; in a row of calls in plain Python, the function called."""
     kernel: str = ""
-    """On a GPU, the kernel's readable name."""
+    """The kernel's readable name, on a GPU."""
     phase: str = ""
-    """As the case names it. In a case without phases ``forward``, ``backward`` or ``optimizer``, as autograd and the
-    optimizer tell them; ``""`` for what is in none of these there, and where no backward runs."""
+    """The phase's name in the case. In a case without phases, ``forward``, ``backward`` or ``optimizer``, as shown
+    by autograd and the optimizer; ``""`` for work in none of these, and for all work if no backward runs."""
     module: str = ""
-    """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. Of a gap, that of the operator
-    that ends it."""
+    """The innermost module, with ``*`` for a layer's number: ``blocks.*.attention.q``. A gap has the module of the
+    operator that ends the gap."""
     line: str = ""
-    """The user's line; of a backward, the forward's; of ``python``, that of the operator that ends it."""
+    """The user's line. An operator of the backward has the line of the forward; a ``python`` gap has the line of the
+    operator that ends the gap."""
     shapes: str = ""
     """Shapes and dtype of the operator's inputs: ``512x256, 256x768 float32``."""
     within: str = ""
-    """The outermost operator that this one runs within: ``aten::repeat`` of the ``aten::cat`` that it calls. Of calls
-    in plain Python, rows without a time, the function that calls; ``CALLED_FIRST`` where that is no user's."""
+    """The outermost operator that this operator runs within: ``aten::repeat`` for the ``aten::cat`` that it calls.
+    In a row of calls in plain Python, which has no time, the calling function; ``CALLED_FIRST`` if the caller is not
+    the user's code."""
     device: Amount = 0
-    """On GPUs, the number of the one whose time it is."""
+    """The number of the GPU whose time the row has."""
     instances: Share = 0.0
-    """How often in one call; of plain Python 0 where that is not the same in each call."""
+    """How often the work is done in one call; for plain Python 0 if the number differs from call to call."""
     time_ns: Share = 0.0
     spread_ns: Share = 0.0
     """Standard deviation of ``time_ns`` from call to call."""
     flops: Amount = 0
-    """Of all instances."""
+    """FLOPs of all instances together."""
     is_part: bool = False
-    """On a CPU, whether it runs within another operator of its category, of which that one is the instance."""
+    """Whether, on a CPU, the operator runs within another operator of its category, which is the one counted as an
+    instance."""
     code: str = ""
-    """Of a line of plain Python, a digest of its text: lines move when a file is edited."""
+    """A digest of the text of a line of plain Python: a line's number changes when a file is edited."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a line of plain Python, which no operator runs on, or calls from there."""
+        """Whether the row is a line of plain Python, on which no operator runs, or function calls on such a line."""
         return self.category == PYTHON and bool(self.operator)
 
 
 def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
-    """Two rows as one, which keeps what the first says besides its numbers."""
+    """Return two rows as one, with the first row's fields and both rows' numbers; spreads are added as squares."""
     return changed(
         row,
         instances=row.instances + other.instances,
@@ -92,236 +96,247 @@ def merged_with(row: ProfileRow, other: ProfileRow) -> ProfileRow:
 
 
 class CudaCall(Data, frozen=True):
-    """What the host's calls of one function of CUDA take in one profiled call. They run beside the device's time."""
+    """The number and time of the host's calls of one function of CUDA, in one profiled call.
+
+    These calls run beside the device's time.
+    """
 
     name: str
-    """``cudaLaunchKernel``."""
+    """The function's name, ``cudaLaunchKernel``."""
     instances: Share
     time_ns: Share
 
 
 class Profile(Data, frozen=True, forbid_unknown_fields=False):
-    """Where the time of one call went. Fields of older versions are passed over when a saved run is read."""
+    """The time of one call, divided into rows. Fields of older versions are ignored when a saved run is read."""
 
     device: str
-    """``cpu`` or ``cuda``."""
+    """The type of device: ``cpu`` or ``cuda``."""
     calls: Annotated[int, msgspec.Meta(ge=1)]
-    """Profiled calls that the rows are the mean of: the faster half, each with the plain call beside it."""
+    """How many profiled calls the rows are the mean of: the faster half, each with the plain call beside it."""
     timer_ns: Positive
-    """One call without the profiler, timed between the profiled ones: the mean of those beside them."""
+    """The time of one call without the profiler: the mean of the plain calls that ran beside the profiled calls."""
     profiled_ns: Positive
-    """One call with it."""
+    """The time of one call with the profiler."""
     cost_ns: Share = 0.0
-    """What the profiler is known to add to a call. It has been taken away from the rows."""
+    """The time that the profiler is known to add to a call. It is subtracted from the rows."""
     rows: list[ProfileRow] = []
-    """The most time first."""
+    """The rows, the most time first."""
     notes: list[str] = []
     called: dict[str, list[str]] = {}
-    """By module, the lines from which it is called, each with those that called it, ``net.py:9 < train.py:5``; where a
-    checkpoint runs it, those from the checkpoint's on. Of ``""``, the lines that run a backward."""
+    """The lines that call each module, each with its callers: ``net.py:9 < train.py:5``. If a checkpoint runs the
+    module, the lines begin with the call of the checkpoint. The key ``""`` has the lines that run a backward."""
     devices: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """How many devices the rows are of. Each has a timeline as long as the call."""
+    """How many devices the rows are of. Each device has a timeline as long as the call."""
     has_plain: bool = False
-    """On a CPU, whether lines of plain Python have rows of their own. They are no part of ``python``'s others then."""
+    """Whether, on a CPU, lines of plain Python have rows of their own, whose time is then no part of the other
+    ``python`` rows."""
     cuda_calls: list[CudaCall] = []
-    """On a GPU, what the host does there meanwhile; the longest first. The profiler's own cost is in it."""
+    """The host's calls of CUDA while a GPU works, the longest first. Their time includes the profiler's own cost."""
 
     @property
     def whole_ns(self) -> float:
-        """What the rows should add up to: the time of one call, on each of its devices."""
+        """The time that the rows should add up to: the time of one call on each of its devices."""
         return self.timer_ns * self.devices
 
     @property
     def explained_ns(self) -> float:
-        """What the rows add up to."""
+        """The time that the rows add up to."""
         return sum(row.time_ns for row in self.rows)
 
     @property
     def unexplained_ns(self) -> float:
-        """What the timer says beyond the rows, or less than they do; with what was recorded and is of no category."""
+        """The time by which the rows fall short of the timer; negative if they exceed it."""
         return self.whole_ns - self.explained_ns
 
     @property
     def unknown_share(self) -> float:
-        """Share of the call that nobody could be given."""
+        """Share of the call without explanation: unexplained time, in either direction, and the category ``other``."""
         return abs(self.unexplained_ns) / self.whole_ns + self.share_of(OTHER)
 
     def share_of(self, category: str) -> float:
-        """Share of the call that the rows of a category take."""
+        """Return the share of the call that the rows of a category take."""
         return sum(row.time_ns for row in self.rows if row.category == category) / self.whole_ns
 
 
 ON_HOST = "on the host"
-"""The category of a part that is CUDA's calls, or operators that launch nothing: the device has no time for it but in
-its gaps."""
+"""The category of a part that consists of calls of CUDA, or of operators that launch nothing: on the device, such a
+part takes time only in gaps."""
 SAME, VARY = "same", "vary"
-"""The inputs of an operator that takes longer."""
+"""Values of ``Part.inputs``: the inputs of an operator that takes longer."""
 
 
 class OnLine(Data, frozen=True):
-    """What changed most on a further line of the same edit."""
+    """The operator that changed most on a further line of the same edit."""
 
     operator: str
     line: str
     more: float = 0.0
-    """How many more calls; 0: as many, on other inputs."""
+    """How many more calls, or runs of a line of plain Python; 0: as many, on other inputs or in edited code."""
 
 
 class Part(Data, frozen=True):
-    """One piece of an explanation: what some module does otherwise than before."""
+    """One part of an explanation: a change in what some module does."""
 
     change_ns: float
-    """Of the time of one call; negative: it became faster."""
+    """The change of the time of one call in nanoseconds; negative: it became faster."""
     operator: str = ""
     """The operator that changed most; ``""`` for a gap."""
     module: str = ""
     line: str = ""
     phases: list[str] = []
     more: float = 0.0
-    """How many more calls of that operator; 0: as many as before, which take longer."""
+    """How many more calls of the operator, negative for fewer; 0: as many as before, which take longer."""
     often: list[Share] = []
-    """Of plain Python, whose ``module`` is a function and whose operator is what its line calls, or ``python``: how
-    often before and now."""
+    """How often the line of a part of plain Python runs, or calls the operator, before and now. In such a part,
+    ``module`` is a function, and ``operator`` is the function that the line calls, or ``python``."""
     again: Amount = 0
-    """How many times more the whole of ``module`` is computed; 0: what changed is not all that it does."""
+    """How many times more the whole of ``module`` is computed; 0: only some of the module's work changed."""
     other_modules: list[str] = []
-    """Further modules that are, or that run so much more often."""
+    """Further modules that are computed again too, or that run more often by the same number."""
     layers: list[Amount] = []
-    """Where ``module`` is layers, of which more or fewer run: how many before, and how many now."""
+    """How many layers ran before and run now, if ``module`` is layers of which more or fewer run."""
     left_out: list[str] = []
-    """Parts of these that are not."""
+    """Parts of the modules that are not computed again."""
     called: str = ""
-    """Where all of a module is computed again or more often, the line from which it is called, and those that called
-    that one; under a checkpoint the line of that; of a backward that runs again, the line that runs it."""
+    """The line that calls the module, with its callers, if all of the module is computed again or more often. Under
+    a checkpoint, this is the checkpoint's line; for a backward that runs again, the line that runs it."""
     moved_from: list[str] = []
-    """Phases that have as many fewer calls of it: it is called as often as before, and elsewhere."""
+    """Phases that have as many fewer calls of the operator: it is called as often as before, in another phase."""
     others: list[str] = []
-    """Further operators of which there are more too on that line, or less too."""
+    """Further operators that also have more calls on the line, or that also have fewer."""
     instead_of: list[str] = []
-    """The optimizer's operators that are no more called, where these calls do their work."""
+    """The optimizer's operators that are no longer called, if the part's calls do their work."""
     other_lines: list[OnLine] = []
-    """Of the same edit, the most time first."""
+    """Further lines of the same edit, the most time first."""
     category: str = ""
     shapes: str = ""
-    """Where it is called on other inputs than before: one of those then, and one of those now."""
+    """One of the operator's input shapes before and one of those now, if the operator is called on other inputs."""
     inputs: str = ""
-    """Where it takes longer and nothing else changed: its shapes are the ``same``, or they, or the number of its calls,
-    ``vary`` from call to call; ``""``: they are not known."""
+    """The inputs of an operator that takes longer while nothing else changed: the ``same`` shapes, or they ``vary``:
+    shapes or the number of calls differ from call to call; ``""``: not known."""
     within: str = ""
-    """The operator that makes most of these calls, where it is not called more often itself or has no row."""
+    """The operator that makes most of these calls, if that operator is not called more often itself or has no row."""
 
 
 class Explanation(Data, frozen=True):
-    """Why a case became worse, as the profiles of both versions tell it. The parts and ``rest_ns`` add up."""
+    """The reasons why a case became worse, by both versions' profiles. Parts and ``rest_ns`` add up to the change."""
 
     base: str
-    """Whose profile this one was held against, as people call it."""
+    """The name, in texts, of the version whose profile this one was compared with."""
     before_ns: Share = 0.0
     now_ns: Share = 0.0
-    """Time of one call in both profiles."""
+    """The time of one call in the profile now, as ``before_ns`` is in the profile before."""
     parts: list[Part] = []
-    """The most likely cause first."""
+    """The parts, the most likely cause first."""
     rest_ns: float = 0.0
-    """What is left of the change that the gate measured."""
+    """The rest of the change that the gate measured, beyond the parts."""
     problem: str | None = None
-    """Why nothing could be looked into, or why the parts do not explain the change."""
+    """Why the profiles could not be compared, or why the parts do not explain the change; None: no problem."""
 
 
 INPUTS = "inputs"
-"""The category of what is held before a call and is nothing else."""
+"""The category of memory that is held before a call and is in no other category."""
 KEPT = "kept"
-"""The category of what a call has made and nobody lets go when it has returned, and its result was dropped."""
+"""The category of blocks that a call has allocated and that are still alive after it has returned and its result was
+dropped."""
 KEPT_BEFORE = "kept by more calls before"
-"""The category of what a peak lacks of the gate's because each call keeps something, and more calls had run."""
+"""The category of the difference between a recorded peak and the gate's, if each call keeps something and more calls
+had run before the gate's."""
 LET_GO = "let go"
-"""The category of what was held before a call and is no more at its peak: it has a negative size."""
+"""The category of blocks that were held before a call and are freed by its peak. Their size is negative."""
 
 
 class PeakPart(Data, frozen=True):
     """Blocks of one place and kind that are alive at the peak of a call."""
 
     category: str
-    """Held before the call: ``parameters``, ``gradients``, ``optimizer state``, ``buffers``, ``inputs``, and pools
-    of ``CUDA graphs``. Made by it: ``activations``, ``temporaries``, ``passed on`` to a later
-    phase that is no backward, ``new gradients``, ``new optimizer state``,
-    ``results``, which go when the call's result is dropped, and ``KEPT``; of the call before it too. Besides those
+    """The kind of memory. Memory held before the call is ``parameters``, ``gradients``, ``optimizer state``,
+    ``buffers``, ``inputs``, or pools of ``CUDA graphs``. Memory that the call has allocated is ``activations``,
+    ``temporaries``, ``passed on`` to a later phase that is no backward, ``new gradients``, ``new optimizer state``,
+    ``results``, which are freed when the call's result is dropped, or ``KEPT``, which earlier calls may have
+    allocated too; in a call that ran out of memory, it is ``made by the`` phase. Memory that the call has freed is
     ``LET_GO``."""
     size_bytes: int
     blocks: int
     operator: str = ""
-    """That asked for them; ``""``: not known, or held before the call."""
+    """The operator that asked for the blocks; ``""``: not known, or held before the call."""
     module: str = ""
-    """As in ``ProfileRow``."""
+    """The innermost module, as in ``ProfileRow``."""
     line: str = ""
-    """That asked for them; of what a module held before the call, the one that calls the module."""
+    """The line that asked for the blocks; for memory that a module held before the call, the line that calls the
+    module."""
     stack: list[str] = []
-    """That line and those that called it, the innermost first."""
+    """The line and its callers, the innermost first."""
 
 
 class Keeper(Data, frozen=True):
-    """What holds tensors that a call keeps, and the line that puts them there."""
+    """A holder of tensors that a call keeps, and the line that puts the tensors there."""
 
     line: str = ""
-    """After which the holder has changed; ``""``: none of the user's lines was seen to do it."""
+    """The line after which the holder has changed; ``""``: the holder changed after none of the user's lines."""
     holder: str = ""
-    """``train.HISTORY``, ``Training.last``; ``kept of watch``, a variable of a function; ``""``: it has no name."""
+    """The holder's name: ``train.HISTORY``, ``Training.last``, or ``kept of watch`` for a variable of a function;
+    ``""``: none."""
     kind: str = ""
-    """Of a container: ``list``."""
+    """The type of a container, such as ``list``; ``""``: the holder is no container."""
     many: Amount = 0
-    """How many a container has."""
+    """The number of entries of a container."""
     grows: bool = False
-    """Whether a container has more after each call."""
+    """Whether a container has more entries after each call."""
 
     @property
     def place(self) -> str:
-        """``at train.py:12 in train.HISTORY, a list of 1640``, as far as that is known."""
+        """The line and the holder as text, if known: ``at train.py:12 in train.HISTORY, a list of 1,640``."""
         size = f"a {self.kind} of {self.many:,}" if self.kind else ""
         held = ", ".join(filter(None, (self.holder, size)))
         return " ".join([*([f"at {self.line}"] if self.line else []), *([f"in {held}"] if held else [])])
 
 
 class Peak(Data, frozen=True):
-    """What makes the peak memory of one call: its parts add up to it, to the byte."""
+    """The peak memory of one call, divided into parts that add up to it, to the byte."""
 
     parts: list[PeakPart]
-    """The largest first."""
+    """The parts, the largest first."""
     grows_bytes: int = 0
-    """How much more the callable holds after each call than before it."""
+    """How many more bytes the callable holds after each call than before it."""
     keepers: list[Keeper] = []
-    """What holds the tensors that a call keeps, what grows first, then what holds most."""
+    """The holders of the tensors that a call keeps: containers that grow first, then holders of tensors with an
+    autograd graph, then those with the most bytes."""
 
     @property
     def peak_bytes(self) -> int:
-        """What is gated: what was held, and how far the call rose above that."""
+        """The size that is gated: the memory held before the call, and how far the call rose above that."""
         return sum(part.size_bytes for part in self.parts)
 
 
 class PeakChange(Data, frozen=True):
-    """What is more, or less, at one peak than at another."""
+    """A change between two peaks: more, or fewer, blocks of one kind and place."""
 
     category: str
     change_bytes: int
     more: int = 0
-    """How many more blocks; 0: as many, of other sizes. Of ``KEPT_BEFORE``, how many more calls."""
+    """How many more blocks, negative for fewer; 0: as many, of other sizes. For ``KEPT_BEFORE``, how many more
+    calls."""
     places: int = 1
-    """How many kinds and places of blocks this is the sum of; operator, module and line are of the largest."""
+    """How many kinds and places of blocks the change sums up; operator, module and line are of the largest."""
     operator: str = ""
     module: str = ""
     line: str = ""
     stack: list[str] = []
-    """That line and those that called it, the innermost first."""
+    """The line and its callers, the innermost first."""
     keeper: Keeper | None = None
-    """Of what is kept: what holds it."""
+    """The holder of blocks that are kept; None: not known, or the blocks are not kept."""
 
 
 class PeakExplanation(Data, frozen=True):
-    """Why a case needs more memory than before. The parts add up to ``now_bytes - before_bytes``."""
+    """The reasons why a case needs more memory than before. The parts add up to ``now_bytes - before_bytes``."""
 
     base: str
-    """Whose peak this one was held against, as people call it."""
+    """The name, in texts, of the version whose peak this one was compared with."""
     before_bytes: Amount = 0
     now_bytes: Amount = 0
     parts: list[PeakChange] = []
-    """The largest change first."""
+    """The parts, the largest change first."""
     problem: str | None = None
-    """Why nothing could be looked into, or why the parts do not explain the change."""
+    """Why the peaks could not be compared, or why the parts do not explain the change; None: no problem."""

@@ -1,6 +1,6 @@
-"""A profile as one line of text, in which a baseline keeps all of its rows, and back. Pure.
+"""Packs a profile with all of its rows into one line of text, as a baseline stores it, and unpacks it. Pure.
 
-As JSON a profile of some hundred rows takes 30 to 60 kB; its rows are much alike, so compressed it takes a tenth.
+As JSON, a profile of some hundred rows takes 30 to 60 kB. The rows are much alike, so compressed they take a tenth.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from perflab.profiles.parts import launches_and_waits
 from perflab.profiles.records import Profile
 
 _DIGITS = 3
-"""Significant digits of stored times: further ones differ from save to save and cost half of the bytes."""
+"""Significant digits of stored times: further digits differ from save to save and cost half of the bytes."""
 _MOST_BYTES = 1 << 24
-"""Of unpacked JSON: a damaged or hostile file must not fill the memory."""
+"""The greatest size of unpacked JSON in bytes: a damaged or hostile file must not fill the memory."""
 
 
 def packed(profile: Profile) -> str:
-    """The profile without FLOPs, with short times, and of CUDA's calls those that are counted, as base64."""
+    """Return the profile as compressed JSON in base64.
+
+    FLOPs and those calls of CUDA that are not counted by metrics are left out; times are shortened to a few digits.
+    """
     rows = [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0) for row in profile.rows]
     calls = [changed(one, time_ns=_short(one.time_ns)) for one in launches_and_waits(profile.cuda_calls)]
     plain = to_json(changed(profile, rows=rows, cuda_calls=calls))
@@ -30,7 +33,7 @@ def packed(profile: Profile) -> str:
 
 
 def unpacked(text: object) -> Profile | None:
-    """The profile that `packed` made this text of; None for anything else, as older versions stored it."""
+    """Return the profile that ``packed`` made a text of; None for anything else, such as an older format."""
     if not isinstance(text, str):
         return None
     try:

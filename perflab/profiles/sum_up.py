@@ -1,4 +1,4 @@
-"""From the divided time of several calls to a profile. Pure functions."""
+"""Sums up the divided times of several calls as one profile. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def summed_up(
     notes: Sequence[str] = (),
     cuda_calls: Sequence[Mapping[str, Sum]] = (),
 ) -> Profile:
-    """The mean of the quiet calls, row by row.
+    """Return the profile that is the mean of the quiet calls, row by row.
 
-    ``calls`` have the divided time of each profiled call, and ``quiet`` says which of them count; ``timer_ns`` is of
-    one that is not profiled. ``cost``, what the profiler adds, is taken off. ``cuda_calls`` are those of the host by
-    name, of each call; none: they are not known.
+    ``calls`` has the divided time of each profiled call, and ``quiet`` the indices of those that count; ``timer_ns`` is
+    the time of a call that is not profiled. ``cost``, the time that the profiler adds, is subtracted. ``cuda_calls``
+    has the host's calls of CUDA by name, for each call; it is empty if they are not known.
     """
     counted = [calls[at] for at in quiet]
     keys = dict.fromkeys(key for call in counted for key in call)
@@ -71,6 +71,9 @@ def _row(key: Key, calls: Sequence[Mapping[Key, Sum]], cost: Cost) -> ProfileRow
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Standard deviation. ``pstdev`` computes it in fractions, 20 times as slow, and there is one a row."""
+    """Return the standard deviation of a population.
+
+    ``pstdev`` computes it in fractions, which takes 20 times as long, and each row needs one.
+    """
     mean = fmean(values)
     return math.sqrt(fmean((value - mean) ** 2 for value in values))

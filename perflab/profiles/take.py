@@ -1,8 +1,8 @@
 """Takes the profile of a call: once with modules, lines and shapes, then several times with as little as possible.
 
 The first pass disturbs times, since it marks every module and every line with a range of the profiler. So times come
-from calls in which the profiler records operators alone, and the two are joined operator by operator. Calls without a
-profiler run between them, which gives the time that the profile has to add up to.
+from calls in which the profiler records operators alone, and the two passes are joined operator by operator. Calls
+without a profiler run between these, which gives the time that the profile has to add up to.
 """
 
 from __future__ import annotations
@@ -43,31 +43,36 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 MOST_ROUNDS = 8
-"""How often profiled and plain calls take turns: the more often, the less a drifting machine tells them apart."""
+"""The greatest number of rounds in which plain and profiled calls take turns: the more rounds, the less a drifting
+machine makes the two differ."""
 LEAST_ROUNDS, LEAST_ROUNDS_OF_LONG = 2, 4
 _LONG_NS = 1e8
-"""On a CPU, a call so long that what ran before it does not show in its time."""
+"""The length in nanoseconds above which a call on a CPU does not depend on what ran before it."""
 MOST_CALLS = 40
-"""Profiled calls, at most: more say nothing new, and their events fill memory."""
+"""The greatest number of profiled calls: more calls show nothing new, and their events fill memory."""
 LEAST_CALLS = 15
-"""Calls that a profile takes at least: three that find places, one timed, two rounds of four, or four of two, and three
-whose lines of Python are watched."""
+"""The least number of calls that a profile takes: three that find places, one timed, two rounds of four, or four of
+two, and three whose lines of Python are watched."""
 LEAST_ON_CUDA = 5
-"""Calls of a round there: one is only the beginning of the next, and plain calls begin on an idle device."""
+"""The least number of calls in a round on CUDA: one is only the beginning of the next, and plain calls begin on an
+idle device."""
 
 
 _WATCHED_CALLS = 3
-"""For lines of Python: what all do equally often is the same in each call."""
+"""The number of calls that are watched for lines of Python. A number that is equal in all of them counts as the
+number in each call."""
 
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """How a case is profiled."""
+    """The settings by which a case is profiled."""
 
     budget_ns: float
-    """How long its calls may take, after the few that find places; each kind of call is made a few times at least."""
+    """How many nanoseconds the case's calls may take, after the few calls that find places; each kind of call is
+    made a few times at least."""
     files: Path | None = None
-    """Where one call is written for other tools, without the endings ``.trace.json`` and ``.folded``; None: nowhere."""
+    """The path at which one call is written for other tools, without the endings ``.trace.json`` and ``.folded``;
+    None: no files."""
 
 
 def take_profile(
@@ -77,10 +82,10 @@ def take_profile(
     plan: ProfilePlan,
     progress: Callable[[str], None],
 ) -> Profile:
-    """Profile one call of a workload that is warm; ``progress`` is called with what is under way.
+    """Profile one call of a workload that is warm; ``progress`` is called with the name of each step as it begins.
 
     Raises:
-        UsageError: another profiler runs, or ours saw nothing.
+        UsageError: another profiler runs, or perflab's own recorded nothing.
         Exception: whatever the workload raises.
     """
     refuse_another_profiler("profile")
@@ -103,14 +108,14 @@ def take_profile(
         progress(f"profile: round {number + 1} of {turns.rounds}")
         if turns.has_first:
             workload.run()
-        if on_cuda:  # as they follow each other, without waiting for the device between them
+        if on_cuda:  # calls that follow each other, without a wait for the device between them
             plain_ns += [_in_a_row_ns(workload, stopwatch, turns.calls, devices)] * (turns.calls - 1)
         else:
             for _ in range(turns.calls):
                 total_ns, waits = _plain(workload, stopwatch)
                 plain_ns.append(total_ns)
                 waiting.append(waits)
-        if on_cuda:  # nothing may come between these calls: what follows a call's beginning is the call's
+        if on_cuda:  # nothing may run between these calls: work after a call's beginning counts as the call's
             workload.make_ready(turns.calls + turns.has_first)
         with recording(device.type) as profiler:
             if turns.has_first:
@@ -120,7 +125,7 @@ def take_profile(
                     workload.make_ready(1)
                 run_marked(workload)
         profilers.append(profiler)
-    with collector_off():  # events are many and none is garbage: looking through them takes half of the time
+    with collector_off():  # events are many and none is garbage: a collection takes half of the time
         for profiler in profilers:
             reading.add(device.type, recorded_calls(profiler, turns.calls))
     if min(plain_ns) <= 0:
@@ -140,9 +145,10 @@ def take_profile(
 
 
 def _plain(workload: Workload, stopwatch: Stopwatch) -> tuple[int, float]:
-    """How long a call takes without a profiler, and in what share of that its thread does not run."""
+    """Return a call's nanoseconds without a profiler, and the share in which the calling thread does not run."""
     workload.make_ready(1)
-    # Both clocks are real, whatever the stopwatch reads. Processor time is read around the other: no wait is made up.
+    # Both clocks are real, whatever the stopwatch reads. Processor time is read outside of the other clock, so that
+    # no wait is made up.
     used_ns = time.thread_time_ns()
     begun_ns = time.perf_counter_ns()
     total_ns = stopwatch.time(workload, 1).total_ns
@@ -152,9 +158,10 @@ def _plain(workload: Workload, stopwatch: Stopwatch) -> tuple[int, float]:
 
 
 def _with_waits(profile: Profile, share: float) -> Profile:
-    """Says that calls wait, if they do. ``share``: in which the calling thread does not run, of each call at least.
+    """Add a note that calls wait, if they do.
 
-    Where no time is ``python``, it is operators that wait, for threads of their own.
+    ``share`` is the least share of a call in which the calling thread does not run. If little of the time is
+    ``python``, there is no note: then operators wait, for threads of their own.
     """
     python_ns = sum(row.time_ns for row in profile.rows if row.category == "python")
     if min(share, python_ns / profile.timer_ns) <= CANT_TELL:
@@ -167,7 +174,10 @@ def _with_waits(profile: Profile, share: float) -> Profile:
 
 
 def _in_a_row_ns(workload: Workload, stopwatch: Stopwatch, calls: int, devices: int) -> float:
-    """A call's share of calls in a row. On several devices until all are idle: a stopwatch's events are of one."""
+    """Return the mean time in nanoseconds of calls in a row.
+
+    On several devices, the time lasts until all devices are idle, since a stopwatch's events are of one device.
+    """
     workload.make_ready(calls)
     if devices == 1:
         return stopwatch.time(workload, calls).total_ns / calls
@@ -180,17 +190,17 @@ def _in_a_row_ns(workload: Workload, stopwatch: Stopwatch, calls: int, devices: 
 
 
 class _Turns(NamedTuple):
-    """How profiled and plain calls take turns."""
+    """The numbers of rounds and calls by which profiled and plain calls take turns."""
 
     rounds: int
     calls: int
-    """Of each kind in a round."""
+    """The number of calls of each kind in a round."""
     has_first: bool
-    """Whether one more runs before them: the first call after something else is slower than those that follow."""
+    """Whether one more call runs before these: the first call after other work is slower than the calls that follow."""
 
 
 def _turns(budget_ns: float, call_ns: float, *, on_cuda: bool) -> _Turns:
-    """As many as can be afforded, and a few at least."""
+    """Return as many rounds and calls as the budget affords, and a few at least."""
     has_first = on_cuda or call_ns <= _LONG_NS
     calls = int(min(MOST_CALLS, budget_ns / ((3.5 if has_first else 2.0) * call_ns)))
     least = LEAST_ON_CUDA if on_cuda else 1
@@ -199,7 +209,10 @@ def _turns(budget_ns: float, call_ns: float, *, on_cuda: bool) -> _Turns:
 
 
 def _with_plain_python(profile: Profile, workload: Workload, known: Sequence[Known]) -> Profile:
-    """The same with rows for lines of plain Python, which some calls more are watched for."""
+    """Return the profile with rows for lines of plain Python, for which a few more calls are watched.
+
+    The profile is unchanged if compiled code runs, and has only a note if a call has too many events.
+    """
     found = PlainPython()
     for _ in range(_WATCHED_CALLS):
         workload.make_ready(1)
@@ -217,9 +230,12 @@ def _with_plain_python(profile: Profile, workload: Workload, known: Sequence[Kno
 
 
 def _nearest(read_ns: Sequence[float], mean_ns: float, profilers: Sequence[Any], calls: int) -> Recorded:
-    """The call that is most like the rows: files for other tools should show what the table shows."""
+    """Return the recorded call whose time is nearest to the mean.
+
+    Files for other tools should show what the table shows.
+    """
     at = min(range(len(read_ns)), key=lambda number: abs(read_ns[number] - mean_ns))
-    a_round = len(read_ns) // len(profilers)  # on CUDA one less than its calls: the first is only the beginning
+    a_round = len(read_ns) // len(profilers)  # on CUDA one less than the calls: the first is only the beginning
     return recorded_calls(profilers[at // a_round], calls)[at % a_round + calls - a_round]
 
 
@@ -236,7 +252,10 @@ def _write(files: Path, recorded: Recorded, known: Sequence[Known]) -> None:
 
 
 def _known(workload: Workload, device: torch.device, places: Places) -> tuple[list[Known], int, list[str]]:
-    """Every operator of a call in order, with place, category, shapes and FLOPs; how many devices work; and notes."""
+    """Return what is known of every operator of a call in order, how many devices work, and notes.
+
+    An operator is known with place, category, shapes and FLOPs.
+    """
     plain = _recorded(workload, device, contextlib.nullcontext)
     names, notes = [call.name for call in operators(plain.roots)], list[str]()
     if plain.is_compiled:
@@ -251,11 +270,15 @@ def _known(workload: Workload, device: torch.device, places: Places) -> tuple[li
 
 
 def _as_without_marks(workload: Workload, device: torch.device, places: Places, names: list[str]) -> Recorded | None:
-    """One call with marks for modules and lines, or else for modules alone, in which it does what it does without."""
+    """Record one call with marks for modules and lines, or else with marks for modules alone.
+
+    Marks for lines are left out if the call fails with them, or runs other operators. Return None if the call fails
+    with the marks for modules alone too.
+    """
     for lines in (True, False):
         try:
             recorded = _recorded(workload, device, partial(places.marking, lines=lines))
-        except Exception:  # code that refuses tensors with a torch function, say: it has just run without
+        except Exception:  # such as code that refuses torch functions: it has just run without marks
             continue
         if not lines or [call.name for call in operators(recorded.roots)] == names:
             return recorded
@@ -265,7 +288,7 @@ def _as_without_marks(workload: Workload, device: torch.device, places: Places, 
 def _recorded(
     workload: Workload, device: torch.device, marking: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Recorded:
-    """One call with shapes and FLOPs, and the marks that are asked for."""
+    """Record one call with shapes and FLOPs, under the given marks."""
     workload.make_ready(1)
     with recording(device.type, shapes=True) as profiler, marking():
         run_marked(workload)

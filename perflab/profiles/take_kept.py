@@ -1,4 +1,4 @@
-"""Takes what a call keeps when it is over: blocks of memory by operator, module and line."""
+"""Finds the memory that a call keeps when it is over: blocks by operator, module and line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 KEPT = "kept"
 _CALLS = 3
-"""The first has the profiler know what the second lets go, and the third lets go what lives from call to call."""
+"""The number of calls. The first lets the profiler know the blocks that the second frees; the third frees the blocks
+that live from one call to the next."""
 
 
 def take_kept(workload: Workload, device: torch.device) -> list[PeakPart]:
-    """What one call makes and a later one has not let go, the largest first.
+    """Return the blocks that one call allocates and a later call has not freed, the largest first.
 
     Raises:
-        UsageError: another profiler runs, or ours saw nothing.
+        UsageError: another profiler runs, or perflab's own recorded nothing.
         Exception: whatever the workload raises.
     """
     refuse_another_profiler("look for leaks")

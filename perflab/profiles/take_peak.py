@@ -1,7 +1,7 @@
-"""Takes the peak memory of a call apart: what was held before, and what operators, modules and lines add to it.
+"""Divides the peak memory of a call into what was held before, and what operators, modules and lines add to that.
 
-As in the gate's own pass, a first call lets the profiler know the blocks that the second one frees. Modules and lines
-are marked, which may change what a call needs: then fewer marks are set, until the call rises as far as without any.
+As in the gate's own pass, a first call lets the profiler know the blocks that the second one frees. Marks for modules
+and lines may change the memory that a call needs: then fewer marks are set, until the call rises as far as without any.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ _Marking = Callable[[], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class _Pass:
-    """Two calls, and what was held between them."""
+    """Two recorded calls, and the memory that was held between the two."""
 
     calls: list[Recorded]
     events: list[BlockEvent]
     held: dict[int, PeakPart]
-    """By address."""
+    """The parts held between the calls, by address."""
     pools_bytes: int
     grows_bytes: int
 
     def parts(self, places: Places) -> list[PeakPart]:
-        """All that is alive at the peak of the second call."""
+        """Return all parts that are alive at the peak of the second call, the largest first."""
         found = [one for call in self.calls for one in placed(call.roots, call.phases, places.named)]
         phases_at = [(phase.start_ns, phase.name) for call in self.calls for phase in call.phases]
         askers, call = Askers(found, phases_at), self.calls[1].root.event
         made = made_by_call(self.events, call.start_ns, askers, ended_ns=call.end_ns)
         kept = kept_before(self.events, call.start_ns, askers)
         inputs = {address: one.size_bytes for address, one in self.held.items() if one.category == INPUTS}
-        # What grows from call to call has blocks of earlier calls too: they are as large as that of the last one.
+        # A holder that grows has blocks of earlier calls too, which are as large as the block of the last call.
         alike = {size: kept[address] for address, size in inputs.items() if address in kept and self.grows_bytes > 0}
         asked = {address: kept.get(address) or alike.get(size) for address, size in inputs.items()}
         held = [
@@ -78,16 +78,16 @@ class _Pass:
 
 
 def _with_line(held: PeakPart, called: Sequence[str]) -> PeakPart:
-    """What a module holds has the line that calls the module."""
+    """Return a held part with the line that calls the module which holds it, if the line is known."""
     stack = called[0].split(" < ") if called and held.module else []
     return changed(held, line=stack[0], stack=stack) if stack else held
 
 
 def take_peak(workload: Workload, device: torch.device) -> Peak:
-    """What is alive at the peak of one call of a workload that is warm.
+    """Return what is alive at the peak of one call of a workload that is warm.
 
     Raises:
-        UsageError: another profiler runs, or ours saw nothing.
+        UsageError: another profiler runs, or perflab's own recorded nothing.
         Exception: whatever the workload raises.
     """
     refuse_another_profiler("measure")
@@ -98,7 +98,7 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
         return Peak(parts=parts, grows_bytes=plain.grows_bytes)
     total_bytes = sum(part.size_bytes for part in parts)
     for lines in (True, False):
-        total_bytes += 2 * plain.grows_bytes  # by the two calls of each pass
+        total_bytes += 2 * plain.grows_bytes  # the two calls of each pass keep as much
         marked = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines)).parts(places)
         if sum(part.size_bytes for part in marked) == total_bytes:
             parts = marked
@@ -114,11 +114,11 @@ class Failure:
 
     alive: Peak
     asked_by: PeakPart
-    """What it asked for when it did: operator, module, line and its callers, without a size."""
+    """The origin of the allocation that failed: operator, module, line and its callers, without a size."""
 
 
 def take_failure(workload: Workload, device: torch.device) -> Failure | None:
-    """What is alive when a call runs out of memory; None if this call does not.
+    """Return what is alive when a call runs out of memory; None if the call does not.
 
     Raises:
         UsageError: another profiler runs.
@@ -147,7 +147,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
     found_calls = placed(call.roots, call.phases, places.named)
     askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
     events, began_ns = block_events(results, device), call.root.event.start_ns
-    # What of it the call has let go is asked of the objects: the profiler says it for CUDA alone.
+    # Which held blocks the call has freed is read from the objects: the profiler records this for CUDA alone.
     anew = {event.address for event in events if event.size_bytes > 0 and event.time_ns >= began_ns}
     held = summed(part for address, part in before.items() if address in left and address not in anew)
     made = [part for part in made_by_call(events, began_ns, askers, failed_ns) if part.category != LET_GO]
@@ -169,7 +169,7 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         held = held_by_address(found, module_names(found), device)
         grows_bytes = sum(one.size_bytes for one in held.values()) - before_bytes
         pools_bytes = free_bytes_in(replayed, device)
-        del found  # it keeps gradients alive that the next call lets go
+        del found  # the list keeps gradients alive that the next call frees
         result = run_within_a_range(workload, marking)
         synchronize(device)
     del result
@@ -183,7 +183,7 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
 
 
 def run_within_a_range(workload: Workload, marking: _Marking) -> Any:
-    """One call, marked, within a range that was opened before the marks.
+    """Run one marked call, within a range that is opened before the marks; return the call's result.
 
     The profiler drops events of a device's memory that lie in no range, and a mark ends the ranges opened within it.
     """

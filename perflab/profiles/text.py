@@ -13,12 +13,14 @@ from perflab.report.lines import cut, shorten
 from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
-"""Share of the time without an explanation from which on a profile says that it can't tell where time goes."""
+"""Share of the time without an explanation above which a profile says that it can't tell where time goes."""
 _WORTH_A_WORD = 0.01
-"""Share of a call by which the profiler makes it longer, from which on the heading says so."""
+"""Share of a call above which the text names how much longer the profiler makes the call, and a reason for
+unexplained time."""
 _ROWS = 10
 _NAME = 32
-"""Characters of an operator's or module's name in the table; results files have all of it."""
+"""The greatest number of characters of an operator's or module's name in the table; results files have the whole
+name."""
 _MODULES = 5
 _OTHER = {
     "cpu": "`other`, operators that the call which found places did not have",
@@ -28,7 +30,10 @@ _NO_PLACE = "outside of modules"
 
 
 def heading(name: str, profile: Profile) -> str:
-    """What was profiled and how: ``profile of step[tiny]: one call, 21.3 ms on cpu, mean of 12 calls; …``."""
+    """Return what was profiled and how.
+
+    An example is ``profile of step[tiny]: one call, 21.3 ms on cpu, mean of 12 calls; …``.
+    """
     cost = f"; the profiler adds {format_ns(profile.cost_ns)}, taken off" if profile.cost_ns else ""
     on = profile.device
     longer_ns = profile.profiled_ns - profile.timer_ns
@@ -41,7 +46,10 @@ def heading(name: str, profile: Profile) -> str:
 
 
 def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> list[str]:
-    """The profile of one case. ``brief``: categories alone."""
+    """Return the lines of the text of one case's profile.
+
+    ``brief`` leaves out phases, modules, lines of Python and the table of operators.
+    """
     found = [heading(name, profile), *_categories(profile)]
     for said in filter(None, (by_device(profile), on_host(profile))):
         found += wrap(said, width, initial_indent="  ", subsequent_indent="  ")
@@ -64,7 +72,7 @@ def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> li
 
 
 def by_device(profile: Profile) -> str:
-    """How busy each of several devices is: ``busy: cuda:0 81.0% · cuda:1 44.2%``; ``""`` for one device."""
+    """Return how busy each of several devices is: ``busy: cuda:0 81.0% · cuda:1 44.2%``; ``""`` for one device."""
     if profile.devices == 1:
         return ""
     busy: dict[int, float] = defaultdict(float)
@@ -75,9 +83,10 @@ def by_device(profile: Profile) -> str:
 
 
 def on_host(profile: Profile) -> str:
-    """The host's calls of CUDA: ``beside it, on the host, CUDA's calls: 1.20 ms in 300 launches · 90.0 µs in 2 waits``.
+    """Return the host's calls of CUDA as text; ``""`` if there are none.
 
-    They are no part of the sum: the device works meanwhile. The gaps in which it does not are ``host wait``.
+    An example is ``beside it, on the host, CUDA's calls: 1.20 ms in 300 launches · 90.0 µs in 2 waits``. These calls
+    are no part of the sum: the device works meanwhile. Gaps in which the device does not work are ``host wait``.
     """
     if not profile.cuda_calls:
         return ""
@@ -92,7 +101,7 @@ def on_host(profile: Profile) -> str:
 
 
 def notes_of(profile: Profile) -> list[str]:
-    """What is to be known of the profile, in sentences."""
+    """Return the profile's notes as sentences, after those about time that has no explanation."""
     told = []
     if profile.unknown_share > CANT_TELL:
         other = profile.share_of(OTHER)
@@ -113,7 +122,7 @@ def notes_of(profile: Profile) -> list[str]:
 
 
 def by_category(profile: Profile) -> list[tuple[str, float, float, int]]:
-    """Each category that has time, with its instances and FLOPs, the most time first."""
+    """Return name, time in nanoseconds, instances and FLOPs of each category that has time, the most time first."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in profile.rows:
         for at, value in enumerate((row.time_ns, 0.0 if row.is_part else row.instances, row.flops)):
@@ -141,9 +150,9 @@ def _categories(profile: Profile) -> list[str]:
 
 
 def top_rows(profile: Profile) -> list[ProfileRow]:
-    """The operators' rows, those that take most time first, whatever line asked for them.
+    """Return the operators' rows, the most time first, whatever line called the operator.
 
-    Where several lines do, a row names that which takes most time, and says how many more there are.
+    A row of several lines names the line that takes most time, and how many more lines there are.
     """
     merged: dict[tuple[str | int, ...], ProfileRow] = {}
     lines: dict[tuple[str | int, ...], set[str]] = defaultdict(set)
@@ -187,19 +196,22 @@ def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]
 
 
 def _table(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Cut at the width: what stands last says least. Where that leaves no shapes, they are left out."""
+    """Return the lines of a table, cut at the width: the last columns, which matter least, are cut first."""
     return [cut(line, width) for line in _aligned(cells)]
 
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right, in columns; the first line is the head. Empty columns are left out."""
+    """Return the lines of a table, names to the left and numbers to the right, in columns.
+
+    The first line is the head. Empty columns are left out.
+    """
     filled = [at for at in range(len(cells[0])) if any(row[at] for row in cells[1:])]
     numbers = [at for at, place in enumerate(filled) if 0 < place < 5]
     return columns([tuple(row[at] for at in filled) for row in cells], numbers)
 
 
 def columns(cells: Sequence[Sequence[str]], numbers: Collection[int]) -> list[str]:
-    """Lines of a table, in which the columns ``numbers`` are to the right, the others to the left."""
+    """Return the lines of a table, with the columns ``numbers`` aligned to the right and other columns to the left."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  "
@@ -220,10 +232,10 @@ def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -
 
 
 def _often(instances: float) -> str:
-    """How often in one call: ``12``, or ``0.25`` for what runs in every fourth."""
+    """Format how often work is done in one call: ``12``, or ``0.25`` for work in every fourth call."""
     return f"{instances:.0f}" if instances >= 1 or not instances else f"{instances:.2g}"
 
 
 def percent(share: float) -> str:
-    """``12.3%``."""
+    """Format a share as ``12.3%``."""
     return f"{100 * share:.1f}%"

@@ -1,9 +1,10 @@
-"""Finds modules that changed as a whole: layers that run more or less often, and what is computed again. Pure.
+"""Finds modules that changed as a whole: layers that run more or less often, and modules computed again. Pure.
 
-Layers run more often if all that they do is done so much more often. A module is computed again, as activation
-checkpointing does, if all that it does in one phase is done so many times more, on the same shapes, in the same phase
-or another one, and nothing else about it changed; and if the same is true of all of its parts. No operator is known by
-its name. A checkpoint stops before what comes last in it, since nothing asks for that: on a GPU a layer.
+Layers run more often if all of their operators run more often in the same proportion. A module is computed again, as by
+activation checkpointing, if all operators of one of its phases are called a number of times more, on the same shapes,
+in the same phase or another one, and nothing else about the module changed; and if the same is true of all of its
+parts. Only casts and sums of gradients are recognised by their names. A checkpoint stops before its last part, whose
+result nothing needs: on a GPU a layer.
 """
 
 from __future__ import annotations
@@ -18,35 +19,37 @@ from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
 from perflab.profiles.records import BACKWARD, DISPATCH, UNNAMED
 
 _LEAST_IN_LAYERS = 3
-"""Operators that layers must have: of fewer, each is told by its name."""
+"""The least number of operators in layers that are reported as a whole: fewer operators are reported by their names."""
 _LEAST = 2
-"""Operators that modules must have that are computed again in the same way: one alone is told by its name.
+"""The least number of operators in modules that are reported as computed again in the same way: a single operator is
+reported by its name.
 
-On a GPU, many a layer is one operator.
+On a GPU, many layers are one operator.
 """
 _CASTS = {"aten::to", "aten::_to_copy", "aten::copy_"}
-"""What autocast does once for a weight, however often a module is computed."""
+"""The operators of a cast, which autocast does once for a weight, however often a module is computed."""
 _ADDS = ("aten::add_",)
-"""How gradients are added up."""
+"""The operators that add up gradients."""
 _TO_ONE_LEFT_OUT = 3
-"""Parts of a module that are computed again, at least, where it is named although one of them is not."""
+"""The least number of parts of a module that are computed again, if the module is named although one part of it is
+not computed again."""
 
 _Often = tuple[int, int]
-"""Calls of an operator in one phase before and now."""
+"""The numbers of calls of an operator in one phase, before and now."""
 _Way = tuple[str, str, int]
-"""The phase in which something is done, that in which it is done again, and how many times more."""
+"""The phase in which work is done, the phase in which it is done again, and how many times more."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers, and whatever else runs as often as they do."""
+    """Layers, and other modules that run as often as the layers do."""
 
     outermost: tuple[str, ...]
-    """The layers first: ``blocks.*``."""
+    """The outermost of the modules, the layers first: ``blocks.*``."""
     modules: tuple[str, ...]
-    """Those that changed, each one of the outermost or within one."""
+    """The modules that changed, each one of the outermost or within one."""
     before: int
-    """How many ran in a call: the greatest number that all of their operators allow."""
+    """How many layers ran in a call before: the greatest number that all of their operators allow."""
     now: int
 
 
@@ -55,21 +58,21 @@ class Again:
     """Modules that are computed again in the same way."""
 
     modules: tuple[str, ...]
-    """All of them that have operators of their own; each is one of the outermost or within one."""
+    """The modules that have operators of their own; each is one of the outermost or within one of the outermost."""
     outermost: tuple[str, ...]
-    """Those that the others are parts of, those with most parts first."""
+    """The modules that the other modules are parts of, those with most parts first."""
     left_out: tuple[str, ...]
-    """Parts of the outermost that are not computed again."""
+    """Parts of the outermost modules that are not computed again."""
     times: int
-    """How many times more than before."""
+    """How many times more than before the modules are computed."""
     phase: str = ""
-    """In which it is done before, and still."""
+    """The phase in which the modules are computed before, and still now."""
 
 
 def wholes(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Sequence[Change]) -> list[Layers | Again]:
-    """Modules that changed as a whole: more or fewer layers, and else what is computed again.
+    """Return the modules that changed as a whole: more or fewer layers first, then modules that are computed again.
 
-    ``facts`` are what differs between the two profiles.
+    ``facts`` are the changes between the two profiles.
     """
     layers = _other_layers(before, now, facts)
     told = {module for one in layers for module in one.modules}
@@ -77,7 +80,7 @@ def wholes(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Sequenc
 
 
 def _other_layers(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Iterable[Change]) -> list[Layers]:
-    """Layers, the outermost ones, of which all operators became more, or fewer, as the layers did."""
+    """Return the outermost layers of which all operators became more, or fewer, as the layers did."""
     works: dict[str, list[_Often]] = defaultdict(list)
     for key in {**before, **now}:
         old, new = before.get(key, Total()), now.get(key, Total())
@@ -99,13 +102,16 @@ def _other_layers(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: 
 
 
 def _often(old: Total, new: Total) -> _Often:
-    """As often as never where that varies from call to call, or no shapes are as before: that is other work."""
+    """Return how often an operator is called before and now.
+
+    Return ``(0, 0)`` if the number varies from call to call, or if no shapes are as before: that is other work.
+    """
     is_same = all(is_whole(one.instances) for one in (old, new)) and bool(old.shapes.keys() & new.shapes.keys())
     return (round(old.instances), round(new.instances)) if is_same else (0, 0)
 
 
 def _runs(work: list[_Often]) -> _Often | None:
-    """How many layers did this work before and now; None: it is not the same work, done more or less often."""
+    """Return how many layers did this work before and now; None if it is not the same work, done more or less often."""
     if len(work) < _LEAST_IN_LAYERS:
         return None
     more = gcd(*(now - before for before, now in work))
@@ -118,7 +124,7 @@ def _runs(work: list[_Often]) -> _Often | None:
 
 
 def _fit(work: Iterable[_Often], before: int, now: int) -> bool:
-    """Whether all of it is done by so many layers, but for what the first or the last of them does otherwise."""
+    """Whether so many layers do all of the work, but for what the first or the last layer does otherwise."""
     for was, is_now in work:
         each, rest = divmod(is_now - was, now - before)
         if each < 1 or rest or abs(was - each * before) > each:
@@ -127,7 +133,7 @@ def _fit(work: Iterable[_Often], before: int, now: int) -> bool:
 
 
 def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts: Iterable[Change]) -> list[Again]:
-    """Modules that are computed again in the same way."""
+    """Return the modules that are computed again, grouped by phases and number of times."""
     more: dict[str, dict[Key, float]] = defaultdict(lambda: defaultdict(float))
     for fact in facts:
         if fact.category != DISPATCH:
@@ -139,20 +145,20 @@ def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts
     groups: dict[_Way, set[str]] = defaultdict(set)
     for module, changed in more.items():
         for phase, work in works[module].items() if module else ():
-            adds = _ADDS if phase == BACKWARD else ()  # gradients to those that the first backward left
+            adds = _ADDS if phase == BACKWARD else ()  # gradients are added to those of the first backward
             left = {name: total for name, total in work.items() if name not in adds}
             times = _times(left, {key: often for key, often in changed.items() if key[0] not in adds}, before, now)
             if times:
                 groups[phase, next(iter(changed))[2], times].add(module)
     for (phase, in_phase, times), modules in groups.items():
-        # Of what is around them a checkpoint leaves out what comes last: nothing asks for it.
+        # In the modules around these, a checkpoint leaves out the last operators: nothing needs their result.
         for module, changed in more.items():
             work = works[module].get(phase, {})
             around = any(inner.startswith(f"{module}.") for inner in modules)
             if around and all(_is_some_of(work, key, often, in_phase, times) for key, often in changed.items()):
                 modules.add(module)
     found: list[Again] = []
-    taken: set[str] = set()  # what does the same in two phases may be of two groups: it belongs to the larger one
+    taken: set[str] = set()  # a module in two groups, by two phases of the same work, is in the larger
     for (phase, in_phase, times), modules in sorted(groups.items(), key=lambda item: -len(item[1])):
         working = [module for module, by_phase in works.items() if module and phase in by_phase]
         mine = modules - taken
@@ -171,7 +177,7 @@ def _computed_again(before: Mapping[Key, Total], now: Mapping[Key, Total], facts
 def _times(
     work: Mapping[str, Total], changed: Mapping[Key, float], before: Mapping[Key, Total], now: Mapping[Key, Total]
 ) -> int:
-    """How many times more all of this work is done, if that is all that changed; 0: that it is not."""
+    """Return how many times more all of this work is done; 0 if something else changed too."""
     if not changed or not work:
         return 0
     phases = {key[2] for key in changed}
@@ -202,9 +208,10 @@ def _is_some_of(work: Mapping[str, Total], key: Key, more: float, phase: str, ti
 
 
 def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] = frozenset()) -> dict[str, set[str]]:
-    """The longest paths of which all that works below is among these modules, with what that is.
+    """Return the outermost paths below which all working modules are among ``modules``, each with these modules.
 
-    A module of which a part is not among them is in none; unless that is one alone, of many, which is unchanged.
+    A path with a working module that is not among ``modules`` is left out. The exception is a path with a single such
+    module beside many others, if this module is in ``unchanged``.
     """
     found: dict[str, set[str]] = {}
     left = set(modules)
@@ -219,13 +226,13 @@ def _wholes(modules: Iterable[str], working: Sequence[str], unchanged: Set[str] 
 
 
 def _paths(names: Iterable[str]) -> list[str]:
-    """Modules around these, and these themselves, the outermost first."""
+    """Return the paths of these modules and of the modules around them, the outermost first."""
     paths = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
     return sorted(paths, key=lambda one: (one.count("."), one))
 
 
 def _common_path(names: Iterable[str]) -> str:
-    """``blocks.*`` of ``blocks.*``, ``blocks.*.q`` and ``blocks.*.k``."""
+    """Return the longest path that modules share: ``blocks.*`` for ``blocks.*``, ``blocks.*.q`` and ``blocks.*.k``."""
     parts = [name.split(".") for name in names]
     return ".".join(one[0] for one in takewhile(lambda one: len(set(one)) == 1, zip(*parts, strict=False)))
 

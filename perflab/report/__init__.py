@@ -1,1 +1,1 @@
-"""Records into text for people. Pure functions; knows neither pytest nor torch."""
+"""Turns records into text for people. Pure functions that import neither pytest nor torch."""

@@ -1,4 +1,4 @@
-"""Runs beside each other: which cases they share, and which of their numbers may be compared. Judges nothing. Pure."""
+"""Sets runs side by side: which cases they share, and which numbers may be compared. Judges nothing. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Key = tuple[str, str]
 
 
 def beside_each_other(runs: Sequence[RunContents]) -> list[Compared]:
-    """Each case of any run, in the order of the cases.
+    """Return each case of any run, with its ratios, in the order of the cases.
 
-    The first run that has numbers of a case is what the others are held against; where times cannot be, memory and
-    counts may.
+    Ratios are relative to the first run that has numbers of the case. If times cannot be compared, memory and counts
+    may still be.
     """
     places = [{(case.case, case.variant): at for at, case in enumerate(run.cases)} for run in runs]
     return [_compared(key, runs, [place.get(key) for place in places]) for key in weave(map(list, places))]
@@ -49,7 +49,7 @@ def _environment(run: RunContents, case: Case) -> Environment | None:
 def _obstacles(
     base: Case, base_environment: Environment | None, other: Case, environment: Environment | None
 ) -> tuple[str | None, str | None]:
-    """Why times, and what is exact, cannot be compared; None where they can."""
+    """Return why times, and why exact quantities, cannot be compared; None for those that can be."""
     if base.tier != other.tier and (base_environment is None or environment is None):
         return (f"{other.tier or other.verdict} here, {base.tier or base.verdict} there",) * 2
     if base_environment is None or environment is None:

@@ -1,4 +1,4 @@
-"""Several runs beside each other as text and Markdown: which machine each is of, and a line a case. Pure."""
+"""Renders several runs side by side as text and Markdown: each run's machine, then the numbers of each case. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOTHING = "–"
 _SHOWN = ("latency", "peak")
 _LEAST_NAME = 22
 _LONG = 10_000_000
-"""From here on nobody counts the digits of a count."""
+"""The least count that is shortened with a unit prefix."""
 
 
 def run_facts(run: RunContents) -> list[str]:
-    """What tells one run from another: commit, time, machines, whether it ended."""
+    """Return the facts that distinguish a run: commit, time, machines, and whether the run may be incomplete."""
     commit = run.commit
     short = f"{commit[:10]}{'+dirty' if commit.endswith('+dirty') else ''}" if commit else ""
     return [
@@ -32,25 +32,25 @@ def run_facts(run: RunContents) -> list[str]:
 
 
 def _facts(run: RunContents) -> list[str]:
-    """The same, and how many cases have which verdict."""
+    """Return the facts that distinguish a run, and the number of cases with each verdict."""
     return [*run_facts(run), *([f"{many} {verdict}" for verdict, many in run.verdicts.items()] or ["no cases"])]
 
 
 def machine_of(environment: Environment) -> str:
-    """An environment in a few words."""
+    """Describe an environment in a few words: device, torch and machine."""
     machine = f", machine {environment.machine}" if environment.machine is not None else ""
     return f"{environment.device}: {environment.device_name}, torch {environment.torch}{machine}"
 
 
 def quantity_text(value: Quantity | None) -> str:
-    """What a number is now, in its unit."""
+    """Return the present value of a quantity in its unit; ``–`` for None."""
     if value is None:
         return NOTHING
     return amount(value.now, value.unit)
 
 
 def amount(value: float, unit: str) -> str:
-    """A number as tables have it."""
+    """Return a number with its unit, as tables show it."""
     if unit == "ns":
         return format_ns(value) if value >= 0 else f"-{format_ns(-value)}"
     if unit == "bytes":
@@ -61,9 +61,10 @@ def amount(value: float, unit: str) -> str:
 
 
 def beside_lines(contents: Contents, width: int, *, judged: bool = False) -> Iterator[str]:
-    """Runs, then each case with what it takes in each run; no line longer than ``width``, unless a name is.
+    """Yield lines on the runs, then on each case with its numbers in each run.
 
-    ``judged``: what became worse is said elsewhere, so the legend does not say that nothing is judged.
+    No line is longer than ``width``, unless a name is. ``judged``: what became worse is reported elsewhere, so the
+    legend does not say that nothing is judged.
     """
     for number, run in enumerate(contents.runs, 1):
         head, *more = wrap_facts([f"{number}: {one_line(run.label)}", *map(one_line, _facts(run))], width - 3)
@@ -75,7 +76,10 @@ def beside_lines(contents: Contents, width: int, *, judged: bool = False) -> Ite
 
 
 def beside_markdown(contents: Contents, page: str | None = None, *, judged: bool = False) -> str:
-    """The same as GitHub Markdown, with a link to ``page``; ends with a newline."""
+    """Return the runs side by side as GitHub Markdown, with a link to ``page``; the text ends with a newline.
+
+    ``judged``: what became worse is reported elsewhere, so the legend does not say that nothing is judged.
+    """
     blocks = ["### perflab: runs side by side", *link(page)]
     facts = [
         [f"**{number}**: {code(run.label)}", *map(escape, _facts(run))] for number, run in enumerate(contents.runs, 1)
@@ -104,18 +108,18 @@ def _legend(contents: Contents, *, judged: bool) -> list[str]:
 
 
 def name_in(contents: Contents, compared: Compared) -> str:
-    """The case's name in the first run that has it."""
+    """Return the case's name in the first run that has the case."""
     return next(case.name for case in cases_of(contents, compared) if case is not None)
 
 
 def cases_of(contents: Contents, compared: Compared) -> list[Case | None]:
-    """The case in each run."""
+    """Return the case in each run; None for a run that does not have the case."""
     pairs = zip(contents.runs, compared.cases, strict=True)
     return [run.cases[at] if at is not None else None for run, at in pairs]
 
 
 def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
-    """By run: time and peak, with the change against the first."""
+    """Return a case's cells for each run: time and peak, with the change against the first run with numbers."""
     found = []
     for number, case in enumerate(cases_of(contents, compared)):
         cells = []
@@ -131,7 +135,10 @@ def _cells(contents: Contents, compared: Compared) -> list[list[str]]:
 
 
 def _notes(contents: Contents, compared: Compared) -> list[str]:
-    """Why there is no ratio, and what came to something else than a number."""
+    """Return notes on a case, by number of the run where a note is about one run.
+
+    The notes say why there is no ratio, which verdict came without numbers, and which other exact quantities changed.
+    """
     cases = cases_of(contents, compared)
     told = [f"{number}: {why}" for number, why in enumerate(compared.elsewhere, 1) if why is not None]
     told += [
@@ -151,7 +158,7 @@ def _notes(contents: Contents, compared: Compared) -> list[str]:
 
 
 def _table_lines(contents: Contents, width: int, *, judged: bool) -> Iterator[str]:
-    """Runs below each other in each case: any number of them fits, however narrow the terminal is."""
+    """Yield the table, with the runs of each case below each other, so that any number of runs fits a terminal."""
     rows = [
         (one_line(name_in(contents, one)), _cells(contents, one), _notes(contents, one)) for one in contents.compared
     ]

@@ -1,4 +1,4 @@
-"""``perflab report`` and ``perflab compare``: results files and journals as text, Markdown, JSON and a page."""
+"""``perflab report`` and ``perflab compare``: show results files and journals as text, Markdown, JSON or a page."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def compare_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def _judged(sources: Sequence[Source], limits: dict[str, float]) -> int:
-    """Whether a later run became worse, as an exit status; what did goes to the standard error.
+    """Return 1 as the exit status if a later run became worse, else 0. Print what became worse to standard error.
 
     Raises:
-        UsageError: a limit of a quantity that no case has, or nothing that could be compared.
+        UsageError: a limit is given for a quantity that no case has, or nothing could be compared.
     """
     contents = gather(sources)
     quantities = [one for run in contents.runs for case in run.cases for one in case.quantities.items()]
@@ -134,13 +134,13 @@ def _judged(sources: Sequence[Source], limits: dict[str, float]) -> int:
 
 
 def read_sources(paths: Sequence[Path], case: str | None = None) -> list[Source]:
-    """The runs of these files, each labelled by as much of its path as tells it from the others.
+    """Read the runs of these files. Each is labelled by as much of its path as distinguishes it from the others.
 
     ``case``: keep only cases whose name contains this.
 
     Raises:
-        DocumentError: one cannot be read.
-        UsageError: no case of any has ``case`` in its name.
+        DocumentError: a file cannot be read.
+        UsageError: no case in any of the files has ``case`` in its name.
     """
     sources = [_read(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
     if case is None:
@@ -164,7 +164,10 @@ def _declare(parser: argparse.ArgumentParser, files: str, in_full: str = "") -> 
 
 
 def _refuse_unused(given: argparse.Namespace) -> None:
-    """What the text and the Markdown of one run have, and nothing else; a page and JSON have every case anyway."""
+    """Raise UsageError for options that only the text or the Markdown of one run has.
+
+    A page and JSON have every case anyway.
+    """
     many = len(given.files)
     given_of_one = {
         "--side-by-side": given.side_by_side is not None,
@@ -189,7 +192,7 @@ def _read(path: Path, label: str) -> Source:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """Names of files; where two are the same, with as many folders as tell them apart, and numbers at last."""
+    """Return the names of files. Equal names get as many folders as distinguish them, and numbers as a last resort."""
     depth, different = 1, set(paths)
     while len({path.parts[-depth:] for path in different}) < len(different) and depth < 20:
         depth += 1
@@ -198,7 +201,7 @@ def _labels(paths: Sequence[Path]) -> list[str]:
 
 
 Texts = dict[str, Callable[[], str]]
-"""What a report is in each format."""
+"""The function that renders a report, by format."""
 
 
 def _shown(given: argparse.Namespace, texts: Texts) -> int:
@@ -253,10 +256,10 @@ def _data(sources: Sequence[Source]) -> Texts:
 
 
 def _parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
-    """An option's value.
+    """Parse the value of an option.
 
     Raises:
-        UsageError: it cannot be read, naming the option.
+        UsageError: the value cannot be parsed; the error names the option.
     """
     try:
         return parse(text)

@@ -1,7 +1,7 @@
-"""Everything that a report says of one or several runs, as plain data: the JSON of ``perflab report``. Pure.
+"""The contents of a report on one or several runs, as plain data: the JSON of ``perflab report``. Pure.
 
-Pages are rendered from this and from nothing else, so every number on a page stands in the JSON beside it. What a
-case's own tier knows, its tier adds; absent values are left out of the JSON. ``docs/reference.md`` has the schema.
+Pages are rendered from this data and from nothing else, so every number on a page is also in the JSON. A case's tier
+adds the tier's own facts. Absent values are left out of the JSON. ``docs/reference.md`` has the schema.
 """
 
 from __future__ import annotations
@@ -18,79 +18,79 @@ from perflab.records import Change, Drift, Environment, Shortage, Uncompared
 
 KIND, SCHEMA = "perflab report", 1
 STEPS = 20
-"""Of a distribution with more samples than this and one: 21 quantiles, 5 % apart."""
+"""Steps between quantiles: 21 quantiles, 5 % apart, of a distribution with more than 21 samples."""
 CALIBRATION = "calibration "
-"""How quantities begin that tell of the machine, and not of the case."""
+"""The prefix of quantities that describe the machine instead of the case."""
 Number = int | float
 Scalar = str | int | float | bool | None
 
 
 class Quantity(Data, frozen=True):
-    """One number of a case, beside its baseline's where they were compared."""
+    """One number of a case, beside the number of its baseline if the two were compared."""
 
     unit: str
-    """``ns``, ``bytes``, ``count``."""
+    """The unit: ``ns``, ``bytes`` or ``count``."""
     exact: bool
     """Whether every run of the same code gives the same number."""
     now: Number
     before: Number | None = None
     ratio: float | None = None
-    """now / before."""
+    """The quotient ``now / before``."""
     low: float | None = None
     high: float | None = None
-    """95 % interval of the ratio. ``low`` alone: nothing bounds it from above."""
+    """Upper bound of the ratio's 95 % interval; absent beside ``low``: the interval has no upper bound."""
     limit: float | None = None
-    """The ratio from which the change counts; absent of what is shown and not gated."""
+    """The ratio from which the change counts; absent for a quantity that is shown but not gated."""
     worse: bool = False
-    """Whether the verdict rests on it."""
+    """Whether the quantity is worse, and the verdict rests on the quantity."""
 
 
 class Times(Data, frozen=True):
-    """Where the time of one call comes from: samples of this process, and the medians of whole processes."""
+    """The measurements behind the time of one call: samples of this process, and the medians of whole processes."""
 
     samples: int
     repetitions: int
-    """Calls in each sample."""
+    """The number of calls in each sample."""
     median_ns: float
     noise: float
-    """Half the width of the median's interval within the process, as a share."""
+    """Half the width of the median's interval within the process, as a share of the median."""
     clock: str
     samples_ns: list[float] = []
-    """Of one call, in the order in which they were taken, if there are 21 at most."""
+    """Times of one call, one for each sample in the order of sampling, if there are at most 21 samples."""
     quantiles_ns: list[float] = []
-    """Of more samples: the fastest, the slowest and every 5 % between them, each one that was measured."""
+    """Quantiles of more than 21 samples: fastest, slowest and every 5 % between them; each is a measured value."""
     fresh_ns: list[float] = []
-    """Median of each fresh process in which the case was measured again."""
+    """Median of each fresh process in which the case was re-measured."""
     before_ns: list[float] = []
     """Medians of the baseline's processes."""
     set_aside_ns: list[float] = []
-    """Medians of processes that were disturbed, and replaced."""
+    """Medians of processes that were disturbed and therefore replaced."""
     warmup_calls: int = 0
     settled: bool | None = None
     first_ns: float | None = None
     ran_on: list[str] = []
     intervals_ns: dict[str, list[float]] = {}
-    """Quantiles of a call, ``p50``, ``p90`` and ``p99``: each with the bounds of its 95 % interval."""
+    """Quantiles of a call, ``p50``, ``p90`` and ``p99``: each with the bounds of the quantile's 95 % interval."""
     generation: Generation | None = None
-    """Of ``perf.generation``, statistics of its tokens, each with its formula."""
+    """Statistics of the tokens of ``perf.generation``, each with its formula."""
 
 
 class TableColumn(Data, frozen=True):
-    """A column of a table. Values are in its unit: ``ns``, ``bytes``, ``count``, ``share``, ``ratio``, or ``text``."""
+    """A table's column with the unit of its values: ``ns``, ``bytes``, ``count``, ``share``, ``ratio`` or ``text``."""
 
     title: str
     unit: str = "text"
 
 
 class Table(Data, frozen=True):
-    """The first rows of something that has many: a profile, the memory at the peak, the kernels of a call."""
+    """The first rows of a long list: a profile, the memory at the peak, the kernels of a call."""
 
     key: str
     title: str
     columns: list[TableColumn]
     rows: list[list[Scalar]]
     left_out: int = 0
-    """Rows that the results file has beyond these."""
+    """The number of further rows, which only the results file has."""
     notes: list[str] = []
 
 
@@ -100,119 +100,121 @@ class MemoryTimeline(Data, frozen=True):
     highest_bytes: list[int]
     """The highest level in each stretch."""
     phases: dict[str, int] = {}
-    """In which stretch each phase begins."""
+    """The index of the stretch in which a phase begins, by phase."""
 
 
 class Case(Data, frozen=True):
     """One case of a run."""
 
     case: str
-    """pytest's node id."""
+    """The case's node id in pytest."""
     name: str
-    """Short, and no other case's of the run."""
+    """A short name that no other case of the run has."""
     variant: str
-    """What tells results of one case apart: a mode, or the GPU of a prediction; else empty."""
+    """The mode, or the GPU of a prediction: it distinguishes results of one case; else empty."""
     tier: str | None
-    """None of what came to nothing: skipped, or failed by itself."""
+    """The tier of the case's outcome; None if there is no outcome: the case was skipped, or failed by itself."""
     environment: int | None
-    """Index into the run's environments; None of what did not run."""
+    """Index into the run's environments; None for a case that did not run."""
     verdict: str
     reasons: list[str]
     parameters: Parameters
     quantities: dict[str, Quantity]
     saved: bool = False
-    """Whether its numbers were saved as the new baseline, so that a change was accepted."""
+    """Whether the case's numbers were saved as the new baseline, so that a change was accepted."""
     times: Times | None = None
     memory: dict[str, int] = {}
-    """What the peak is made of, in bytes; the parts add up to it."""
+    """The parts of the peak, in bytes; the parts add up to the peak."""
     memory_beside: dict[str, int] = {}
-    """Other readings of memory, which the verdict does not rest on."""
+    """Other readings of memory, in bytes, on which the verdict does not rest."""
     timeline: MemoryTimeline | None = None
     paired: Paired | None = None
     paired_to_anchor: Paired | None = None
     drift: dict[str, Drift] = {}
     tables: list[Table] = []
     facts: list[str] = []
-    """What its tier says of it, in short."""
+    """Short facts about the case from its tier."""
     noted: Parameters = {}
-    """What the test noted."""
+    """The values that the test noted, by name."""
     quotes: list[Quote] = []
     explained: Explanation | None = None
     explained_peak: PeakExplanation | None = None
     cause: list[str] = []
-    """Both explanations in words."""
+    """The explanations of the time and of the peak, in words."""
     not_profiled: str | None = None
     compared_by: dict[str, str] = {}
-    """Without an environment: what must agree before its numbers are compared with another run's."""
+    """Values that must agree before a case without an environment is compared with another run's case, by name."""
     evidence: Evidence | None = None
     disturbed: list[str] | None = None
-    """What disturbed the processes that were judged. Empty: nothing did. Absent: there is no telling."""
+    """Sentences on what disturbed the judged processes. Empty: nothing did. Absent: unknown."""
     beside: list[str] = []
     no_times: str | None = None
     not_compared: list[Uncompared] = []
     short_of: list[Shortage] = []
     failure: str | None = None
-    """What pytest shows of the test, if it failed."""
+    """The text that pytest shows for the test, if the test failed."""
     study: str | None = None
     side_by_side: str | None = None
 
 
 class MachineReading(Data, frozen=True):
-    """What a calibration workload took over the cases of a run, or what a counter of the machine read beside them."""
+    """Readings over the cases of a run: of a calibration workload, or of a counter of the machine beside the cases."""
 
     of: str
     unit: str
-    """``ns``, ``cores``, ``share`` of the time, ``load``."""
+    """The unit: ``ns``, ``cores``, ``share`` of the time, or ``load``."""
     least: float
     median: float
     most: float
     cases: int
-    """How many have it."""
+    """The number of cases that have the reading."""
 
 
 class RunContents(Data, frozen=True):
     """One run."""
 
     label: str
-    """What tells it from the other runs: the name of its file."""
+    """The name of the run's file, which distinguishes the run from the other runs."""
     created: str
-    """When it ended, ISO 8601."""
+    """Date and time of the run's end in ISO 8601."""
     perflab: str
     commit: str | None
-    """The project's, with ``+dirty`` behind it if files differed; null where there was no git."""
+    """The project's commit, with ``+dirty`` behind it if files differed; null if there was no git."""
     exitstatus: int
     complete: bool
-    """Whether it is known to have reached its end."""
+    """Whether the run is known to have reached its end."""
     verdicts: dict[str, int]
-    """How many cases have each verdict; changes that were saved count as ``accepted``."""
+    """The number of cases with each verdict; changes that were saved count as ``accepted``."""
     notes: list[str]
-    """What is to be known first: how it ended, what else failed, what stands above its table."""
+    """Notes to read first: how the run ended, what else failed, and the text above the run's table."""
     environments: list[Environment]
     cases: list[Case]
     tables: dict[str, Any]
-    """What tiers set beside each other: ``studies``, ``side_by_side``."""
+    """The cases that tiers set side by side, by kind: ``studies``, ``side_by_side``."""
     machine: list[MachineReading] = []
-    """The machine during the run, over all cases."""
+    """Readings of the machine during the run, over all cases."""
     repository: str | None = None
-    """The address of the page that shows the project's repository; absent where git names none."""
+    """The address of the web page of the project's repository; absent if git names none."""
     baselines: str | None = None
     threshold: float | None = None
     command: str | None = None
     not_compared: list[str] = []
-    """What was not compared, and what noise hides, over all cases."""
+    """Sentences on what was not compared, and on what noise hides, over all cases."""
 
 
 class Compared(Data, frozen=True):
-    """One case in the runs of a comparison: for each run, where it stands, or that it has none."""
+    """One case in the runs of a comparison."""
 
     case: str
     variant: str
     cases: list[int | None]
-    """By run: index into its cases."""
+    """The case's index into the cases of each run; null for a run that does not have the case."""
     ratios: dict[str, list[float | None]]
-    """By quantity and run: against the first run that has numbers of the case; absent where they cannot be compared."""
+    """Ratios to the first run that has numbers of the case, by quantity and run.
+
+    The first run itself, and a run that cannot be compared, have null. A quantity without any ratio is absent."""
     elsewhere: list[str | None]
-    """By run: why its times are not compared with the first one's."""
+    """The reason why a run's times are not compared with the first run's, for each run; null if there is none."""
 
 
 class Contents(Data, frozen=True):
@@ -222,16 +224,16 @@ class Contents(Data, frozen=True):
     schema: int
     runs: list[RunContents]
     compared: list[Compared] = []
-    """Where there are several runs: their cases side by side. Nothing of it is judged."""
+    """The cases of several runs side by side; empty for one run. Nothing in it is judged."""
 
 
 def finite(value: float | None) -> float | None:
-    """The number, if JSON can hold it."""
+    """Return the number if JSON can hold it; else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def quantity(unit: str, now: float, change: Change | None = None, *, exact: bool, worse: bool = False) -> Quantity:
-    """A number as it is now, with what it was compared with."""
+    """Return a quantity with its present value, and with the baseline's value if ``change`` has one."""
     if change is None:
         return Quantity(unit=unit, exact=exact, now=now)
     before = int(change.before) if isinstance(now, int) and change.before == int(change.before) else change.before
@@ -251,7 +253,10 @@ def quantity(unit: str, now: float, change: Change | None = None, *, exact: bool
 def exact_quantities(
     now: Mapping[str, float], changes: Mapping[str, Change], units: Mapping[str, str] | None = None
 ) -> dict[str, Quantity]:
-    """Counts and the like; those that a baseline has and the case has not any more stand with what they are now."""
+    """Return counts and other exact quantities, by name.
+
+    A quantity that only the baseline has is included with its present value in ``changes``.
+    """
     values = {**{name: change.now for name, change in changes.items()}, **now}
     found = {}
     for name, value in values.items():
@@ -264,7 +269,10 @@ def exact_quantities(
 
 
 def quantiles(values: Iterable[float]) -> list[float]:
-    """From the least to the most in ``STEPS`` equal steps; each is the value nearest to its rank, so one of them."""
+    """Return the quantiles from the least to the greatest value in ``STEPS`` equal steps.
+
+    Each quantile is the value nearest to its rank, so it is one of the values.
+    """
     ordered = sorted(values)
     last = len(ordered) - 1
     return [ordered[(last * step + STEPS // 2) // STEPS] for step in range(STEPS + 1)]
@@ -278,7 +286,7 @@ def first_rows(
     most: int,
     notes: Sequence[str] = (),
 ) -> Table:
-    """A table of the first ``most`` rows."""
+    """Return a table of the first ``most`` rows."""
     return Table(
         key=key,
         title=title,
@@ -290,6 +298,6 @@ def first_rows(
 
 
 def counted(words: Iterable[str], order: Sequence[str]) -> dict[str, int]:
-    """How often each word occurs, in an order."""
+    """Return how often each word occurs, in the order of ``order``; words that do not occur are left out."""
     counts = Counter(words)
     return {word: counts[word] for word in order if counts[word]}

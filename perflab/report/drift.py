@@ -1,4 +1,4 @@
-"""Texts about a case that is worse than its anchor, although no single step was. Pure."""
+"""Texts about a case that is worse than its anchor, although no single accepted step was worse. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from perflab.records import Drift, Judgement
 from perflab.units import format_bytes, format_change
 
 REASON_TO_FILL_IN = '--perf-reason="…"'
-"""Refused as it stands: the user's own words belong there."""
+"""The option with a reason to fill in; it is refused as it stands, since the reason must be in the user's words."""
 
 WORSE = {"latency": "is slower", "memory": "needs more memory", "counts": "has higher counts"}
 
@@ -15,7 +15,10 @@ IMPROVED = "is better than its baseline, and --perf-fail-improved fails such cas
 
 
 def headline(judgement: Judgement, base: str) -> str:
-    """``is slower than its baseline``, or than its anchor with what has added up, or both for time and memory.
+    """Return in words how a case is worse: ``is slower than its baseline``.
+
+    A quantity whose drift decides is worse than its anchor, by the sum of its accepted steps. Time and memory may both
+    be named, one against the baseline and the other against the anchor.
 
     ``base`` is what the case was compared with: ``its baseline``, or ``in main (8009b65)``.
     """
@@ -27,7 +30,7 @@ def headline(judgement: Judgement, base: str) -> str:
 
 
 def drift_sentences(judgement: Judgement) -> list[str]:
-    """Why a case is ``regressed`` that its last baseline would have let pass; empty for every other case."""
+    """Return why a case is ``regressed`` although it passes against its last baseline; empty for every other case."""
     words = {"latency": "slower", "memory": "more memory"}
     return [f"{words[name]} than {_since(name, drift)}" for name, drift in _deciding(judgement).items()]
 

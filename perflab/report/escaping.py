@@ -1,7 +1,7 @@
 """Escapes text where it is shown: one function for each kind of output.
 
-``for_reading`` is for all that people read, a terminal foremost: no text moves the cursor, or begins a line of its own.
-``escape`` and ``code`` make what comes of it Markdown. Files are named by ``file_name_for`` of the plugin, and
+``for_reading`` serves all output for people, above all terminals: no text can move the cursor or begin a new line.
+``escape`` and ``code`` turn its result into Markdown. Names of files are escaped by ``file_name_for`` of the plugin and
 ``module_of`` of the gate.
 """
 
@@ -19,12 +19,12 @@ FENCE = "```"
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with escapes for what nobody can see: control characters, changes of direction."""
+    """Return the text on one line, with escapes for invisible characters: control characters, changes of direction."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 
 def lines_of(text: str) -> str:
-    """The same of a text that has several lines."""
+    """Return a text of several lines, with invisible characters escaped in each line."""
     return "\n".join(map(one_line, text.replace("\r\n", "\n").split("\n")))
 
 
@@ -35,7 +35,7 @@ def _visible(character: str) -> str:
 
 
 def for_reading(document: Document) -> Document:
-    """A run whose every text can be shown. Of what has lines, failures and findings, these stay."""
+    """Return a run in which every text is safe to show. Failures and findings keep their lines."""
     shown = with_texts(document, one_line)
     findings = {one_line(study): [lines_of(line) for line in found] for study, found in document.findings.items()}
     pairs = zip(shown.results, document.results, strict=True)
@@ -43,7 +43,7 @@ def for_reading(document: Document) -> Document:
 
 
 def result_for_reading(result: Result) -> Result:
-    """The same of one case."""
+    """Return the result of one case in which every text is safe to show. The failure keeps its lines."""
     return _with_failure(with_texts(result, one_line), result.failure)
 
 
@@ -52,7 +52,10 @@ def _with_failure(result: Result, failure: str | None) -> Result:
 
 
 def code(text: str) -> str:
-    """The text as code, within one cell of a table. Entities where it holds what would end the span, or the cell."""
+    """Return the text as Markdown code for one cell of a table.
+
+    A text with characters that would end the code span or the cell is written with HTML entities.
+    """
     line = one_line(text)
     if line.strip() and not re.search(r"[`|\\]", line):
         return f"`{line}`"
@@ -60,23 +63,23 @@ def code(text: str) -> str:
 
 
 def fenced(lines: Sequence[str]) -> str:
-    """Lines of plain text as a block, in a fence that none of them ends."""
+    """Return lines of plain text as a fenced block, with a fence that no line ends."""
     text = "\n".join(lines)
     fence = max([FENCE, *(f"{run}`" for run in re.findall("`+", text))], key=len)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def escape(text: str) -> str:
-    """Text that Markdown and HTML leave as it is, also where a block begins with it."""
+    """Escape text so that Markdown and HTML show it unchanged, also at the beginning of a block."""
     plain = re.sub(r"([\\`*_{}\[\]|~$]|(?<!&)#)", r"\\\1", in_html(text.strip()))
-    # a list's mark, or a line below a heading
+    # a list's mark, or a line that makes the text above it a heading
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|[-=](?=[-=\s]*$))", r"\1\\\2", plain)
 
 
 def in_html(text: str) -> str:
-    """Text within a tag on GitHub, where Markdown is not read: it names nobody, and its addresses are no links."""
+    """Escape text within a tag on GitHub, where Markdown is not read: no @ notifies users, addresses are no links."""
     plain = html.escape(one_line(text), quote=False)
-    # GitHub notifies whom an @ names, however it is written: an invisible space behind it ends the name. Bare addresses
-    # become links unless what they are known by is an entity.
+    # GitHub notifies the user whom an @ names, even if the @ is an entity: an invisible space behind the @ ends the
+    # name. Bare addresses become links, unless the colon of :// or the dot of www. is an entity.
     plain = plain.replace("@", "@&#8203;")
     return re.sub(r":(?=//)|(?<=www)\.", lambda found: f"&#{ord(found[0])};", plain, flags=re.IGNORECASE)

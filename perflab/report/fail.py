@@ -1,4 +1,4 @@
-"""What became worse from one run to another, for ``perflab compare --fail``: each tier judges its own cases. Pure."""
+"""Finds what became worse between runs, for ``perflab compare --fail``: each tier judges its own cases. Pure."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from perflab.units import format_change, format_names, parse_fraction
 
 LATENCY, PEAK = "latency", "peak"
 _JUDGED = {LATENCY: "latency", PEAK: "memory"}
-"""What a judgement calls these quantities; others have their names there."""
+"""The names of these quantities in a judgement; other quantities have their own names in it."""
 _NO_NUMBERS = (Verdict.FAILED, Verdict.OOM)
 UNDECIDED = "one process a run does not tell whether code or machine did it"
 
 
 @dataclass
 class Found:
-    """What there is to say of the later runs."""
+    """The findings on the later runs of a comparison."""
 
     worse: list[str] = field(default_factory=list)
     """A line for each case of a run that became worse."""
     undecided: list[str] = field(default_factory=list)
-    """A line for each whose time may have become worse."""
+    """A line for each case of a run whose time may have become worse."""
     missed: dict[str, list[str]] = field(default_factory=dict)
-    """Why something of a case was not compared, and of which cases."""
+    """The names of cases of which something was not compared, by reason."""
     compared: int = 0
-    """Cases of a later run of which something was compared."""
+    """The number of cases of later runs of which something was compared."""
 
 
 def parse_limits(text: str) -> dict[str, float]:
-    """Read ``latency:5%,peak:1%`` as shares by quantity; an empty text has none.
+    """Parse ``latency:5%,peak:1%`` into shares by quantity; an empty text gives no shares.
 
     Raises:
-        ValueError: a part is no quantity with a share, or a quantity stands twice.
+        ValueError: a part is no quantity with a share, or a quantity occurs twice.
     """
     limits: dict[str, float] = {}
     for part in text.split(",") if text else ():
@@ -52,13 +52,13 @@ def parse_limits(text: str) -> dict[str, float]:
 
 
 def found_worse(sources: Sequence[Source], contents: Contents, limits: Mapping[str, float]) -> Found:
-    """Judge each case of the later runs by the first run that has numbers of it.
+    """Judge each case of the later runs against the first run that has numbers of the case.
 
     Args:
         sources: the runs.
-        contents: the same, gathered.
-        limits: the share by which a quantity may rise, for quantities that are gated. Empty: what the case's own
-            verdict rests on is gated, by its policy.
+        contents: the contents gathered from these runs.
+        limits: the share by which each gated quantity may rise. Empty: the quantities on which the case's own verdict
+            rests are gated, by the case's policy.
     """
     found = Found()
     for compared in contents.compared:
@@ -127,7 +127,7 @@ def _judge_one(
 
 
 def _worse(judgement: Judgement, limits: Mapping[str, float], is_open: bool) -> Iterator[str]:
-    """The gated quantities that rose past their limit."""
+    """Yield the gated quantities that rose past their limit; not the latency if ``is_open``."""
     for name, judged in _JUDGED.items():
         if judged in judgement.worse and (not limits or name in limits) and not (is_open and name == LATENCY):
             yield name
@@ -141,7 +141,7 @@ def _worse(judgement: Judgement, limits: Mapping[str, float], is_open: bool) -> 
 
 
 def _said(name: str, change: Change | None, case: Case) -> str:
-    """``latency 100 ms -> 112 ms (+12.0%)``."""
+    """Return a change in words: ``latency 100 ms -> 112 ms (+12.0%)``."""
     assert change is not None
     unit = case.quantities[name].unit if name in case.quantities else "count"
     then, now = (amount(one if unit == "ns" else int(one), unit) for one in (change.before, change.now))
@@ -150,7 +150,7 @@ def _said(name: str, change: Change | None, case: Case) -> str:
 
 
 def in_words(found: Found) -> list[str]:
-    """The lines that a person reads, the worst first."""
+    """Return the findings as lines for people, the worst first."""
     lines = [f"worse: {line}" for line in found.worse]
     lines += [f"not decided: {line}" for line in found.undecided]
     lines += [f"not compared: {format_names(names)}: {why}" for why, names in found.missed.items()]

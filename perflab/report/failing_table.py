@@ -1,6 +1,6 @@
-"""The text of failures: lines of one width, a table, and counts that changed. Pure.
+"""Builds the text of failures: lines of one width, a table, and counts that changed. Pure.
 
-The table has each quantity before and now. What failed the case stands first, and is marked.
+The table has each quantity before and now. Quantities that failed the case stand first and are marked.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from perflab.records import Change
 from perflab.units import format_change, format_interval, format_percent
 
 WIDTH = 80
-"""Columns of a failure's text."""
+"""Width of a failure's text, in characters."""
 MARK = "failed"
 _NOTICED = 0.01
-"""Instructions differ a little in every run; a difference below this is none to show."""
+"""The share by which instructions must differ to be shown; smaller differences occur in every run."""
 
 
 def wrapped(text: str, indent: str = "  ") -> list[str]:
-    """The text in lines, ``indent`` before all but the first."""
+    """Wrap the text into lines of ``WIDTH``, with ``indent`` before all lines but the first."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A row: its name, then a cell for each further column."""
+    """A row of the table: the quantity's name, then a cell for each further column."""
 
     cells: Sequence[str]
     failed: bool = False
 
 
 def failing_table(head: Sequence[str], rows: Sequence[Quantity]) -> list[str]:
-    """The lines, names to the left and all else to the right; ``head`` is the first."""
+    """Return the table's lines, with ``head`` first; names are aligned left, all other cells right."""
     ordered = sorted(rows, key=lambda row: not row.failed)
     lines = [(head, ""), *((row.cells, MARK if row.failed else "") for row in ordered)]
     widths = [max(len(cells[column]) for cells, _ in lines) for column in range(len(head))]
@@ -46,7 +46,7 @@ def failing_table(head: Sequence[str], rows: Sequence[Quantity]) -> list[str]:
 
 
 def changed(counts: Mapping[str, Change]) -> dict[str, Change]:
-    """The counts that are not what they were."""
+    """Return the counts that changed; of instructions only those that changed by more than ``_NOTICED``."""
     return {
         name: change
         for name, change in counts.items()
@@ -55,12 +55,12 @@ def changed(counts: Mapping[str, Change]) -> dict[str, Change]:
 
 
 def count_fact(name: str, change: Change) -> str:
-    """``operators 112 -> 118``."""
+    """Return the change of a count in words: ``operators 112 -> 118``."""
     return f"{_shown(name)} {int(change.before):,} -> {int(change.now):,}"
 
 
 def count_row(name: str, change: Change) -> tuple[str, ...]:
-    """Cells of the failure's table: name, before, now, change, interval, limit."""
+    """Return a count's cells in the failure's table: name, before, now, change, interval, limit."""
     before, now = int(change.before), int(change.now)
     if change.limit is None:
         limit = "none"

@@ -1,4 +1,4 @@
-"""From results to contents: what all cases have, their tiers add to; runs stand beside each other. Pure."""
+"""Turns results into contents: the facts common to all cases, the tiers' own facts, and runs side by side. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perflab.results import Document, Result, parameters_of
 from perflab.tiers import by_table, tier, tier_of
 
 _WIDE = 10_000
-"""A width that no note reaches: pages wrap by themselves."""
+"""A width in characters that no note reaches: pages wrap text by themselves."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One run with what is known of the file that it stands in."""
+    """One run with the label of the file that holds it, and notes about the file."""
 
     label: str
     document: Document
@@ -34,7 +34,7 @@ class Source:
 
 
 def gather(sources: Sequence[Source]) -> Contents:
-    """All that there is to say of these runs, in their order."""
+    """Return the contents of a report on these runs, in the order of the runs."""
     runs = [_run(source) for source in sources]
     return Contents(kind=KIND, schema=SCHEMA, runs=runs, compared=beside_each_other(runs) if len(runs) > 1 else [])
 
@@ -103,7 +103,7 @@ def _variant(result: Result) -> str:
 
 
 def _machine(cases: Sequence[Case]) -> list[MachineReading]:
-    """How calibration workloads, whose code never changes, and the machine's counters read beside the cases."""
+    """Return the spread over the cases of calibration workloads, whose code never changes, and of the counters."""
     read: dict[tuple[str, str], list[float]] = {}
     for case in cases:
         for of, unit, value in _readings(case):
@@ -115,7 +115,7 @@ def _machine(cases: Sequence[Case]) -> list[MachineReading]:
 
 
 def _readings(case: Case) -> Iterator[tuple[str, str, float]]:
-    """What each reading is of, its unit, and its value."""
+    """Yield each reading of the machine beside a case, as a name, a unit and a value."""
     for name, one in case.quantities.items():
         if name.startswith(CALIBRATION):
             yield name, one.unit, one.now

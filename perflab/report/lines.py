@@ -16,7 +16,7 @@ MARKED = f"{_MARK} disturbed while it was measured"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table. ``verdict`` is set on the line that carries it, so that it may be coloured."""
+    """A line of a table. ``verdict`` is set on the line that shows the verdict, so that the line may be coloured."""
 
     text: str
     verdict: Verdict | None = None
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """A case in words, for tables that are no plain text. ``cells`` are by column; ``details`` say why."""
+    """A case's row in a table of Markdown. ``cells`` are by column; ``details`` give the reasons of the verdict."""
 
     name: str
     cells: dict[str, str]
@@ -34,35 +34,35 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a tier for a page of Markdown. All text is plain, and is escaped where it is written."""
+    """A table of a tier for a page of Markdown. All text but ``blocks`` is plain, and is escaped when it is written."""
 
     first: str
-    """Title of the column of names."""
+    """Title of the first column, which has the names."""
     rows: list[Row]
     results: list[Result]
-    """By row."""
+    """The result of each row."""
     facts: list[list[str]] = field(default_factory=list)
-    """What cases have in common, a list a line; stands above the table."""
+    """Facts that cases have in common, one list for each line above the table."""
     notes: list[str] = field(default_factory=list)
-    """Stand below it."""
+    """Notes below the table."""
     blocks: list[str] = field(default_factory=list)
-    """More tables below it, written as Markdown already."""
+    """Further tables below the table, already written as Markdown."""
     unfolded: dict[str, list[str]] = field(default_factory=dict)
-    """Text that a title opens."""
+    """Collapsed lines of text, by the title that opens them."""
 
 
 def short_name(case: str) -> str:
-    """``tests/perf/test_x.py::TestY::test_step[small]`` -> ``step[small]``."""
+    """Return a case's short name: ``tests/perf/test_x.py::TestY::test_step[small]`` -> ``step[small]``."""
     return _parts(case)[-1].removeprefix("test_")
 
 
 def name_of(result: Result) -> str:
-    """The case's short name with its mode, unless that is the default: ``step[small] {cold}``."""
+    """Return the case's short name with its mode, unless the mode is the default: ``step[small] {cold}``."""
     return short_name(result.identity)
 
 
 def _parts(case: str) -> list[str]:
-    """Folders, module, classes and function of a node id; a parameter may hold any of the separators."""
+    """Split a node id into folders, module, classes and function. A parameter may hold any of the separators."""
     path, bracket, parameters = case.partition("[")
     file, *names = path.split("::")
     parts = [*file.removesuffix(".py").split("/"), *names]
@@ -71,9 +71,9 @@ def _parts(case: str) -> list[str]:
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """Short names; where two cases would read the same, as much of what stands before them as tells them apart.
+    """Return short names. Cases that would have the same name get as many parts of their paths as distinguish them.
 
-    A merged run may have a case twice, held against its baseline and against a commit: the latter is marked.
+    A merged run may have a case twice, compared with its baseline and with a commit: the latter is marked ``A/B``.
     """
     known = {result.identity: result for result in results}
     names = {identity: name_of(result) for identity, result in known.items()}
@@ -92,7 +92,7 @@ def names_of(results: Sequence[Result]) -> list[str]:
 
 
 def shorten(name: str, width: int) -> str:
-    """Cut in the middle: the end tells parameters, the beginning what it is."""
+    """Cut a name in the middle, since its end shows the parameters and its beginning the function."""
     if len(name) <= width:
         return name
     tail = (width - 1) * 2 // 3
@@ -100,17 +100,17 @@ def shorten(name: str, width: int) -> str:
 
 
 def cut(line: str, width: int) -> str:
-    """Cut at its end."""
+    """Cut a line at its end."""
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def with_mark(name: str, *, disturbed: bool) -> str:
-    """A case's name, marked if it was disturbed; ``MARKED`` says below the table, or the chart, what the mark is."""
+    """Return a name, marked if the case was disturbed; ``MARKED`` explains the mark below the table or the chart."""
     return f"{name} {_MARK}" if disturbed else name
 
 
 def verdict_text(result: Result) -> str:
-    """The verdict as the table has it: what fails in capitals."""
+    """Return the verdict as the table shows it: failures in capitals, and a mark on saved results."""
     verdict = result.judgement.verdict
     if result.saved:
         said = outcome(result)
@@ -119,7 +119,7 @@ def verdict_text(result: Result) -> str:
 
 
 def shown_verdict(result: Result) -> Verdict:
-    """The verdict by which a line is coloured, and a row stands among others: an accepted change is as good as ok."""
+    """Return the verdict by which a line is coloured, and a row is sorted: an accepted change counts as ok."""
     return Verdict.OK if outcome(result) == ACCEPTED else result.judgement.verdict
 
 

@@ -1,4 +1,4 @@
-"""A run as GitHub Markdown, for a job summary or a comment."""
+"""Renders a run as GitHub Markdown, for a job summary or a comment."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from perflab.tiers import by_table, tier
 from perflab.units import format_count
 
 _LONGEST_FAILURE = 80
-"""Lines of a failure; of a longer one, the last, where the error stands. GitHub takes 1 MiB for a whole summary."""
+"""The most lines of a failure: its last ones, where the error stands. GitHub limits a whole summary to 1 MiB."""
 LONGEST_COMMENT = 65_000
-"""Characters: GitHub refuses more than 65,536, and a workflow adds lines of its own."""
+"""The most characters of a comment: GitHub refuses more than 65,536, and a workflow adds lines of its own."""
 _LEFT_OUT = "_The rest does not fit into a comment: it is on the page._"
 _ONE_LINE = 10_000
-"""A width that no note reaches: a page wraps text by itself."""
+"""A width in characters that no note reaches: a page wraps text by itself."""
 
 
 def markdown(
@@ -31,10 +31,10 @@ def markdown(
     notes: Sequence[str] = (),
     page: str | None = None,
 ) -> str:
-    """The whole run; ends with a newline.
+    """Return the whole run as Markdown that ends with a newline.
 
-    ``view`` is that of the measured cases, among which those that need looking at stand first all the same. ``notes``
-    stand first, and a link to ``page``.
+    ``view`` applies to the measured cases. In any order of the view, the cases that need a look stand first. A link to
+    ``page`` and the ``notes`` stand at the top.
     """
     first = [*link(page), *map(escape, notes)]
     document = for_reading(document)
@@ -68,9 +68,9 @@ def markdown(
 
 
 def fitting(blocks: Sequence[str], page: str | None) -> str:
-    """The blocks as a text; where a page has all of them, no longer than a comment on GitHub may be.
+    """Join the blocks into a text. If a page has all of them, the text is no longer than a comment on GitHub may be.
 
-    What is unfolded and bars go first, then rows and blocks from the end.
+    Collapsed blocks and bars are left out first, then rows and blocks from the end.
     """
     text = "\n\n".join(blocks) + "\n"
     if page is None or len(text) <= LONGEST_COMMENT:
@@ -87,7 +87,7 @@ def fitting(blocks: Sequence[str], page: str | None) -> str:
 
 
 def link(page: str | None) -> list[str]:
-    """A block that links to the HTML page, if there is an address: charts, samples and profiles are there."""
+    """Return a block that links to the HTML page with charts, samples and profiles; empty if ``page`` is None."""
     if page is None:
         return []
     address = quote(page.strip(), safe="%/:?#@!$&'*+,;=~-._")
@@ -95,7 +95,7 @@ def link(page: str | None) -> list[str]:
 
 
 def _rank(result: Result) -> int:
-    """Regressions first, then what failed otherwise; a sort by it keeps the order of the rest."""
+    """Return a result's key for sorting: verdicts of ``LOOK_FIRST``, then other failures, then all others."""
     verdict = shown_verdict(result)
     if verdict in LOOK_FIRST:
         return LOOK_FIRST.index(verdict)
@@ -121,5 +121,5 @@ def _failure(name: str, result: Result) -> str:
 
 
 def _unfolded(title: str, lines: Sequence[str]) -> str:
-    """Lines of plain text below a title that opens them."""
+    """Return lines of plain text as a collapsed block that its title opens."""
     return f"<details><summary>{in_html(title)}</summary>\n\n{fenced(lines)}\n\n</details>"

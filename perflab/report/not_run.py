@@ -1,4 +1,4 @@
-"""Lines about skipped cases: one a reason, with the command that runs them."""
+"""Lines about skipped cases: one for each reason, with the command that runs the cases."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perflab.results import Document, Result
 from perflab.units import format_bytes, format_names, format_ns
 
 _NAMED = 3
-"""So many cases are named, where a reason has no more."""
+"""The most cases of a reason that are named; more are only counted."""
 _TOTAL, _BUDGET, _MEMORY = "--perf-total-budget", "--perf-budget", "memory"
 
 
 def without_skipped(results: Sequence[Result]) -> list[Result]:
-    """The results that have a line of their own."""
+    """Return the results of cases that were not skipped, which have a line of their own."""
     return [result for result in results if result.judgement.verdict is not Verdict.SKIPPED]
 
 
 def not_run(document: Document, *, listed: bool = False) -> list[tuple[str, str | None]]:
-    """For each reason that cases were skipped for: the line, and the command that runs them where more time will do.
+    """Return a line for each reason of skipped cases, and the command that runs the cases if more time is enough.
 
-    ``listed``: each of them has a line of its own already, with its reason, so that only commands are left to say.
+    ``listed``: each skipped case already has a line with its reason, so only reasons with a command are returned.
     """
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in document.results:
@@ -34,7 +34,7 @@ def not_run(document: Document, *, listed: bool = False) -> list[tuple[str, str 
 
 
 def _reason(result: Result) -> tuple[str, ...]:
-    """What cases of one line have in common: what they had too little of, or the words of another reason."""
+    """Return the key that cases of one line have in common: the limits that were too low, or another reason's words."""
     short_of = result.judgement.short_of
     if short_of:
         return tuple(f"{one.of} {one.given if one.of != _MEMORY else ''}" for one in short_of)
@@ -62,7 +62,7 @@ def _said(short_of: Shortage) -> str:
 
 
 def _command(document: Document, results: Sequence[Result], short_of: Sequence[Shortage]) -> str | None:
-    """The run's own command with more time; None where that is not what they lack."""
+    """Return the run's own command with more time; None if it is unknown, or the cases lack more than time."""
     values: dict[str, Callable[[Shortage], str]] = {
         _BUDGET: lambda one: f"{math.ceil(one.needed)}",
         _TOTAL: lambda one: _enough(one.given, [found.needed for found in _all_of(results, _TOTAL)]),
@@ -80,5 +80,5 @@ def _all_of(results: Sequence[Result], limit: str) -> list[Shortage]:
 
 
 def _enough(total_s: float, needed_s: Sequence[float]) -> str:
-    """A total budget, in whole minutes, that has room for these as well; none at all where one is not known."""
+    """Return a total budget in whole minutes that also covers these cases; empty if one of their needs is unknown."""
     return f"{math.ceil((total_s + sum(needed_s)) / 60)}min" if all(needed_s) else ""

@@ -1,4 +1,4 @@
-"""A whole run as text: tables of all tiers, notes, skipped cases, the tally. Pure."""
+"""Renders a whole run as text: tables of all tiers, notes, skipped cases, the tally. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from perflab.tiers import by_table, tier
 from perflab.units import format_count, format_names
 
 LONG = 70
-"""Lines, a screen or two. Where a run's end would be longer, cases that other tables show have no line of their own,
-unless for a reason, and all have their line alone."""
+"""The most lines of a full summary, a screen or two. In a longer one, each case has at most one line, and a case that
+another table shows has a line only if there is a reason."""
 _ENDINGS = {2: "was interrupted", 3: "stopped with an internal error", 4: "could not start"}
 
 
@@ -32,21 +32,22 @@ def summary(
     accept: str | None = None,
     view: View = DEFAULT_VIEW,
 ) -> list[Line]:
-    """The lines that end a run; ``notes`` stand below the tables. ``accept`` is what to call, if it was not pytest.
+    """Return the lines that end a run, with ``notes`` below the tables.
 
-    ``view`` is that of the measured cases.
+    ``accept`` is the command to suggest for accepting numbers, if the run was not pytest's. ``view`` applies to the
+    measured cases.
     """
     document = for_reading(document)
     lines = _lines(document, width, notes, accept, view)
     runs = any(result.outcome is not None and result.outcome.runs for result in document.results)
-    if view.every or not runs or len(lines) <= LONG:  # of a run that measured nothing, all is there to be read
+    if view.every or not runs or len(lines) <= LONG:  # a run that ran no case is shown in full
         return lines
     return _lines(document, width, notes, accept, replace(view, brief=True))
 
 
 def _lines(document: Document, width: int, notes: Sequence[str], accept: str | None, view: View) -> list[Line]:
     found = by_table(document.results)
-    # What is known first, and then what came to nothing.
+    # Tables with outcomes stand first, then tables of cases without an outcome.
     known = sorted(found, key=lambda name: all(result.outcome is None for result in found[name]))
     *counts, last = counted(document.results) or [""]
     said = [text for name in known for text in tier(name).notes(document, found[name], width)]
@@ -60,16 +61,20 @@ def _lines(document: Document, width: int, notes: Sequence[str], accept: str | N
 
 
 def _not_run(said: str, command: str | None, width: int) -> list[str]:
-    """A command stands on one line, however long, so that it can be copied."""
+    """Return the lines on a reason of skipped cases. The command is on one line, however long, so it can be copied."""
     lines = textwrap.wrap(said, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return [*lines, f"  all of them: {command}"] if command is not None else lines
 
 
 def hint(document: Document, accept: str | None = None) -> str:
-    """What takes the numbers as baselines, where that would change something: pytest's option, or ``accept``."""
+    """Return the hint that ends a run: the option of pytest, or ``accept``, that saves or accepts the numbers.
+
+    For inconclusive cases, the hint is the option that settles them. The hint is empty if no option would change
+    anything.
+    """
     if document.baselines is None:
         return ""
-    # What this run was to save and refused, it does not ask to save: a note says why, and what to do.
+    # Results that this run refused to save get no hint to save them: a note says why, and what to do.
     unsaved = [one.judgement for one in document.results if not (one.saved or one.not_saved)]
     verdicts = {judgement.verdict for judgement in unsaved}
     if verdicts & {Verdict.NEW, Verdict.INCOMPARABLE}:
@@ -81,14 +86,17 @@ def hint(document: Document, accept: str | None = None) -> str:
         others = "; outputs differ, see above" if any(one.outputs_differ for one in unsaved) else ""
         return f"   (accept: {accept or '--perf-update'}{others})"
     open_ones = [one for one in unsaved if one.verdict is Verdict.INCONCLUSIVE]
-    # What looks faster, and may have its cause elsewhere, needs nothing.
+    # Inconclusive cases that look faster, perhaps because of the machine, need no hint.
     if not all(one.latency is not None and one.latency.is_faster for one in open_ones):
         return "   (settle: --perf-against=COMMIT)"
     return ""
 
 
 def _by_turns(document: Document) -> bool:
-    """Whether a stored number let pass what turns found: saving a new one by itself would not move its anchor."""
+    """Whether an interleaved comparison found a slowdown that the stored baseline let pass.
+
+    Saving a new baseline without a reason would then not move the anchor.
+    """
     return any(
         result.record is not None
         and result.record.paired is not None
@@ -100,12 +108,15 @@ def _by_turns(document: Document) -> bool:
 
 
 def unseen_failures(document: Document) -> list[str]:
-    """What the table does not show of a run that was no success; pytest itself says it where it runs."""
+    """Return lines on failures of a run that its table does not show: an early end, other failures, stale cases.
+
+    While pytest runs, it reports these itself.
+    """
     return [*ending(document), *other_failures(document), *stale_cases(document)]
 
 
 def stale_cases(document: Document) -> list[str]:
-    """The cases that the run found to be gone, while their baselines are there."""
+    """Return a line on the cases that no longer exist although their baselines do; empty if there are none."""
     if not document.stale:
         return []
     many = format_count(len(document.stale), "case")
@@ -113,7 +124,7 @@ def stale_cases(document: Document) -> list[str]:
 
 
 def ending(document: Document) -> list[str]:
-    """How a run ended that did not reach its end."""
+    """Return a line on how a run ended early; empty if the run reached its end."""
     if not ended_early(document):
         return []
     how = _ENDINGS.get(document.exitstatus, "ended early")
@@ -121,7 +132,7 @@ def ending(document: Document) -> list[str]:
 
 
 def other_failures(document: Document) -> list[str]:
-    """What failed beside the results of perf cases."""
+    """Return a line on failures other than those of perf cases; empty if there are none."""
     others = document.other_failures
     if others:
         return [f"other tests failed: {format_names(others)}"]
@@ -131,7 +142,7 @@ def other_failures(document: Document) -> list[str]:
 
 
 def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]:
-    """Cases of which results from another environment were left out of the merged run: one run has one of each."""
+    """Return a line on cases whose results from another environment are left out of the merged run."""
     standing = {result.case: result.record.environment for result in merged.results if result.record is not None}
     measured = [result for part in parts for result in part.results if result.record is not None]
     others = {
@@ -147,7 +158,7 @@ def measured_elsewhere(parts: Sequence[Document], merged: Document) -> list[str]
 
 
 def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
-    """Studies of which each part saw only some of what stands in the merged run."""
+    """Return a line on studies whose findings were left out, because each part had only some of the study's results."""
     lost = dict.fromkeys(study for part in parts for study in part.findings if study not in merged.findings)
     if not lost:
         return []

@@ -10,31 +10,32 @@ from perflab.results import Result
 from perflab.tiers import name_of, names
 
 ACCEPTED = "accepted"
-"""What is said of a change that was saved as the new baseline: it was not looked at again, and fails nobody."""
+"""The word for a change that was saved as the new baseline: it was not examined further, and fails no run."""
 LOOK_FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
 """The verdicts that need a look, in this order."""
 _CHANGED = (Verdict.REGRESSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
 
 
 def outcome(result: Result) -> str:
-    """What is said of a case: its verdict, or that the change was accepted."""
+    """Return the word for a case: its verdict, or ``accepted`` if its change was saved."""
     return said_of(result.judgement.verdict, saved=result.saved)
 
 
 def said_of(verdict: str, *, saved: bool) -> str:
-    """The same by the verdict, and whether the case was saved."""
+    """Return the word for a verdict: the verdict itself, or ``accepted`` if it is a change and the case was saved."""
     return ACCEPTED if saved and verdict in _CHANGED else verdict
 
 
 def way_of(result: Result) -> str:
-    """The tier that a case's outcome is of: ``measured``, ``predicted``; ``""`` where there is none."""
+    """Return the tier of a case's outcome: ``measured``, ``predicted``; ``""`` if there is no outcome."""
     return name_of(result.outcome) if result.outcome is not None else ""
 
 
 def counted(results: Sequence[Result]) -> list[str]:
-    """``11 ok``, ``1 regressed``; where not all was measured: ``7 measured ok``, ``24 predicted ok``, ``3 skipped``.
+    """Return the number of cases with each verdict, in words: ``11 ok``, ``1 regressed``.
 
-    A run that has predicted and measured nothing says that too, and one that only compiled needs no such words.
+    The words name the tiers if there are several: ``7 measured ok``, ``24 predicted ok``, ``3 skipped``. A run that
+    predicted cases and measured none also has ``0 measured``. A run that only compiled names no tier.
     """
     ways = {way_of(result) for result in results}
     stand_in = any(result.outcome is not None and result.outcome.stands_in for result in results)
@@ -46,7 +47,7 @@ def counted(results: Sequence[Result]) -> list[str]:
 
 
 def tally(results: Sequence[Result]) -> str:
-    """The counts in one line."""
+    """Return the number of cases with each verdict in one line."""
     return " · ".join(counted(results))
 
 

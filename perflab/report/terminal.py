@@ -1,4 +1,4 @@
-"""Prints a run, and how far one is, for commands."""
+"""Prints a run, and the progress of a run, for commands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def show(document: Document, notes: Sequence[str], *, accept: str | None = None)
 
 
 def page_width() -> int:
-    """Columns that text may have: the terminal's, and 80 at least."""
+    """Return the width of text in columns: the terminal's, but at least 80."""
     return max(80, shutil.get_terminal_size((80, 24)).columns)
 
 
 def progress(text: str) -> None:
-    """One line that is written over, and none in a log."""
+    """Write a line of progress over the last one on a terminal; write nothing to a log."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

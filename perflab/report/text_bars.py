@@ -1,4 +1,4 @@
-"""Bars made of letters, for Markdown: a name, a bar from zero, and its number in each line. Pure."""
+"""Bars made of characters, for Markdown: each line has a name, a bar from zero, and a number. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from perflab.report.escaping import fenced, one_line
 from perflab.report.lines import shorten
 
 _PARTS = " ▏▎▍▌▋▊▉"
-"""Eighths of a letter."""
+"""Characters that fill 0 to 7 eighths of their width."""
 _FULL = "█"
 _WIDTH = 40
 _LONGEST_NAME = 32
 
 
 def text_bars(given: Sequence[tuple[str, float, str]]) -> list[str]:
-    """A line for each name, value and text of the value; values are zero or more."""
+    """Return a line for each name, value and text of the value; values are zero or more."""
     highest = max((value for _, value, _ in given), default=0.0) or 1.0
     names = [shorten(one_line(name), _LONGEST_NAME) for name, _, _ in given]
     room = max(map(len, names), default=0)
@@ -26,13 +26,13 @@ def text_bars(given: Sequence[tuple[str, float, str]]) -> list[str]:
 
 
 def _bar(share: float) -> str:
-    """As long as the share of the longest one; what is more than nothing is never without a trace."""
+    """Return a bar of ``share`` of the longest bar's length; a share above 0 has at least an eighth of a character."""
     eighths = max(round(share * _WIDTH * 8), 1 if share > 0 else 0)
     return (_FULL * (eighths // 8) + _PARTS[eighths % 8].strip()).ljust(1)
 
 
 def bars_block(title: str, given: Sequence[tuple[str, float, str]]) -> list[str]:
-    """The bars as a block of Markdown below their title; none where there is nothing to compare."""
+    """Return the bars as a block of Markdown below their title; empty if there are fewer than two bars."""
     if len(given) < 2:
         return []
     return [fenced([one_line(title), *text_bars(given)])]

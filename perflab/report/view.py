@@ -1,4 +1,4 @@
-"""How a run is shown: columns, order, and how much; and how the options that say so are read."""
+"""The view of a run: its columns, order and length; and the parsers of the options that set the view."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COUNTS = (
     "callgrind_instructions",
 )
 CHARTED = ("ns", "s", "bytes", "per second")
-"""Units of which a study's first column is drawn."""
+"""Units in which a study's first column is drawn as a chart."""
 STATISTICS = ("median", "min", "max", "mean", "std", "iqr")
 QUANTILES = ("p50", "p90", "p99")
 OF_TOKENS = ("ttft", "tpot", *(f"itl_{quantile}" for quantile in QUANTILES))
-"""Times of a generation."""
+"""Times of a generation of tokens."""
 STANDARD = (
     *STATISTICS,
     *QUANTILES,
@@ -44,57 +44,57 @@ STANDARD = (
 )
 """Names that no fact can have. Rates are named by their unit of work (``tokens/s``), and no fact's name has a slash."""
 COLUMNS = tuple(name for name in STANDARD if name != "quoted")
-"""What any table may have; besides, phases, rates and facts that its cases have."""
+"""Columns that any table may have. A table may also have the phases, rates and facts of its cases as columns."""
 ORDERS = (COLLECTED, "name", "fullname", *COLUMNS)
 NOT_FOR_PHASES = (*STANDARD, *ORDERS, "case", "verdict", "latency", "fastest", "launching", "seconds", "source")
-"""Names of other columns, quantities and arguments."""
+"""Names that no phase can have: those of other columns, quantities and arguments."""
 _MISSPELT = 0.82
-"""Names this like to a standard column's are refused as such before anything runs. ``read`` is less like ``spread``."""
+"""Similarity to a standard name from which a name is refused before anything runs. ``read`` is less like ``spread``."""
 _OWN = re.compile(r"[^\W\d]\w*(/\w+)?")
-"""A phase, a fact, or a rate."""
+"""The form of the name of a phase, a fact or a rate."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What is shown of each case beside its verdict, and what cases are sorted by."""
+    """The columns of each case beside its verdict, the order of the cases, and the length of a run's text."""
 
     columns: tuple[str, ...] = tuple(DEFAULT_COLUMNS.split(","))
     sort: str = COLLECTED
-    """A column, ``name``, ``fullname`` or ``collected``; with ``-`` before it from the largest down."""
+    """A column, ``name``, ``fullname`` or ``collected``; ``-`` before the name sorts from the largest down."""
     every: bool = False
     """Whether skipped cases have a line each, and a long run leaves nothing out."""
     brief: bool = False
-    """Whether a case has no more than its line and why its verdict is not a plain ok, each reason once."""
+    """Whether a case has only its line and the reasons of a verdict other than a plain ok, each reason once."""
     side_by_side: str | None = None
-    """The parameter whose levels are set side by side, in place of what each case asks for."""
+    """The parameter whose levels are set side by side, instead of the parameter that each case asks for."""
 
 
 DEFAULT_VIEW = View()
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
-    """Read ``"min, max, decode, tokens/s"``.
+    """Parse names of columns, such as ``"min, max, decode, tokens/s"``.
 
     Raises:
-        ValueError: a name that can be no column, or is nearly a standard one's.
+        ValueError: a name that cannot be a column's, or is nearly the name of a standard column.
     """
     return tuple(dict.fromkeys(_known(name.strip().replace(" ", "_"), COLUMNS) for name in text.split(",")))
 
 
 def parse_sort(text: str) -> str:
-    """Read ``"mean"`` or ``"-mean"``.
+    """Parse an order of cases, such as ``"mean"`` or ``"-mean"``.
 
     Raises:
-        ValueError: nothing that cases are sorted by, or nearly such a name.
+        ValueError: a name by which cases cannot be sorted, or nearly a name by which they can be.
     """
     name = text.strip()
     return "-" * name.startswith("-") + _known(name.removeprefix("-").replace(" ", "_"), ORDERS)
 
 
 def unknown_columns(view: View, names: Collection[str]) -> list[str]:
-    """What is to be said of columns, and of an order, that are not standard and that no case has, which have ``names``.
+    """Return a sentence for each column or order of the view that is neither standard nor in ``names``.
 
-    Cases tell their phases when they have been measured.
+    ``names`` are the columns that the cases have. Phases are only known after the cases have been measured.
     """
     wanted = dict.fromkeys((*view.columns, view.sort.removeprefix("-")))
     known = (*ORDERS, *names)
@@ -106,7 +106,7 @@ def unknown_columns(view: View, names: Collection[str]) -> list[str]:
 
 
 def refuse_unknown(names: Collection[str], known: Collection[str]) -> None:
-    """Raise ValueError for a name that is not known, with one that is like it."""
+    """Raise ValueError for a name that is not known; the error suggests a similar name that is known."""
     for name in names:
         if name not in known:
             listed = textwrap.fill(", ".join(known), 100, initial_indent="     ", subsequent_indent="     ")
@@ -114,7 +114,7 @@ def refuse_unknown(names: Collection[str], known: Collection[str]) -> None:
 
 
 def without_unknown(view: View, names: Collection[str]) -> View:
-    """The view without columns that no case has."""
+    """Return the view without the columns that are neither standard nor in ``names``, those that the cases have."""
     return replace(view, columns=tuple(name for name in view.columns if name in COLUMNS or name in names))
 
 

@@ -1,1 +1,1 @@
-"""Memory snapshots: read safely, summed up, shown and compared. Loads no torch, and runs nothing of what it reads."""
+"""Reads memory snapshots safely, sums them up, shows and compares them. Loads no torch and runs no code of a file."""

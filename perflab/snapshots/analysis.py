@@ -1,4 +1,4 @@
-"""Sums over a snapshot: live bytes at every moment, what is alive at one, alike blocks, blocks that stay. Pure.
+"""Computes sums over a snapshot: live bytes by moment, blocks alive at a moment, alike blocks, blocks that stay. Pure.
 
 All sums are exact: at each moment the categories add up to the live bytes, and the parts of the peak to the peak.
 """
@@ -25,34 +25,34 @@ CATEGORIES = (
     "workspace",
     UNKNOWN,
 )
-"""In the order in which they are stacked and listed; others come after them by name."""
+"""The categories in the order in which they are stacked and listed; other categories follow, sorted by name."""
 _Key = TypeVar("_Key", bound=Hashable)
 _IN_A_NAME = re.compile(r"(?<=[. ])\d+(?=[. )]|$)")
 _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Part(NamedTuple):
-    """Blocks that share something."""
+    """The sum over blocks that share a key: their bytes and their number."""
 
     size_bytes: int
     blocks: int
 
 
 class Alike(NamedTuple):
-    """Blocks of one size that one stack asked for."""
+    """Blocks of one size that were allocated by one call stack."""
 
     size_bytes: int
-    """Of each."""
+    """Bytes of each block."""
     blocks: Sequence[Block]
 
     @property
     def total_bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all blocks together."""
         return self.size_bytes * len(self.blocks)
 
 
 def levels(snapshot: Snapshot) -> array[int]:
-    """Live bytes at each moment, from 0 on."""
+    """Return the live bytes at each moment, from 0 on."""
     changes = array("q", bytes(8 * (snapshot.moments + 1)))
     for block in snapshot.blocks:
         changes[block.allocated_at] += block.size_bytes
@@ -64,14 +64,14 @@ def levels(snapshot: Snapshot) -> array[int]:
 
 
 def peak_moment(level: Sequence[int]) -> int:
-    """The first moment at which the most is alive."""
+    """Return the first moment at which the most bytes are alive."""
     return level.index(max(level))
 
 
 def reserved_at(snapshot: Snapshot, moment: int) -> int | None:
-    """What the allocator had taken of the device then; None where that cannot be said.
+    """Return the bytes that the allocator had reserved from the device at a moment; None if unknown.
 
-    From the end backwards: a recording that was cut off lacks its beginning.
+    The sum goes backwards from the end, because a recording may lack its beginning.
     """
     if not snapshot.segments or not snapshot.is_whole:
         return None
@@ -80,12 +80,12 @@ def reserved_at(snapshot: Snapshot, moment: int) -> int | None:
 
 
 def alive_at(snapshot: Snapshot, moment: int) -> list[Block]:
-    """The blocks that are there at a moment, in the order in which they came."""
+    """Return the blocks that are alive at a moment, in order of allocation."""
     return [block for block in snapshot.blocks if block.is_there(moment)]
 
 
 def parts_by(blocks: Iterable[Block], key: Callable[[Block], _Key]) -> dict[_Key, Part]:
-    """Sums of blocks that have the same key, the largest first."""
+    """Sum up the blocks by key, the key with the most bytes first."""
     found: dict[_Key, Part] = {}
     for block in blocks:
         size, count = found.get(name := key(block), (0, 0))
@@ -94,29 +94,29 @@ def parts_by(blocks: Iterable[Block], key: Callable[[Block], _Key]) -> dict[_Key
 
 
 def categories_of(snapshot: Snapshot) -> list[str]:
-    """The categories that there are, in their order."""
+    """Return the categories of the snapshot's blocks, in the order in which they are listed."""
     there = {block.category for block in snapshot.blocks}
     return [*(one for one in CATEGORIES if one in there), *sorted(there - {*CATEGORIES})]
 
 
 def module_of(block: Block) -> str:
-    """The block's module with ``*`` for numbers of layers: ``blocks.*.attention``."""
+    """Return the block's module with ``*`` for numbers of layers: ``blocks.*.attention``."""
     return _NUMBERS.sub("*", block.module)
 
 
 def shared_module(blocks: Sequence[Block]) -> str:
-    """The module of all of them, with ``*`` for the numbers of layers where they are of several."""
+    """Return the module of alike blocks, with ``*`` for the numbers of layers if the blocks are of several layers."""
     first = blocks[0]
     return first.module if all(block.module == first.module for block in blocks) else module_of(first)
 
 
 def layerless(stack: Stack) -> Stack:
-    """With ``*`` for numbers of layers: in predictions the module stands in the function's name."""
+    """Return a stack with ``*`` for numbers of layers, as predictions have the module in the function's name."""
     return tuple(frame._replace(function=_IN_A_NAME.sub("*", frame.function)) for frame in stack)
 
 
 class Lines:
-    """The user's line of a block, relative to the folder that all lines of a snapshot lie in."""
+    """Finds the user's line of a block, relative to the folder that contains all of a snapshot's lines."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         # Stacks are shared among blocks, so there are few of them.
@@ -125,7 +125,7 @@ class Lines:
         self._known: dict[int, tuple[Stack, str]] = {}
 
     def __call__(self, block: Block) -> str:
-        """``model.py:190``; empty where no stack was recorded."""
+        """Return the line of a block, such as ``model.py:190``; empty if no stack was recorded."""
         known = self._known.get(id(block.stack))
         if known is None:
             known = self._known[id(block.stack)] = block.stack, line_of(block.stack, self._folder)
@@ -133,14 +133,14 @@ class Lines:
 
 
 class AlikeKeys:
-    """What alike blocks share: size, stack, category, module and shape; layers count as one place."""
+    """Makes the key that alike blocks share: size, stack, category, module and shape, whatever their layer."""
 
     def __init__(self) -> None:
         # Stacks are shared among blocks, which keep them alive.
         self._stacks: dict[tuple[int, bool], object] = {}
 
     def __call__(self, block: Block) -> Hashable:
-        """The same for two blocks if they are alike."""
+        """Return a key that is equal for two blocks if the blocks are alike."""
         has_module = bool(block.module)
         known = id(block.stack), has_module
         stack = self._stacks.get(known)
@@ -150,7 +150,7 @@ class AlikeKeys:
 
 
 def alike(blocks: Iterable[Block]) -> list[Alike]:
-    """Alike blocks together, the largest sum first."""
+    """Group alike blocks, the group with the most bytes first."""
     found: dict[Hashable, list[Block]] = {}
     key = AlikeKeys()
     for block in blocks:
@@ -160,17 +160,17 @@ def alike(blocks: Iterable[Block]) -> list[Alike]:
 
 
 class Stays(NamedTuple):
-    """Alike blocks that were there when the step that made them had ended."""
+    """Alike blocks that were alive when the step that made them had ended."""
 
     alike: Alike
     steps: int
-    """In how many steps such blocks were made and left."""
+    """The number of steps that made such blocks and left them alive."""
     left: int
-    """How many of them are there at the end of the recording."""
+    """The number of these blocks that are alive at the end of the recording."""
 
 
 def outliving(snapshot: Snapshot) -> list[Stays]:
-    """Blocks that outlive the step that made them, the largest sum first; nothing where there are no steps."""
+    """Return groups of blocks that outlive the step that made them, the most bytes first; empty without steps."""
     ends = [step.end for step in snapshot.steps]
     step_of: dict[int, int] = {}
     stay = []

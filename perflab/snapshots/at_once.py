@@ -1,9 +1,9 @@
-"""Reads the events of PyTorch's pickle whole, by their bytes: a hundred opcodes by one match.
+"""Reads each event of PyTorch's pickle as a whole, by its bytes: one match replaces a hundred opcodes.
 
-All events of a recording are written alike: the same keys in the same order, each a number of the memo. Once one was
-read opcode by opcode, an expression is made that matches the bytes of the next ones, with a group for each value. What
-it does not match, such as an event with a call that was not met before, goes opcode by opcode again; the result is
-the same, and tests hold both ways against each other.
+All events of a recording are written alike: the same keys in the same order, each by its number in the memo. After one
+event was read opcode by opcode, a regular expression is made that matches the bytes of the next events, with a group
+for each value. An event that does not match, such as one with a call that was not met before, is read opcode by opcode
+again; the result is the same, and tests compare both ways.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from perflab.snapshots.unpickling import Content, Unpickling
 
 
 class _Event:
-    """No value of a file is one."""
+    """The type of ``EVENT``; no value of a file has this type."""
 
 
 EVENT = _Event()
-"""Stands where an event stood, once it is a row."""
+"""The object that replaces an event once the event is a row."""
 MOST_PLACES = 8
-"""Numbers in the memo that a key may have; a pickler gives it one."""
+"""The most numbers in the memo that a key may have; a pickler gives each key one."""
 MOST_LAYOUTS = 6
-"""Orders of keys that are tried, the one that matched last first."""
+"""The most orders of keys that are tried; the order that matched last is tried first."""
 
 MOST_KNOWN = 500_000
-"""Distinct values whose bytes are remembered."""
+"""The most distinct values whose bytes are remembered."""
 
-# Atomic groups throughout: each alternative is settled by its first byte, so no bytes make matching go back and forth.
+# All groups are atomic: the first byte decides between alternatives, so no bytes cause backtracking.
 _PUT = rb"(?>\x94|q.|r.{4})"
 _GET = rb"(?>h.|j.{4})"
 _SMALL = rb"(?>K.|M..|J.{4})"
@@ -49,33 +49,34 @@ _IS_PUT = re.compile(_PUT, re.DOTALL)
 
 @dataclass(frozen=True)
 class _Layout:
-    """Events with these keys in this order."""
+    """The form of events that have certain keys in a certain order."""
 
     pattern: re.Pattern[bytes]
-    """A group for the number that the dictionary has in the memo, and one for each value."""
+    """The bytes of an event: one group stores the dictionary in the memo, and each value has one group."""
     numbers: Callable[[list[Any]], tuple[Any, ...]]
-    """Gives the values of ``NUMBERS``."""
+    """A function that picks the values of ``NUMBERS`` from an event's values."""
     action: int
     frames: int
-    """-1: nothing was recorded of them."""
+    """The index of the call stack among the values; -1: no stack was recorded."""
     labels: Callable[[list[Any]], tuple[Any, ...]]
-    """Gives the texts of ``LABELS``; the last value, an empty one, for those that there are not."""
+    """A function that picks the texts of ``LABELS``; a missing label gets the last value, which is empty."""
 
 
 class Events(Content):
-    """Turns the events of a PyTorch snapshot into rows, wherever they stand in it."""
+    """Turns the events of a PyTorch snapshot into rows, wherever the events stand in the file."""
 
     def __init__(self) -> None:
         self.rows = Rows()
         self._layouts: list[_Layout] = []
         self._seen: set[tuple[str, ...]] = set()
         self._known: dict[bytes, tuple[Any, int]] = {}
-        """What bytes mean, and where in them the number begins that it is given in the memo; 0: it is given none."""
+        """The value that bytes stand for, and the offset in the bytes at which the value is stored in the memo; 0: the
+        value is not stored."""
         self._known_stacks: dict[bytes, tuple[Any, int]] = {}
-        """The same of bytes that stand for a stack."""
+        """The same mapping as ``_known``, for bytes that stand for a call stack."""
 
     def finished(self, found: dict[str, Any], machine: Unpickling) -> Any:
-        """An event becomes a row; everything else stays."""
+        """Add an event to the rows and return ``EVENT``; return any other dictionary unchanged."""
         if "action" not in found:
             return found
         self.rows.add(found)
@@ -84,11 +85,11 @@ class Events(Content):
             self._seen.add(keys)
             self._learn(keys, machine.memo)
         machine.forget(2 * len(found))
-        found.clear()  # the memo still has it
+        found.clear()  # the memo still holds this dictionary
         return EVENT
 
     def at_once(self, machine: Unpickling) -> bool:
-        """Read the event that begins here, if it is of a known form."""
+        """Read the event at the machine's position if the event has a known form; return whether it was read."""
         for number, layout in enumerate(self._layouts):
             match = layout.pattern.match(machine.buffer, machine.position)
             if match is not None:
@@ -98,12 +99,12 @@ class Events(Content):
         return False
 
     def _learn(self, keys: tuple[str, ...], memo: list[Any]) -> None:
-        """Make an expression of an event with these keys, where all of them are in the memo."""
+        """Make a regular expression for events with these keys, if all of the keys are in the memo."""
         if not {*NUMBERS} <= {*keys} or "device_free" in keys:
             return
         places: dict[int, list[bytes]] = {id(key): [] for key in keys}
         for number, text in enumerate(memo):
-            # The key itself: a mark of the same letters is another text, and there may be a million of them.
+            # Keys are compared by identity: a mark of the same letters is another object, of which a million may exist.
             if id(text) in places:
                 places[id(text)].append(bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little"))
         if all(0 < len(found) <= MOST_PLACES for found in places.values()):
@@ -121,7 +122,7 @@ class Events(Content):
             self._layouts = [layout, *self._layouts][:MOST_LAYOUTS]
 
     def _take(self, machine: Unpickling, match: re.Match[bytes], layout: _Layout) -> bool:
-        """Make a row of what matched, and give its objects their numbers in the memo. False: it is of another form."""
+        """Add a match to the rows, and store its objects in the memo. Return False if the event has another form."""
         put, *tokens = match.groups()
         memoizes = put == b"\x94"
         puts: list[tuple[bytes, int]] = [(put, 0)]
@@ -161,7 +162,10 @@ class Events(Content):
     def _understood(
         self, machine: Unpickling, token: bytes, known: dict[bytes, tuple[Any, int]]
     ) -> tuple[Any, int] | None:
-        """What bytes mean wherever they stand: numbers of the memo are given once. None: they are of another form."""
+        """Return the value that bytes stand for, and remember it; None if the bytes have another form.
+
+        The same bytes always stand for the same value, because a number of the memo is given only once.
+        """
         found = self._stack(machine, token) if known is self._known_stacks else self._read(machine, token)
         if found is not None:
             if len(known) >= MOST_KNOWN:

@@ -1,4 +1,7 @@
-"""What a block is for, where its file does not say: deduced from who gave it, who took it, and when. Pure."""
+"""Deduces the category of each block from the call stacks and times of its allocation and free. Pure.
+
+The categories are deduced only for files that have none.
+"""
 
 from __future__ import annotations
 
@@ -12,42 +15,43 @@ from perflab.snapshots.model import UNKNOWN, Block, Stack, Stage
 from perflab.snapshots.stacks import Thread, root_of
 
 MOST_FOREIGN = 12
-"""Names of a file's own that are told apart."""
+"""The most categories of a file's own that keep their names."""
 OTHERS = "others"
-"""What bears one of the later names."""
+"""The category of blocks whose own category comes after the first ``MOST_FOREIGN`` of the file."""
 _OPTIMIZER = re.compile(r"(?:^|/)torch/optim/\w+\.py$")
 _STATE_MAKERS = ("_init_group", "init_state", "_init_state")
 _MODULES = re.compile(r"(?:^|/)torch/nn/(?:modules/\w+|parameter)\.py$")
 _PARAMETER_MAKERS = ("_apply", "convert", "to_empty", "<lambda>", "__init__", "reset_parameters", "__new__")
 _SEED = "_make_grads"
-"""Makes the gradient that a backward begins with, which is let go when it has returned."""
+"""The function that makes the initial gradient of a backward, which is freed when the backward has returned."""
 _BACKWARD = ("_engine_run_backward", "run_backward")
 _ENGINE = "torch::autograd::Engine"
 _NODE = re.compile(r"(?:^|/)torch/autograd/function\.py$")
-"""Its ``apply`` begins the stack of a custom function's backward in a thread of autograd's; a forward's is called."""
+"""The file whose ``apply`` is the outermost call of a custom function's backward in a thread of autograd's; in a
+forward, ``apply`` is called by other Python code."""
 _WORKSPACE = ("getCurrentCUDABlasHandle", "getCUDABlasLtWorkspace", "cublasCreate", "getCUDABlasLtHandle")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a stack tells of a block that it gave or took."""
+    """Facts about the allocation or the free of a block, read from the call stack."""
 
     is_known: bool
-    """There is one."""
+    """Whether a call stack was recorded."""
     is_placed: bool
-    """Whether it was within a backward is known, by the stack or by a mark."""
+    """Whether the stack or a mark tells if the call was within a backward."""
     is_workspace: bool
     is_optimizer: bool
     is_state: bool
     is_backward: bool
     is_seed: bool
     root: Thread | None
-    """Where its thread begins."""
+    """File and function with which the thread begins; None if the stack has no call of Python."""
     makes_parameters: bool
 
 
 def facts_of(stack: Stack) -> Facts:
-    """What is to be seen in a stack, Python's frames or C++'s."""
+    """Return the facts that a call stack of Python or C++ frames shows."""
     optimizer = [frame.function for frame in stack if _OPTIMIZER.search(frame.file)]
     innermost = next((frame for frame in stack if frame.file.endswith(".py")), None)
     root = root_of(stack)
@@ -68,10 +72,12 @@ def facts_of(stack: Stack) -> Facts:
 
 
 def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
-    """What a block is for, as far as it follows from who gave it and who took it.
+    """Deduce the category of a block from the facts about its allocation (``given``) and its free (``taken``).
 
-    What a forward made and a backward let go was kept for it: ``activations``. What a backward made and left is
-    ``gradients``. What was made and let go on the same side is ``temporaries``. The rest is not known.
+    A block that a forward made and a backward freed was kept for the backward: ``activations``. A block that a backward
+    made and left is ``gradients``. A block that was made and freed on the same side is ``temporaries``. Workspaces,
+    optimizer state and parameters are recognised by functions in the stack of the allocation. Other blocks are
+    ``unknown``.
     """
     if given.is_workspace:
         return "workspace"
@@ -79,8 +85,8 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
         return "optimizer state"
     if given.is_seed:
         return "temporaries"
-    if given.is_optimizer and not given.is_backward:  # a closure's backward is one of its own
-        # What a step leaves is kept for later ones: SGD's momentum, and all of an optimizer that is the user's own.
+    if given.is_optimizer and not given.is_backward:  # a backward in an optimizer's closure counts as a backward
+        # A block that a step leaves is kept for later steps: SGD's momentum, and all state of a user's own optimizer.
         is_kept = not is_freed or (taken.is_known and not taken.is_optimizer and not taken.is_backward)
         return "optimizer state" if is_kept else "temporaries"
     if given.is_backward:
@@ -88,7 +94,7 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
             return "temporaries"
         if is_freed and not taken.is_placed:
             return UNKNOWN
-        # Of a marked backward without a stack, what is never let go may also be what a library keeps for itself.
+        # Without a stack, a block of a marked backward that is never freed may also be one that a library keeps.
         return "gradients" if given.is_known or is_freed else UNKNOWN
     if not given.is_known:
         return UNKNOWN
@@ -100,10 +106,11 @@ def deduced_category(given: Facts, taken: Facts, *, is_freed: bool) -> str:
 
 
 def deduced(blocks: Sequence[Block], stages: Sequence[Stage]) -> Iterator[Block]:
-    """Blocks with the category that follows from stacks, and from marked backwards.
+    """Yield the blocks with categories deduced from call stacks and marked backwards.
 
-    CUDA's backwards run in threads of autograd's, where no stack is, or one that begins where none begins outside of
-    backwards: in a custom function, a hook, a checkpoint that computes again. Blocks that have a category keep it.
+    On CUDA, a backward runs in autograd's own threads. Allocations there have no stack, or a stack whose outermost call
+    begins no stack outside of backwards: a custom function, a hook, or the recomputation of a checkpoint. Blocks that
+    have a category keep it.
     """
     backward = [stage for stage in stages if _is_of_backward(stage.name)]
     starts = [stage.start for stage in backward]
@@ -142,15 +149,17 @@ def deduced(blocks: Sequence[Block], stages: Sequence[Stage]) -> Iterator[Block]
 
 
 def _is_of_backward(mark: str) -> bool:
-    """Whether a mark is of a backward alone."""
+    """Whether a mark's name contains ``backward``, in any case, and does not contain ``forward``."""
     return "backward" in mark.lower() and "forward" not in mark.lower()
 
 
 def without_stacks_of_frees(blocks: Sequence[Block]) -> list[Block] | None:
-    """Blocks without who let them go, where the recorder did not keep that; None where it did, or had nothing to keep.
+    """Return the blocks without the stacks of frees, if the recorder did not keep these stacks.
 
-    With ``context="alloc"`` PyTorch writes with each free the stack of the block's own allocation, so that of a block
-    which was there before is known.
+    None: the recorder kept the stacks of frees, or no block has a stack for both its allocation and its free.
+
+    With ``context="alloc"`` PyTorch writes the stack of the block's own allocation with each free. So the stack of the
+    allocation is known even for a block that was alive before the recording.
     """
     both = [block for block in blocks if block.stack and block.freed_by]
     if not both or any(block.stack != block.freed_by for block in both):
@@ -159,7 +168,10 @@ def without_stacks_of_frees(blocks: Sequence[Block]) -> list[Block] | None:
 
 
 def as_told(blocks: Sequence[Block]) -> list[Block]:
-    """Blocks with the categories of their file; a file may have as many as it has blocks, and few can be shown."""
+    """Return the blocks with the categories of their file, of which few can be shown: later ones become ``OTHERS``.
+
+    A block without a category gets ``unknown``. A file may have as many categories as blocks.
+    """
     foreign: set[str] = set()
     told = []
     for block in blocks:

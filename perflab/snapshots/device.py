@@ -1,4 +1,4 @@
-"""The events of one device in PyTorch's snapshot, walked through: blocks, the cache, what is left at the end."""
+"""Turns the events of one device in PyTorch's snapshot into blocks, the cache's counts and the state at the end."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from perflab.snapshots.stacks import Thread, root_of
 from perflab.snapshots.stages import of_annotations, of_threads, steps_of
 
 BLOCK_BYTES = 512
-"""CUDA's caching allocator gives out multiples of it."""
+"""The number of bytes of which all blocks of CUDA's caching allocator are multiples."""
 _ALLOC, _REQUESTED, _COMPLETED, _TAKEN, _GIVEN, _MAPPED, _UNMAPPED, _SNAPSHOT, _OOM = range(len(ACTIONS))
 _IN_USE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 
 
 class Device:
-    """The recording of one device on its way from rows to blocks."""
+    """Builds the recording of one device from rows."""
 
     def __init__(self, rows: Rows, span: range, segments: list[dict[str, Any]], *, is_cut: bool) -> None:
         self.rows, self.span, self.raw_segments, self.is_cut = rows, span, segments, is_cut
         self.before: list[Block] = []
         self.blocks: list[Block | None] = []
         self.open: dict[int, tuple[int, int, int]] = {}
-        """By address: the number among blocks, the row and the moment of what is there."""
+        """The block alive at each address: its number among ``blocks``, and the row and moment of its allocation."""
         self.times_us = array("q")
         self.marks: list[str] = []
         self.stacks = array("i")
-        """The number of each moment's stack; of a free, its complement, which is below zero."""
+        """The number of each moment's call stack; for a free, the bitwise complement, which is negative."""
         self.out_of_memory: list[OutOfMemory] = []
         self.cache = [0] * 5
-        """Numbers of a ``Cache``, in its order."""
+        """The values of a ``Cache``, in the order of its fields."""
         self.segment_changes: list[tuple[int, int]] = []
         self.left_out_bytes = 0
         self.let_go: set[int] = set()
-        """Addresses at which nothing lies, since something was let go."""
+        """Addresses at which a block was freed and none was allocated since."""
         self.unseen: list[int] = []
-        """Sizes of blocks that were let go at such an address: nobody saw them come."""
+        """Bytes of each block that was freed at an address in ``let_go``: its allocation was not recorded."""
         self.left_addresses: set[int] = set()
-        """Where something lies at the end."""
+        """Addresses of the blocks that are alive at the end."""
 
     def read(self) -> None:
-        """Walk through the events, then look at what is there at the end."""
+        """Read the events, then the blocks that are alive at the end."""
         rows, actions = self.rows, self.rows.actions
         frees = _COMPLETED if _COMPLETED in actions[self.span.start : self.span.stop] else _REQUESTED
         given_back_before = False
@@ -88,7 +88,7 @@ class Device:
 
     def _alloc(self, row: int) -> None:
         moment, address = self._moment(row, is_free=False), self.rows.addresses[row]
-        if address in self.open:  # its free was not recorded (``skip_actions``), and it is gone now at the latest
+        if address in self.open:  # the old block's free was not recorded (``skip_actions``): the block ends here
             number, earlier, since = self.open.pop(address)
             self.blocks[number] = self._block(earlier, since, moment, ())
         self.let_go.discard(address)
@@ -103,7 +103,7 @@ class Device:
             self.blocks[number] = self._block(allocated, since, moment, freed_by)
         else:
             labels = self.rows.label_table[self.rows.labels[row]]
-            # A prediction's free has the block's own place; PyTorch's has that of the free.
+            # In a prediction, a free has the stack of the block's allocation; in PyTorch's files, that of the free.
             stack = freed_by if labels[0] else ()
             self.before.append(self._block(row, 0, moment, freed_by)._replace(stack=stack))
             if address in self.let_go:
@@ -130,7 +130,7 @@ class Device:
         )
 
     def _at_the_end(self, segment: dict[str, Any]) -> None:
-        """Blocks that are there at the end. Those that were not seen to come were there before."""
+        """Read a segment's blocks that are alive at the end. A block without an event is from before the recording."""
         address, stream = number_of(segment, "address"), number_of(segment, "stream")
         for block in segment["blocks"]:
             if type(block) is not dict:
@@ -146,7 +146,10 @@ class Device:
             address += size
 
     def _with_stack(self, number: int, found: dict[str, Any]) -> None:
-        """With ``context="state"`` the stacks of what is alive at the end stand there alone."""
+        """Add a block's stack from its segment, if its event has none, as with ``context="state"``.
+
+        That context records only the stacks of blocks that are alive at the end.
+        """
         block = self.blocks[number]
         if block is not None and not block.stack:
             self.blocks[number] = block._replace(stack=self._stack(found))
@@ -168,7 +171,7 @@ class Device:
             ) from error
 
     def _missing(self) -> Iterator[str]:
-        """What was not recorded, in sentences."""
+        """Yield sentences on what was not recorded."""
         if self.left_out_bytes:
             yield (
                 f"{self.left_out_bytes:,} bytes that are allocated at the end are left out: the events that tell since "
@@ -190,7 +193,7 @@ class Device:
             )
 
     def _threads(self, *, are_frees_known: bool) -> Iterator[Thread | None]:
-        """Where the thread of each moment begins; None where that is not known."""
+        """Yield the file and function with which each moment's thread begins; None if unknown."""
         roots = [root_of(stack) for stack in self.rows.stack_table]
         for stack in self.stacks:
             if stack >= 0:
@@ -199,7 +202,7 @@ class Device:
                 yield roots[~stack] if are_frees_known else None
 
     def snapshot(self, device: int, annotations: object, is_predicted: bool, notes: list[str]) -> Snapshot:
-        """What was read, as a snapshot."""
+        """Return the device's recording as a snapshot, after ``read``."""
         blocks = [*self.before, *(block for block in self.blocks if block is not None)]
         has_categories = any(block.category for block in blocks)
         missing = list(self._missing())
@@ -235,7 +238,7 @@ class Device:
 
 
 def rounded(size: int) -> int:
-    """What a request takes of the allocator; nothing takes nothing."""
+    """Round a request's bytes up to the bytes that the allocator gives; 0 stays 0."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -257,6 +260,6 @@ def _segment(found: dict[str, Any]) -> Segment:
 
 
 def number_of(found: dict[str, Any], key: str, otherwise: int = 0) -> int:
-    """A value that is a number, zero or more; else ``otherwise``."""
+    """Return the value of a key if it is a whole number, zero or more; else ``otherwise``."""
     value = found.get(key, otherwise)
     return value if type(value) is int and value >= 0 else otherwise

@@ -1,4 +1,4 @@
-"""Which device of a snapshot is shown, which of two are compared, and what the others did. Pure."""
+"""Chooses the device of a snapshot to show, or the devices of two snapshots to compare. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perflab.units import format_bytes
 
 
 def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapshot:
-    """The recording of one device: that which is named, else one that ran out of memory, else that of most events.
+    """Return the recording of the named device, else of one that ran out of memory, else of the one with most events.
 
     Raises:
-        SnapshotError: there is none of that device.
+        SnapshotError: the file has no recording of the named device.
     """
     if device is None:
         return max(found, key=lambda one: (bool(one.out_of_memory), one.moments, len(one.blocks)))
@@ -31,16 +31,18 @@ def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapsho
 def choose_two(
     before: Sequence[Snapshot], after: Sequence[Snapshot], device: str | None, paths: tuple[Path, Path]
 ) -> tuple[Snapshot, Snapshot]:
-    """The recordings of one device in two files; of each file's only one, whichever it is.
+    """Return the recordings of one device in two files.
+
+    If no device is named and each file has only one recording, the devices of the recordings may differ.
 
     Args:
-        before, after: all of each file.
-        device: the one to compare, or two with a comma between. None: of those that both have, one that ran out of
-            memory, else the one with most events.
-        paths: of the files.
+        before, after: all recordings of each file.
+        device: the device to compare, or two devices with a comma between. None: of the devices in both files, one that
+            ran out of memory, else the device with most events.
+        paths: the paths of the files.
 
     Raises:
-        SnapshotError: there is none of that device, or nobody knows which are to be compared.
+        SnapshotError: a file has no recording of the device, or no device is in both files.
     """
     if device is not None:
         first, _, second = device.partition(",")
@@ -62,7 +64,7 @@ def choose_two(
 
 
 def with_others_named(chosen: Snapshot, found: Sequence[Snapshot]) -> Snapshot:
-    """A recording with a note on the other devices of its file."""
+    """Return a recording with a note on the other devices of its file."""
     others = [
         f"{one.device} with a peak of {format_bytes(max(levels(one)))}" + ", out of memory" * bool(one.out_of_memory)
         for one in found
@@ -75,5 +77,5 @@ def with_others_named(chosen: Snapshot, found: Sequence[Snapshot]) -> Snapshot:
 
 
 def _name(one: Snapshot) -> str:
-    """A prediction is of the first GPU."""
+    """Return the device's name; ``cuda``, the device of a prediction, is ``cuda:0``."""
     return "cuda:0" if one.device == "cuda" else one.device

@@ -1,4 +1,4 @@
-"""Two snapshots against each other: what is alive at one peak and not at the other, to the byte. Pure."""
+"""Compares two snapshots: the blocks alive at one peak and not at the other peak, to the byte. Pure."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SUMMED = ("change_bytes", "before_bytes", "after_bytes", "before_blocks", "afte
 
 
 def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int = MOST_ROWS) -> Report:
-    """Why one peak is higher than the other. The changes of each table add up to the difference of the peaks.
+    """Report why one peak is higher than the other. The changes in each table add up to the difference of the peaks.
 
     Args:
         before, after: the recordings.
-        names: of their files.
-        most: rows of a table before what is smaller is summed up.
+        names: the names of the recordings' files.
+        most: rows of a table before smaller rows are summed up.
     """
     sides = []
     for snapshot in (before, after):

@@ -1,7 +1,7 @@
-"""What a memory snapshot says, whoever wrote it. Plain data.
+"""The content of a memory snapshot as plain data, in one form for all sources.
 
 A *moment* is the number of allocations and frees so far: 0 is the beginning, and at moment ``n`` the first ``n`` have
-happened. Sums are exact at every moment; times say when it was.
+happened. Sums are exact at every moment; ``times_ns`` gives the time of each moment.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 UNKNOWN = "unknown"
-"""The category of a block of which nothing is known."""
+"""The category of a block whose purpose is not known."""
 
 
 class Frame(NamedTuple):
-    """One call of a stack."""
+    """One call of a call stack."""
 
     file: str
     line: int
@@ -23,125 +23,127 @@ class Frame(NamedTuple):
 
 
 Stack = tuple[Frame, ...]
-"""The innermost call first."""
+"""A call stack, the innermost call first."""
 
 
 class Block(NamedTuple):
-    """A piece of memory from when it was given to when it was let go."""
+    """A piece of memory, from its allocation to its free."""
 
     size_bytes: int
-    """What it takes: as it was asked for, rounded as the allocator rounds (``Snapshot.rounding_bytes``)."""
+    """Bytes that the block takes: the requested size, rounded up to ``Snapshot.rounding_bytes``."""
     requested_bytes: int
     address: int
     stream: int
     stack: Stack
-    """Who asked for it; empty where that was not recorded."""
+    """The call stack of the allocation; empty if none was recorded."""
     category: str
-    """``parameters``, ``activations`` and so on; ``unknown``."""
+    """``parameters``, ``activations`` and so on, or ``unknown``."""
     module: str
-    """``blocks.*.attention``; empty where that was not recorded."""
+    """The module that allocated the block, such as ``blocks.0.attention``; empty if none was recorded."""
     phase: str
-    """``forward``, ``backward``, ``optimizer`` or another mark; empty where there is none."""
+    """``forward``, ``backward``, ``optimizer`` or another mark; empty if there is no mark."""
     allocated_at: int
-    """The moment from which on it is there; 0: it was there when recording began."""
+    """The moment from which on the block is alive; 0: the block was alive when recording began."""
     freed_at: int | None
-    """The moment from which on it is gone; None: it is there to the end."""
+    """The moment from which on the block is free; None: the block is alive at the end."""
     freed_by: Stack = ()
-    """Who let it go, where that was recorded."""
+    """The call stack of the free; empty if none was recorded."""
     tensor: str = ""
-    """Shape and dtype, where they are known: ``(4, 1024, 2560) float32``."""
+    """Shape and dtype of the tensor, such as ``(4, 1024, 2560) float32``; empty if unknown."""
 
     def is_there(self, moment: int) -> bool:
-        """Whether it is alive at that moment."""
+        """Whether the block is alive at a moment."""
         return self.allocated_at <= moment and (self.freed_at is None or self.freed_at > moment)
 
 
 class Segment(NamedTuple):
-    """Memory that the allocator had taken of the device when the snapshot was written."""
+    """Memory that the allocator had reserved from the device when the snapshot was written."""
 
     address: int
     size_bytes: int
     stream: int
     kind: str
-    """``small``, ``large``; ``expandable`` besides where it is."""
+    """``small`` or ``large``, followed by ``, expandable`` if the segment is expandable."""
     in_use_bytes: int
-    """Of blocks that are allocated, as the allocator cut them."""
+    """Bytes of the blocks in use, as the allocator split the segment."""
     requested_bytes: int
-    """What was asked for of that."""
+    """Bytes that the program requested for the blocks in use."""
     free_bytes: int
-    """Of it, what is cached."""
+    """Bytes of the segment that are cached: its blocks that are not in use."""
     largest_free_bytes: int
-    """The largest free piece."""
+    """Bytes of the largest block that is not in use."""
 
 
 class Stage(NamedTuple):
-    """A part of the recording that was marked, such as ``forward``."""
+    """A marked part of the recording, such as ``forward``."""
 
     name: str
     start: int
-    """Its first moment."""
+    """The moment before the stage's first allocation or free, which is moment ``start + 1``."""
     end: int
-    """The moment at which it ends."""
+    """The moment at which the stage ends: its last allocation or free."""
 
 
 class OutOfMemory(NamedTuple):
-    """The allocator found no room."""
+    """An allocation for which the allocator found no room."""
 
     moment: int
     asked_bytes: int
     free_bytes: int
-    """What the device had left, by the driver."""
+    """Free bytes of the device, as reported by the driver."""
     stack: Stack
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What the caching allocator did with the device."""
+    """The segments that the caching allocator requested from the device and gave back."""
 
     taken: int = 0
-    """Segments that were asked of the device: ``cudaMalloc``, or mapped pages."""
+    """Number of segments that the device gave: ``cudaMalloc``, or mapped pages."""
     taken_bytes: int = 0
     given_back: int = 0
-    """Segments that were given back."""
+    """Number of segments that the allocator gave back to the device."""
     given_back_bytes: int = 0
     retries: int = 0
-    """Times that segments were given back and one was asked for, with nothing between, whether it was to be had or not.
+    """How often the allocator gave segments back and requested one directly afterwards, successfully or not.
 
-    There had been no room, or the program had called ``empty_cache`` just before: events do not tell these apart.
+    Either the device had no room, or the program had just called ``empty_cache``: events do not distinguish these.
     """
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A recording on one device."""
+    """A recording of the memory of one device."""
 
     source: str
-    """Who wrote it: ``PyTorch``, ``perflab`` (recorded on a CPU), ``perflab, predicted``."""
+    """The writer of the file: ``PyTorch``, ``perflab`` (recorded on a CPU) or ``perflab, predicted``."""
     device: str
-    """``cuda:0``, ``cpu``."""
+    """The device's name: ``cuda:0``, ``cpu``; ``cuda`` for a prediction in JSON."""
     blocks: Sequence[Block]
-    """In the order in which they came; those that were there before come first."""
+    """The blocks in order of allocation; blocks that were alive before the recording come first."""
     times_ns: Sequence[int]
-    """When each moment from 1 on was; empty where the file has no times."""
+    """The time of each moment from 1 on; empty if the file has no times."""
     moments: int
-    """How many allocations and frees there are."""
+    """The number of allocations and frees."""
     rounding_bytes: int = 1
-    """Sizes are multiples of it."""
+    """The number of bytes of which block sizes are multiples."""
     segments: Sequence[Segment] = ()
-    """As they are at the end."""
+    """The allocator's segments at the end of the recording."""
     segment_changes: Sequence[tuple[int, int]] = ()
-    """After how many allocations and frees segments were taken of the device, and how large; below zero: given back."""
+    """Changes of the reserved memory: the number of allocations and frees before each, and its bytes; negative: given
+    back to the device."""
     is_whole: bool = True
-    """Whether all that is alive at the end is among the blocks."""
+    """Whether ``blocks`` includes every block that is alive at the end."""
     stages: Sequence[Stage] = ()
-    """In order; they do not overlap. Empty: the recording has no marks."""
+    """The stages in order, without overlap; empty: the recording has no marks."""
     steps: Sequence[Stage] = ()
-    """Repetitions of the same stages."""
+    """The training steps: repetitions of the same stages."""
     cache: Cache = Cache()
     out_of_memory: Sequence[OutOfMemory] = ()
     is_deduced: bool = False
-    """Categories are not the file's: they follow from stacks and from when blocks were let go."""
+    """Whether categories are deduced, from call stacks and from the time of each free, because the file has none."""
     is_noted: bool = False
-    """Of those, what modules and optimizers had was known when it was recorded, by pointer."""
+    """Whether the memory of modules and optimizers was identified by pointer during the recording; the categories of
+    other blocks are deduced."""
     notes: Sequence[str] = ()
-    """What is to be known of it, in sentences."""
+    """Sentences on what a reader of the recording should know."""

@@ -1,6 +1,6 @@
-"""Which line of one snapshot is which of another: folders differ, and an edit moves the lines below it. Pure.
+"""Matches the lines of two snapshots, whose folders differ and whose lines are moved by edits above. Pure.
 
-Sums do not depend on it: it says which blocks stand in one row of a comparison.
+Sums do not depend on the match: it only decides which blocks share a row of a comparison.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.stacks import user_frame
 
 _Function = tuple[str, str]
-"""File and name."""
+"""File and name of a function."""
 
 
 def lines_of_both(
     old: Sequence[Block], new: Sequence[Block], snapshots: tuple[Snapshot, Snapshot]
 ) -> tuple[Callable[[Block], str], Callable[[Block], str]]:
-    """What names the lines of each side. Those of the old one bear the new one's names, where they are there still.
+    """Return a function for each side that names a block's line; an old line gets its new name if it still exists.
 
-    One that is gone, and whose number is by now that of another old line, is ``model.py:11 (before)``.
+    An old line that is gone, and whose number now belongs to another old line, is named ``model.py:11 (before)``.
     """
     line_before, line_now = (Lines(snapshot) for snapshot in snapshots)
     shown = {_place(block): line_now(block) for block in new}
@@ -39,7 +39,7 @@ def lines_of_both(
         file, name, line = _place(block)
         function = files.get(file, file), name
         found = shown.get((*function, moved.get((function, line), line))) or line_before(block)
-        if found in names_of_moved and (function, line) not in moved:  # its number is that of another line by now
+        if found in names_of_moved and (function, line) not in moved:  # another line has this number now
             return f"{line_before(block)} (before)"
         return found
 
@@ -52,7 +52,7 @@ def _place(block: Block) -> tuple[str, str, int]:
 
 
 def _same_files(old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
-    """For files that the other side has elsewhere, that which shares the most folders with it, from the end on."""
+    """Map each old file that moved to the new file of its name that shares the most folders, counted from the end."""
     by_name: dict[str, list[str]] = defaultdict(list)
     there = {*new}
     for file in sorted(there):
@@ -75,7 +75,7 @@ def _shared(file: str, other: str) -> int:
 
 
 _Lines = dict[int, Counter[tuple[str, int]]]
-"""Category and size of the blocks of each line."""
+"""The number of blocks by category and size, for each line."""
 
 
 def _lines_by_function(blocks: Iterable[Block], files: dict[str, str]) -> dict[_Function, _Lines]:
@@ -87,7 +87,7 @@ def _lines_by_function(blocks: Iterable[Block], files: dict[str, str]) -> dict[_
 
 
 def _aligned(old: _Lines, new: _Lines) -> Iterable[tuple[int, int]]:
-    """Lines of one function with those of the other side: by what they made, then by their order."""
+    """Pair the lines of a function on both sides: by the blocks that each line made, then by the order of the lines."""
     if old.keys() == new.keys():
         return [(line, line) for line in old]
     before, now = sorted(old), sorted(new)

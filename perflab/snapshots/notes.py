@@ -1,8 +1,8 @@
-"""What perflab wrote into a recording of its own: what blocks were for, by pointer, and which module ran. Pure.
+"""Perflab's notes in its own recordings: categories of blocks, known by pointer, and the module that ran. Pure.
 
-A look says of addresses what lies there at a moment: parameters, gradients, optimizer state and so on, and of which
-module. It holds for the block that lies there then, from its beginning to its end. What no look says follows from
-stacks, as in files of others.
+A look lists what lies at some addresses at a moment: parameters, gradients, optimizer state and so on, each with its
+module. An entry holds for the block that is alive at the address at that moment, over the block's whole life. The
+categories of other blocks are deduced from call stacks, as in files that perflab did not write.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import Any
 from perflab.snapshots.model import Block
 
 BEGIN = b"\nperflab notes 1\n"
-"""Stands between the end of PyTorch's pickle and the notes; ``perflab.measure.memory_snapshot`` writes it."""
+"""The separator between PyTorch's pickle and the notes, written by ``perflab.measure.memory_snapshot``."""
 MOST_BYTES = 2**26
-"""JSON is read as a whole."""
+"""The most bytes of notes that are read; the notes' JSON is read as a whole."""
 _WEAK = "inputs"
-"""Said of whatever a callable reaches and nothing else owns, so any other look is believed before."""
+"""The category of memory that a callable reaches and nothing else owns; any other category takes precedence."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What lay where at a moment."""
+    """The memory at some addresses at a moment."""
 
     moment: int
     at: Mapping[int, tuple[str, str]]
-    """Category and module, by address."""
+    """Category and module of the memory, by address."""
 
 
 @dataclass(frozen=True)
 class Notes:
-    """Of one recording."""
+    """Perflab's notes on one recording."""
 
     looks: Sequence[Look] = ()
     modules: Sequence[tuple[int, str]] = ()
-    """From which moment on which module ran; empty: none."""
+    """The moment from which on each module ran, and the module's name; an empty name: no module ran."""
     events: int = 0
-    """Moments of the recording, kept or not."""
+    """The number of moments of the recording, including those that the recorder did not keep."""
     device: int = 0
-    """The number of the one that was recorded."""
+    """The number of the device that was recorded."""
     returned: tuple[int, frozenset[int]] | None = None
-    """When the call had returned, and where its result lay."""
+    """The moment at which the call had returned, and the addresses of its result."""
 
     def since(self, moments: int) -> Notes:
-        """The same where so many moments at the beginning were not kept."""
+        """Return the notes for a recording without its first ``moments`` moments."""
         return replace(
             self,
             looks=[replace(one, moment=one.moment - moments) for one in self.looks if one.moment >= moments],
@@ -57,7 +57,7 @@ class Notes:
         )
 
     def told(self, blocks: Sequence[Block]) -> list[Block]:
-        """Blocks with what the notes say of them."""
+        """Return the blocks with the categories and modules that the notes give."""
         if not self.looks and not self.modules:
             return list(blocks)
         seen = self._seen(blocks)
@@ -75,7 +75,10 @@ class Notes:
         return found
 
     def _let_go_with_result(self, block: Block) -> str:
-        """The category of what the call made and its result kept alive: the result, or what is kept for a backward."""
+        """Return the category of a block that the call made and that was freed after the call had returned.
+
+        The result itself is ``temporaries``; a block kept for a backward is ``activations``. Empty: any other block.
+        """
         if self.returned is None or block.freed_at is None:
             return ""
         moment, addresses = self.returned
@@ -84,7 +87,7 @@ class Notes:
         return "temporaries" if block.address in addresses else "activations"
 
     def _seen(self, blocks: Sequence[Block]) -> dict[int, tuple[str, str]]:
-        """By number of the block."""
+        """Return category and module of each block that a look lists, by the block's number."""
         addresses = {address for look in self.looks for address in look.at}
         lying: dict[int, list[int]] = {}
         for number, block in enumerate(blocks):
@@ -100,10 +103,10 @@ class Notes:
 
 
 def notes_of(content: dict[str, Any]) -> Notes:
-    """Notes as they are written (``perflab.measure.known_blocks``).
+    """Read notes from content in the form that ``perflab.measure.known_blocks`` writes.
 
     Raises:
-        ValueError, TypeError: they are not.
+        ValueError, TypeError: the content has another form.
     """
     looks = []
     for moment, parts in content["looks"]:
@@ -122,10 +125,10 @@ def notes_of(content: dict[str, Any]) -> Notes:
 
 
 def notes_of_json(text: bytes) -> Notes:
-    """The notes behind ``BEGIN``.
+    """Read the notes that follow ``BEGIN``.
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: the notes are damaged.
     """
     try:
         content = json.loads(text)

@@ -1,4 +1,4 @@
-"""A report as one HTML page with its picture: nothing is loaded from anywhere, and our own script alone runs. Pure."""
+"""Renders a report as one HTML page with pictures, which loads nothing and runs only perflab's own script. Pure."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class _Pictured:
 
 
 def as_page(report: Report, pictured: Sequence[tuple[str, Snapshot]]) -> str:
-    """The page.
+    """Return a report and its pictures as one HTML page.
 
     Args:
-        report: what is said.
-        pictured: snapshots whose timelines are drawn, with a title each. Two have one axis of bytes, and colours that
-            mean the same.
+        report: the facts, tables and notes.
+        pictured: the snapshots whose timelines are drawn, each with a title. Two snapshots share the scale of bytes and
+            the meaning of colours.
     """
     snapshots = [one for _, one in pictured]
     highest_bytes = max((max(levels(one)) for one in snapshots), default=0)

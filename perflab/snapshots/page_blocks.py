@@ -1,7 +1,7 @@
-"""The blocks of a snapshot as the page's script reads them: what lies under the pointer, and what a search finds. Pure.
+"""The blocks of a snapshot as data for the page's script, which shows the block under the pointer and searches. Pure.
 
-A block is three numbers: its kind, when it came and how long it stayed. Kinds, and the texts that they share, are
-written once.
+A block is three numbers: its kind, the moment of its allocation and its lifetime. Each kind is written once, and so is
+each text that kinds share.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from perflab.snapshots.timeline import REST, Stacking, thinned
 from perflab.units import format_bytes
 
 MOST_CHARACTERS = 2_800_000
-"""Of a picture's blocks: with its bands and times, a page stays below 5 MB."""
+"""The most characters of a picture's blocks; with bands and times, the page stays below 5 MB."""
 MOST_MOMENTS = 150_000
-"""Whose times are written each; of more, those alone that the picture shows."""
+"""The most moments whose times are all written; with more, only the moments that the picture shows have times."""
 _LONGEST = 300
-"""Characters of a text."""
+"""The most characters of a text."""
 _OF_A_BLOCK = 18
-"""Characters that a block takes at most, unless its kind or a text of it is new."""
+"""The most characters that a block takes, unless its kind or one of its texts is new."""
 _OF_A_KIND = 48
 
 
 @dataclass(frozen=True)
 class PageBlocks:
-    """What the page has of a snapshot's blocks."""
+    """The blocks of a snapshot that a page contains."""
 
     data: Markup
-    """JSON that may stand in a ``<script>``."""
+    """JSON that is safe inside a ``<script>``."""
     listed: int
     left_out: str
-    """Which blocks the page has no room for, in words; empty: it has all."""
+    """Sentences on the blocks and times for which the page has no room; empty: the page has all."""
 
 
 def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes: int) -> PageBlocks:
-    """Blocks for hover and search: all, or as many as there is room for, the largest at the peak first.
+    """Return the blocks for hover and search: all, or as many as fit, those alive at the peak and the largest first.
 
     Args:
         snapshot: the recording.
-        stackings: the ways in which its picture is stacked.
-        highest_bytes: what the picture's axis has room for, if that is more than the peak.
+        stackings: the ways in which the recording's picture is stacked.
+        highest_bytes: the value up to which the picture's axis reaches, if higher than the peak.
     """
     listing = _Listing(snapshot, stackings)
     kept = listing.kept()
@@ -61,7 +61,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes
     shown = [point.moment for point in points[0]]
     stages = listing.stages(shown)
     times = [time - snapshot.times_ns[0] for time in snapshot.times_ns]
-    tick_ns = 1 if any(time % 1000 for time in times) else 1000  # PyTorch's own are whole microseconds
+    tick_ns = 1 if any(time % 1000 for time in times) else 1000  # PyTorch's own times are whole microseconds
     content = {
         "frame": {"left": LEFT, "top": TOP, "width": WIDTH - LEFT - RIGHT, "height": HEIGHT - TOP - BOTTOM},
         "top_bytes": top,
@@ -91,7 +91,7 @@ def page_blocks(snapshot: Snapshot, stackings: Sequence[Stacking], highest_bytes
 
 
 def _json(content: object) -> str:
-    """As ASCII, and with nothing that would end a ``<script>``."""
+    """Return content as ASCII JSON without ``<``, so that nothing in the JSON ends a ``<script>``."""
     return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -124,7 +124,7 @@ def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str
 
 
 class _Listing:
-    """Gives numbers to texts and kinds, in the order in which they are asked for."""
+    """Numbers texts and kinds, in the order in which they are first requested."""
 
     def __init__(self, snapshot: Snapshot, stackings: Sequence[Stacking]) -> None:
         self.snapshot, self.stackings = snapshot, stackings
@@ -135,7 +135,7 @@ class _Listing:
         self.characters = 0
 
     def kept(self) -> list[int]:
-        """Numbers of the blocks that there is room for, in the order in which they came."""
+        """Return the numbers of the blocks that fit, in order of allocation."""
         found: list[int] = []
         for number in self._by_importance():
             self.kind(number)
@@ -152,7 +152,7 @@ class _Listing:
         )
 
     def kind(self, number: int) -> int:
-        """Of a block: its size, what is known of it, and its bands."""
+        """Return the number of a block's kind: its size, texts, call stack and bands."""
         block = self.snapshot.blocks[number]
         key = (
             block.size_bytes,
@@ -167,7 +167,7 @@ class _Listing:
         return known
 
     def stages(self, moments: Sequence[int]) -> list[int]:
-        """The text of the stage that each moment is in; -1 where there is none."""
+        """Return the text number of each moment's stage; -1 for a moment outside of all stages."""
         found, starts = [], [stage.start for stage in self.snapshot.stages]
         for moment in moments:
             number = bisect_left(starts, moment) - 1

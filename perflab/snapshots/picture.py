@@ -1,7 +1,7 @@
-"""The timeline of live bytes as SVG: bands on each other, stages shaded, the peak marked. Pure; no script, no network.
+"""Draws the timeline of live bytes as SVG: stacked bands, shaded stages, the peak marked. Pure; no script, no network.
 
-The horizontal axis counts allocations and frees, so each of them has the same room, however long it took; times stand
-below. Where there are more than pixels, the highest moment of each stretch stands for it.
+The horizontal axis counts allocations and frees: each takes the same width, whatever its duration. Times are written
+below the axis. If there are more than ``POINTS`` moments, each stretch of moments is drawn at its highest moment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perflab.units import BYTES_PER, format_bytes, format_ns
 WIDTH, HEIGHT = 1100, 440
 LEFT, RIGHT, TOP, BOTTOM = 92, 40, 44, 60
 POINTS = 500
-"""Stretches that are drawn: two pixels each."""
+"""The most stretches of moments that are drawn; each takes about two pixels."""
 COLORS = {
     "parameters": "#4e79a7",
     "buffers": "#9c755f",
@@ -32,22 +32,22 @@ COLORS = {
     "unknown": "#8d99a6",
 }
 OTHERS = ("#ff9da7", "#b2df8a", "#d37295", "#a0cbe8")
-"""Colours of categories that are not ours."""
+"""Colours of categories that perflab does not define."""
 LARGEST = (
     *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948"),
     *("#b07aa1", "#9c755f", "#ff9da7", "#b2df8a", "#d37295", "#a0cbe8"),
 )
-"""Colours of the largest groups, in their order."""
+"""Colours of the largest groups, in the order of the groups."""
 MOST_EDGES = 120
-"""Lines between stages that are drawn."""
+"""The most lines between stages that are drawn; if there are more, none are drawn."""
 _THINNEST = 0.5
-"""Pixels of a stage that is shaded."""
+"""The least width of a stage that is shaded, in pixels."""
 _NARROWEST = 34
-"""Pixels of a stage whose name is written."""
+"""The least width of a stage whose name is written, in pixels."""
 
 
 def color_of(stacking: Stacking, number: int) -> str:
-    """A band's colour: a category's is the same in each picture."""
+    """Return the colour of a band; a category has the same colour in each picture."""
     name = stacking.names[number]
     if stacking.key == "category":
         return COLORS.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
@@ -55,12 +55,13 @@ def color_of(stacking: Stacking, number: int) -> str:
 
 
 def picture(snapshot: Snapshot, stacking: Stacking, highest_bytes: int) -> str:
-    """The SVG element.
+    """Return the timeline as an SVG element.
 
     Args:
         snapshot: the recording.
-        stacking: its bands.
-        highest_bytes: what the axis has room for, if that is more than the peak: that of a picture beside it.
+        stacking: the bands of the picture.
+        highest_bytes: the value up to which the axis reaches, if higher than the peak: the peak of a picture beside
+            this one.
     """
     level = levels(snapshot)
     peak = peak_moment(level)
@@ -84,7 +85,7 @@ def _escaped(text: str) -> str:
 
 
 class Axes:
-    """Where moments and bytes lie in the picture."""
+    """The coordinates of moments and bytes in the picture, and the parts that are drawn along the axes."""
 
     def __init__(self, moments: int, highest: int) -> None:
         self.moments, self.highest = moments, highest
@@ -92,15 +93,15 @@ class Axes:
         self.top = -(-highest // self.step) * self.step
 
     def x(self, moment: float) -> float:
-        """Of a moment's left edge."""
+        """Return the x coordinate of a moment's left edge."""
         return round(LEFT + (WIDTH - LEFT - RIGHT) * moment / (self.moments + 1), 2)
 
     def y(self, size: int) -> float:
-        """Of so many bytes."""
+        """Return the y coordinate of a number of bytes."""
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * size / self.top, 2)
 
     def stages(self, snapshot: Snapshot) -> Iterator[str]:
-        """Shaded stretches with their names above."""
+        """Yield the stages as shaded stretches with names above."""
         for number, stage in enumerate(snapshot.stages):
             # The moment n stands between n and n + 1 on the axis: a stage begins with its first allocation or free.
             left, right = self.x(stage.start + 1), self.x(stage.end + 1)
@@ -117,12 +118,12 @@ class Axes:
                 yield f'<text class="stage" x="{round((left + right) / 2, 2)}" y="{TOP - 6}">{_escaped(short)}</text>'
 
     def edges(self, snapshot: Snapshot) -> list[float]:
-        """Where stages begin and end, unless they are too many to be told apart."""
+        """Return the x coordinates at which stages begin and end; none if there are more than ``MOST_EDGES``."""
         places = sorted({self.x(moment + 1) for stage in snapshot.stages for moment in (stage.start, stage.end)})
         return places if len(places) <= MOST_EDGES else []
 
     def drawn(self, snapshot: Snapshot) -> Iterator[str]:
-        """Bytes on the left; below it moments, and when they were."""
+        """Yield grid and labels: bytes at the left, moments and their times below."""
         for size in range(0, self.top + 1, self.step):
             y = self.y(size)
             yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
@@ -140,14 +141,14 @@ class Axes:
         yield f'<text class="moment" x="{middle}" y="{HEIGHT - 6}">allocations and frees so far; {below}</text>'
 
     def area(self, points: Sequence[Point], number: int, stacking: Stacking) -> str:
-        """One band."""
+        """Return one band as a polygon."""
         upper, lower = list[tuple[float, float]](), list[tuple[float, float]]()
         for point in points:
             left, right = self.x(point.start), self.x(point.end + 1)
             below = sum(point.by_band[:number])
             for line, size in ((upper, below + point.by_band[number]), (lower, below)):
                 y = self.y(size)
-                # Where nothing rises or falls the line goes on, with no corner.
+                # While the level is unchanged, the line is extended without a corner.
                 if line and line[-1][1] == y:
                     line[-1] = right, y
                 else:
@@ -157,7 +158,7 @@ class Axes:
         return f'<polygon fill="{color_of(stacking, number)}" points="{outline}"><title>{name}</title></polygon>'
 
     def marked(self, moment: int, size: int) -> Iterator[str]:
-        """The peak."""
+        """Yield the mark of the peak: a line, a dot and a label."""
         x, y = self.x(moment + 0.5), self.y(size)
         anchor = "end" if x > WIDTH / 2 else "start"
         yield f'<line class="peak" x1="{x}" x2="{x}" y1="{y}" y2="{HEIGHT - BOTTOM}"/>'
@@ -169,7 +170,7 @@ class Axes:
 
 
 def _step(highest: int) -> int:
-    """Between lines of the grid: 1, 2 or 5 times a power of ten of the unit that fits, at most six of them."""
+    """Return the bytes between lines of the grid: 1, 2 or 5 times a power of ten of the unit that fits, six at most."""
     unit = max((size for size in BYTES_PER.values() if size <= highest), default=1)
     step = unit
     for factor in (1, 2, 5, 10, 20, 50, 100, 200, 500):

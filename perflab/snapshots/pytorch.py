@@ -1,8 +1,8 @@
-"""PyTorch's own snapshots: the pickle of ``torch.cuda.memory._dump_snapshot``, of every version since 2.3.
+"""Reads PyTorch's own snapshots: the pickle of ``torch.cuda.memory._dump_snapshot``, of every version since 2.3.
 
-Predictions are written in the same form (``perflab.predicted.memory.snapshot``) and read here too; recordings of our
-own have notes behind the pickle's end (``notes``). Keys that a version does not have are left out of it: ``frames``
-where none were recorded, ``user_metadata`` before 2.10, ``category`` but in predictions.
+Predictions are written in the same form (``perflab.predicted.memory.snapshot``) and read by this module too. Perflab's
+own recordings have notes behind the pickle's end (``notes``). Some files lack keys: ``frames`` if no stacks were
+recorded, ``user_metadata`` before 2.10, ``category`` except in predictions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from perflab.snapshots.unpickling import Unpickling
 from perflab.snapshots.window import Cut, Progress
 
 MOST_DEVICES = 1024
-"""Of a machine; numbers beyond are no devices."""
+"""The most devices of a machine; a file that names a higher number is refused."""
 PREDICTED = "prediction"
-"""Stands under the key ``perflab`` of a prediction."""
+"""The ``kind`` under the key ``perflab`` of a prediction."""
 
 
 def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) -> list[Snapshot]:
-    """The recordings of all devices that did anything.
+    """Read the recordings of all devices that did anything.
 
     Raises:
-        SnapshotError: it is no plain data, or no snapshot of PyTorch's.
+        SnapshotError: the file is not plain data, or no snapshot of PyTorch's.
     """
     events = Events()
     size = os.fstat(file.fileno()).st_size
@@ -63,7 +63,7 @@ def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None
 
 
 def _ours(file: BinaryIO, position: int) -> tuple[Notes | None, str]:
-    """The notes behind PyTorch's part, or what is wrong with them: then PyTorch's part is read alone."""
+    """Return perflab's notes behind PyTorch's part; or None and a text on the damage, empty if there are no notes."""
     file.seek(position)
     begin = file.read(len(BEGIN))
     if not begin or not BEGIN.startswith(begin):
@@ -80,7 +80,7 @@ def _ours(file: BinaryIO, position: int) -> tuple[Notes | None, str]:
 
 
 def _what_is_there(machine: Unpickling) -> dict[str, Any]:
-    """What the stack of an unpickling holds that did not come to its end: the keys so far, and the last one's value."""
+    """Return the content of a pickle that is cut off: the keys read so far, and the part of the last key's value."""
     stack = machine.stack
     content: dict[str, Any] = dict(stack[0]) if stack and type(stack[0]) is dict else {}
     at = [number for number, value in enumerate(stack) if type(value) is str and value in _KEYS]
@@ -97,7 +97,7 @@ def _what_is_there(machine: Unpickling) -> dict[str, Any]:
                 elif value is EVENT and traces:
                     traces[-1].append(EVENT)
                 else:
-                    break  # an event of which only a part is there
+                    break  # an event that is cut off
             content["device_traces"] = traces
         elif type(first) is list:
             content[stack[number]] = [*first, *(value for value in rest if type(value) is dict and value)]
@@ -124,7 +124,7 @@ def _devices(
     about = content.get("perflab")
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
     counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
-    rows.has_times = rows.has_times and not counts_events  # numbers of events stand where times would
+    rows.has_times = rows.has_times and not counts_events  # the file has numbers of events in place of times
     if _rounds_further(content.get("allocator_settings")):
         notes = [
             *notes,
@@ -153,9 +153,9 @@ def _rounds_further(settings: object) -> bool:
 
 
 def _noted(found: Snapshot, ours: Notes) -> Snapshot:
-    """With what we know of it. The recorder keeps the last events, so the first of them may be missing."""
+    """Add perflab's notes to a snapshot. The recorder keeps the last events, so the first events may be missing."""
     lost = ours.events - found.moments
-    if lost < 0:  # it is a recording of somebody else as well
+    if lost < 0:  # other code recorded too, and its events are included
         return found
     notes = [*found.notes]
     if lost:

@@ -1,4 +1,4 @@
-"""Opens a memory snapshot, whoever wrote it."""
+"""Reads memory snapshots of PyTorch and of perflab."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from perflab.snapshots.recorded import read_json
 from perflab.units import format_bytes
 
 MOST_GIVEN = 2**62
-"""Bytes of all blocks of a recording together."""
+"""The most bytes of all blocks of a recording together; a file with more is damaged."""
 _QUIET_S = 2.0
-"""Files that are read within it show no progress."""
+"""Seconds of reading after which progress is shown."""
 
 
 def read_snapshots(path: Path) -> list[Snapshot]:
-    """The recordings in a file, one for each device that did anything.
+    """Read the recordings in a file, one for each device that did anything.
 
     Raises:
-        SnapshotError: it is no snapshot, is damaged, or holds anything but plain data.
-        OSError: it cannot be opened.
+        SnapshotError: the file is no snapshot, is damaged, or holds anything but plain data.
+        OSError: the file cannot be opened.
     """
     try:
         found = _read(path)
@@ -35,7 +35,7 @@ def read_snapshots(path: Path) -> list[Snapshot]:
             f"{path} is damaged: {type(error).__name__}: {error}", "record it again, or give another file"
         ) from error
     for one in found:
-        # All that was ever given, so that no sum of some of it can pass the largest number.
+        # The sum over all blocks is limited, so that no sum over some of them overflows.
         sizes = [block.size_bytes for block in one.blocks]
         if sum(sizes) > MOST_GIVEN or min(sizes, default=0) < 0:
             raise SnapshotError(
@@ -52,7 +52,7 @@ def _read(path: Path) -> list[Snapshot]:
         if not first:
             raise SnapshotError(f"{path} is empty", "record it again: the program may have ended before it was written")
         was_on = gc.isenabled()
-        gc.disable()  # millions of objects come to be, and none of them is garbage
+        gc.disable()  # millions of objects are made, and none of them is garbage
         try:
             if first == b"{" or first.isspace():
                 found = [read_json(file, path, _Progress(path).show)]
@@ -77,13 +77,13 @@ def _of_pickle(file: BinaryIO, path: Path) -> list[Snapshot]:
 
 
 class _Progress:
-    """How far reading is, on standard error, once it takes a while."""
+    """Shows the progress of reading on standard error, once reading has taken ``_QUIET_S`` seconds."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.start, self.shown = path, time.monotonic(), -1
 
     def show(self, done: int, size: int) -> None:
-        """So many bytes of all are read."""
+        """Show the share of the file that is read, in steps of at least 5%; ``done`` and ``size`` are bytes."""
         percent = 100 * done // max(size, 1)
         if time.monotonic() - self.start > _QUIET_S and percent >= self.shown + 5:
             self.shown = percent

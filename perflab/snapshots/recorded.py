@@ -1,9 +1,10 @@
-"""Our own JSON: what ``memory_snapshot`` records on a CPU, and older versions wrote of predictions.
+"""Reads perflab's own JSON: recordings of ``memory_snapshot`` on a CPU, and predictions written by older versions.
 
-Schema 3 has ``events``, ``[time, bytes, block, place]``, a line each (``event_lines``), and before them ``places``,
-``before``, ``[block, bytes, place]`` of what was there already, and ``marks``, ``[event, phase]`` where a phase begins;
-without marks, an event has the phase of its place. ``looks`` say what lay where (``notes``). Schema 2 has ``[block,
-place]`` of each event in ``blocks``, and schema 1 has ``[time, bytes]`` alone.
+Schema 3 has ``events`` of ``[time, bytes, block, place]``, each on its own line (``event_lines``). Before the events
+come ``places``; ``before`` with ``[block, bytes, place]`` of blocks that were alive already; and ``marks`` with
+``[event, phase]`` where a phase begins. Without marks, an event has the phase of its place. ``looks`` list the blocks
+at known addresses (``notes``). Schema 2 has ``[block, place]`` of each event in ``blocks``. Schema 1 has only
+``[time, bytes]``.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from perflab.snapshots.window import Progress
 from perflab.units import format_bytes
 
 MOST_BYTES = 2**26
-"""What is larger has an event a line. JSON that is read as a whole may take 22 times its size."""
+"""The most bytes of JSON that is read as a whole, which may take 22 times its size in memory. Larger files must have
+one event per line."""
 MOST_EVENTS = 3_000_000
-"""Of a file: an event takes up to 500 bytes of memory, so that they have room in 2 GB."""
+"""The most events of a file: an event takes up to 500 bytes of memory, so all events fit into 2 GB."""
 _SCHEMAS = (1, 2, 3)
 _SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,:]*")
 
@@ -48,10 +50,10 @@ _NOWHERE = _Place((), "", "", "", "", "")
 
 
 def read_json(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) -> Snapshot:
-    """The recording.
+    """Read a recording or a prediction.
 
     Raises:
-        SnapshotError: it is damaged, too large, or none of ours.
+        SnapshotError: the file is damaged, too large, or not written by perflab.
     """
     text = file.read(MOST_BYTES + 1)
     lines: EventLines | None = None
@@ -89,7 +91,7 @@ def read_json(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) 
 
 
 def _what_is_there(text: bytes) -> tuple[Any, int]:
-    """What the JSON says, and the character at which it ends too early; 0: it is whole."""
+    """Return the content of JSON, and the character at which the JSON is cut off; 0: the JSON is whole."""
     try:
         return json.loads(text), 0
     except json.JSONDecodeError:
@@ -97,7 +99,7 @@ def _what_is_there(text: bytes) -> tuple[Any, int]:
 
 
 def _whole_items(text: str) -> tuple[dict[str, Any], int]:
-    """The keys with their values as far as they are whole; of the list that is cut off, its whole items."""
+    """Return the whole values by key, with the whole items of a list that is cut off; and the character of the cut."""
     decode, content = json.JSONDecoder().raw_decode, dict[str, Any]()
     start = position = _behind(text, _SPACE, 0) + 1
     key = ""
@@ -180,7 +182,7 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -
 def _events(
     content: dict[str, Any], listed: Iterable[Any], places: int, *, is_cut: bool, has_blocks: bool
 ) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Time, bytes, block and number of the place, of each event."""
+    """Yield time, bytes, block and number of the place of each event; block and place are None if unknown."""
     if content["schema"] == 3:
         yield from ((time, size, block, place) for time, size, block, place in listed)
     elif not has_blocks:
@@ -215,17 +217,17 @@ class _Reading:
         self.before: list[Block] = []
         self.blocks: list[Block] = []
         self.open: dict[int, list[int]] = {}
-        """Numbers of blocks that are there, by address; by size where the file names no blocks."""
+        """Numbers of the blocks that are alive, by address; by size if the file names no blocks."""
 
     def give(self, block: int | None, size: int, place: _Place, moment: int) -> None:
-        """A block comes to be."""
+        """Add a block for an allocation."""
         self.open.setdefault(size if block is None else block, []).append(len(self.blocks))
         self.blocks.append(_block(size, block, place, moment, None))
 
     def take(self, block: int | None, size: int, place: _Place, moment: int) -> None:
-        """It goes; one that was not seen to come was there before."""
+        """Mark a block as freed; a block whose allocation was not seen was alive before the recording."""
         numbers = self.open.get(key := size if block is None else block)
-        # Of what was held before, the allocator knows the size better than the tensors that lie in it.
+        # For a block from before the recording, the allocator's size is more exact than the size of its tensors.
         if numbers and (self.blocks[numbers[-1]].size_bytes == size or not self.blocks[numbers[-1]].allocated_at):
             number = numbers.pop()
             if not numbers:
@@ -237,7 +239,7 @@ class _Reading:
             self.before.append(_block(size, block, _NOWHERE, 0, moment)._replace(freed_by=place.stack))
 
     def all_blocks(self) -> list[Block]:
-        """Those that were there before first."""
+        """Return all blocks, those from before the recording first."""
         held = [block for block in self.blocks if not block.allocated_at]
         return [*held, *self.before, *(block for block in self.blocks if block.allocated_at)]
 
@@ -248,7 +250,7 @@ def _block(size: int, block: int | None, place: _Place, since: int, until: int |
 
 
 def _place(found: dict[str, Any], stacks: dict[Stack, Stack]) -> _Place:
-    """A place of the file. Of equal stacks there is one alone, by which blocks of one stack are known."""
+    """Read a place of the file. Equal stacks become one object, by whose identity blocks of one stack are found."""
     frames = tuple(Frame(str(file), _whole(line), str(function)) for file, line, function in found.get("frames", []))
     texts = (str(found.get(key) or "") for key in ("module", "phase", "category", "operator", "tensor"))
     return _Place(stacks.setdefault(frames, frames), *texts)

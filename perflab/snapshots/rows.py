@@ -1,4 +1,4 @@
-"""The events of PyTorch's snapshot as columns of numbers: 50 bytes each, where dictionaries take a thousand."""
+"""The events of PyTorch's snapshot as columns of numbers: 50 bytes per event, instead of a thousand as dictionaries."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ACTIONS = (
     "snapshot",
     "oom",
 )
-"""``TraceEntry::Action`` in ``c10/cuda/CUDACachingAllocator.h``; others are counted and left out."""
+"""Actions of ``TraceEntry::Action`` in ``c10/cuda/CUDACachingAllocator.h``; others become ``OTHER`` and are skipped."""
 OTHER = len(ACTIONS)
 _NUMBER = {name: number for number, name in enumerate(ACTIONS)}
 NUMBERS = ("addr", "size", "stream", "time_us")
 LABELS = ("category", "module", "phase", "user_metadata", "tensor")
-"""Texts that an event may have: what it is for, where it was asked for, and the mark of that time."""
+"""Keys of the texts that an event may have: category, module, phase, mark (``user_metadata``) and tensor."""
 
 
 class StackNumber(int):
-    """Stands where a stack stood that was read at once. No number of a file is one."""
+    """The number of a call stack, in place of its frames once the stack was read. No number of a file has this type."""
 
 
 class Rows:
-    """Events in the order of the file. Stacks and labels are stored once each, and known by number."""
+    """Events in the order of the file. Each call stack and each set of labels is stored once, under a number."""
 
     def __init__(self) -> None:
         self.actions = array("b")
@@ -44,7 +44,7 @@ class Rows:
         self.stacks = array("i")
         self.labels = array("i")
         self.device_free: dict[int, int] = {}
-        """Of the rows that are out of memory."""
+        """Free bytes of the device, by row, for rows whose action is ``oom``."""
         self.has_times = False
         self.stack_table: list[Stack] = [()]
         self.stack_numbers = [StackNumber(0)]
@@ -57,10 +57,10 @@ class Rows:
         return len(self.actions)
 
     def add(self, event: dict[str, Any]) -> None:
-        """One event, as PyTorch writes it.
+        """Add one event in the form that PyTorch writes.
 
         Raises:
-            SnapshotError: a value is not of its kind.
+            SnapshotError: a value has a type or size that no event has.
         """
         numbers = [event.get(key) or 0 for key in NUMBERS]
         self.add_values(event["action"], numbers, event.get("frames"), tuple(event.get(key) for key in LABELS))
@@ -70,15 +70,15 @@ class Rows:
             self.device_free[len(self) - 1] = free if type(free) is int else 0
 
     def add_values(self, action: Any, numbers: Sequence[Any], frames: Any, labels: tuple[Any, ...]) -> None:
-        """The same from the values of ``NUMBERS`` and ``LABELS``. ``frames``: a list, or a ``StackNumber``.
+        """Add one event, given the values of ``NUMBERS`` and ``LABELS``. ``frames``: a list, or a ``StackNumber``.
 
         Raises:
-            SnapshotError: a value is not of its kind.
+            SnapshotError: a value has a type or size that no event has.
         """
         length = len(self.actions)
         try:
             stack = self.stack_of(frames)
-            # Before anything is hashed: the hash of tuples within tuples may take for ever.
+            # Types are checked before anything is hashed: the hash of tuples within tuples may take for ever.
             for text in labels:
                 if type(text) is not str and text is not None:
                     raise TypeError("a category, module, phase or mark is to be text")
@@ -111,10 +111,10 @@ class Rows:
         return number
 
     def stack_of(self, frames: Any) -> StackNumber:
-        """The number of a stack, from the list that PyTorch writes, or from what stands in its place.
+        """Return the number of a call stack, given the list that PyTorch writes or the ``StackNumber`` in its place.
 
         Raises:
-            TypeError: it is no such list.
+            TypeError: ``frames`` is no such list.
         """
         if type(frames) is StackNumber:
             return frames
@@ -141,10 +141,12 @@ class Rows:
 
 
 def text_of(value: Any) -> str:
-    """A text of the file; empty for None. Of nothing else a text is made: that of lists within lists has no end.
+    """Return a text of the file; empty for None.
+
+    Other values are not converted, because the text of lists within lists can be endless.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value is neither a text nor None.
     """
     if value is None:
         return ""

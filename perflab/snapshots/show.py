@@ -1,4 +1,4 @@
-"""A report as text, Markdown and JSON. Pure; the page is ``page``."""
+"""Formats a report as text, Markdown and JSON; ``page`` makes the HTML. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from perflab.report.escaping import escape, one_line
 from perflab.snapshots.tables import Column, Report, shown
 
 _WIDEST = 60
-"""Characters of a cell of text, in a terminal."""
+"""The most characters of a cell of text in a terminal."""
 
 
 def as_text(report: Report) -> str:
-    """For a terminal."""
+    """Format a report as text for a terminal."""
     return "\n".join(_text(report)) + "\n"
 
 
@@ -47,7 +47,7 @@ def _short(text: str, column: Column) -> str:
     line = one_line(text)
     if len(line) <= _WIDEST:
         return line
-    # The end of a path tells it from others: its file and line.
+    # The end of a path, its file and line, distinguishes it from other paths.
     return "…" + line[1 - _WIDEST :] if column.key == "line" else line[: _WIDEST - 1] + "…"
 
 
@@ -56,7 +56,7 @@ def _aligned(cell: str, width: int, column: Column) -> str:
 
 
 def first_changes(report: Report, most: int = 3) -> list[str]:
-    """The beginning of a comparison, for a failure: by how much the peak changed, and the rows that change most."""
+    """Return the beginning of a comparison, for a failure's text: the peak's change, and the rows that change most."""
     change = next(fact.value for fact in report.facts if fact.key == "change_bytes")
     found = next(table for table in report.tables if table.key == "changes")
     lines = [f"memory: peak of the snapshot {shown(change, 'change')}" + (", of which" if found.rows else "")]
@@ -68,7 +68,7 @@ def first_changes(report: Report, most: int = 3) -> list[str]:
 
 
 def as_markdown(report: Report) -> str:
-    """For GitHub."""
+    """Format a report as Markdown for GitHub."""
     return "\n".join(_markdown(report)) + "\n"
 
 
@@ -97,7 +97,7 @@ def _markdown(report: Report) -> Iterator[str]:
 
 
 def as_json(report: Report) -> str:
-    """For programs: bytes and nanoseconds as whole numbers, None where a value is not known."""
+    """Format a report as JSON for programs: bytes and nanoseconds are whole numbers, an unknown value is ``null``."""
     content = {
         "schema": 1,
         "title": report.title,

@@ -1,4 +1,4 @@
-"""Which line of a stack is the user's, and how a stack is shown. Pure."""
+"""Finds the user's line in a call stack, and formats call stacks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 from perflab.snapshots.model import Frame, Stack
 
 MOST_FRAMES = 5
-"""Of a stack that is shown."""
+"""The most frames of a call stack that are shown."""
 _NOT_THE_USER_S = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib/python3[.\d]*)/"
     r"|(?:^|/)torch/(?:nn|optim|autograd|utils|_\w+|cuda|distributed|amp|profiler)/|(?:^|/)torch/\w+\.py$"
@@ -23,12 +23,15 @@ _OPERATOR = re.compile(r"\bat::_ops::(\w+)::")
 
 @lru_cache(maxsize=100_000)
 def is_user_s(file: str) -> bool:
-    """Whether a file is no part of Python, PyTorch, what is installed, or perflab's harness."""
+    """Whether a file is the user's: outside of Python, PyTorch, installed packages and perflab's harness."""
     return _NOT_THE_USER_S.search(file) is None
 
 
 def user_frame(stack: Stack) -> Frame | None:
-    """The innermost frame that is the user's; where all are libraries', the innermost of Python."""
+    """Return the innermost frame of the user's code; without one, the innermost frame of Python, else of C++.
+
+    None: the stack is empty.
+    """
     first = None
     for frame in stack:
         if is_user_s(frame.file):
@@ -39,11 +42,11 @@ def user_frame(stack: Stack) -> Frame | None:
 
 
 Thread = tuple[str, str]
-"""File and function of the outermost call of Python, by which threads are told apart."""
+"""The identity of a thread: file and function of its outermost call of Python."""
 
 
 def root_of(stack: Stack) -> Thread | None:
-    """Where the thread of a stack begins; None where there is no call of Python."""
+    """Return the file and function with which a stack's thread begins; None if the stack has no call of Python."""
     for frame in reversed(stack):
         if frame.file.endswith(".py") or frame.file.startswith("<"):
             return frame.file, frame.function
@@ -51,7 +54,7 @@ def root_of(stack: Stack) -> Thread | None:
 
 
 def common_folder(stacks: Iterable[Stack]) -> str:
-    """The folder that all of the user's files lie in, with a slash; empty where paths are relative, or share none."""
+    """Return the folder that holds all of the user's files, with a slash; empty if paths are relative or share none."""
     files = {frame.file for stack in stacks for frame in stack if is_user_s(frame.file)}
     if not files or not all(file.startswith("/") for file in files):
         return ""
@@ -60,11 +63,14 @@ def common_folder(stacks: Iterable[Stack]) -> str:
 
 
 def line_of(stack: Stack, folder: str = "") -> str:
-    """``model.py:190``, without the folder that all files lie in; empty where nothing is known."""
+    """Return the user's line, such as ``model.py:190``, relative to ``folder``; empty if no line is known.
+
+    For a stack of C++ frames alone, return the operator or the function, such as ``aten::add (C++)``.
+    """
     frame = user_frame(stack)
     if frame is None or not frame.file:
         return ""
-    if not is_user_s(frame.file) and not frame.file.endswith(".py"):  # C++ alone, as in autograd's threads
+    if not is_user_s(frame.file) and not frame.file.endswith(".py"):  # only C++ frames, as in autograd's threads
         operator = next((found[1] for one in stack if (found := _OPERATOR.search(one.function))), "")
         return f"aten::{operator} (C++)" if operator else f"{frame.function} (C++)" if frame.function else ""
     file = frame.file.removeprefix(folder)
@@ -72,7 +78,7 @@ def line_of(stack: Stack, folder: str = "") -> str:
 
 
 def shown_stack(stack: Stack) -> str:
-    """The user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
+    """Format the user's calls, the innermost first: ``model.py:190 forward < train.py:12 main``."""
     frames = [frame for frame in stack if is_user_s(frame.file)]
     if not frames and not any(frame.file.endswith(".py") for frame in stack[:1]) and len(stack) > 1:
         return line_of(stack)
@@ -82,7 +88,7 @@ def shown_stack(stack: Stack) -> str:
 
 
 def other_calls(stack: Stack) -> list[str]:
-    """The calls that ``line_of`` does not name: the user's that led there, then those of libraries."""
+    """Return the calls that ``line_of`` does not name: the user's other calls, then those of libraries."""
     named = user_frame(stack)
     frames = [frame for frame in stack if frame is not named]
     return [_call(frame) for frame in sorted(frames, key=lambda frame: not is_user_s(frame.file))]

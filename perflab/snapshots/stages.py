@@ -1,4 +1,4 @@
-"""Stages of a recording from its marks: texts that stood over events, or spans by time. Nothing is guessed. Pure."""
+"""Finds the stages of a recording from its marks: texts on events, or spans of time. Nothing is guessed. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _STEP = re.compile(r"ProfilerStep#\d+$")
 
 
 def of_marks(marks: Iterable[str | None]) -> list[Stage]:
-    """Runs of the same mark over successive moments.
+    """Return runs of the same mark over successive moments.
 
     Args:
-        marks: that of each moment, from moment 1 on; empty: there was none; None: nobody knows, and the stage goes on
-            if its mark does.
+        marks: the mark of each moment, from moment 1 on; empty: no mark; None: unknown, and the stage continues if the
+            next known mark equals the last one.
     """
     stages: list[Stage] = []
     before = ""
@@ -36,16 +36,16 @@ def of_marks(marks: Iterable[str | None]) -> list[Stage]:
 
 
 def of_threads(marks: Sequence[str], threads: Sequence[Thread | None]) -> tuple[list[Stage], bool]:
-    """Stages of PyTorch's marks, which are a thread's own: autograd's threads bear none of the main one's.
+    """Return the stages of PyTorch's marks, which are per thread: autograd's threads lack the main thread's marks.
 
-    So a moment without a mark ends a stage only if it is of a thread that sets marks.
+    So a moment without a mark ends a stage only if the moment's thread sets marks.
 
     Args:
-        marks: that of each moment, from moment 1 on; empty: there was none.
-        threads: of each moment; None where that is not known.
+        marks: the mark of each moment, from moment 1 on; empty: no mark.
+        threads: the thread of each moment; None if unknown.
 
     Returns:
-        The stages, and whether no mark's thread is known, though stages hold moments without one.
+        The stages; and whether no mark's thread is known while stages contain moments without a mark.
     """
     marking = {thread for thread, mark in zip(threads, marks, strict=True) if thread and mark}
     stages = of_marks(mark if mark or thread in marking else None for mark, thread in zip(marks, threads, strict=True))
@@ -53,13 +53,13 @@ def of_threads(marks: Sequence[str], threads: Sequence[Thread | None]) -> tuple[
 
 
 def of_annotations(annotations: object, device: int, times_us: Sequence[int]) -> tuple[list[Stage], list[Stage]]:
-    """Stages and steps of the spans that ``record_function`` marked: the outermost ones, ``ProfilerStep`` apart.
+    """Return the stages and steps of ``record_function``'s spans: the outermost spans, and ``ProfilerStep`` spans.
 
     Args:
-        annotations: PyTorch's list of beginnings and ends, in order; what is no such list has none. Each bears the
-            device that was the current one, so a device that never was has the marks of all.
-        device: whose.
-        times_us: when each moment was.
+        annotations: PyTorch's list of beginnings and ends, in order; anything else counts as an empty list. Each entry
+            names the device that was current, so a device that never was current gets the entries of all devices.
+        device: the number of the device whose stages are wanted.
+        times_us: the time of each moment from 1 on.
     """
     found = [mark for one in (annotations if isinstance(annotations, list) else ()) if (mark := _mark(one))]
     own = [mark for mark in found if mark[3] in (device, None)]
@@ -82,10 +82,10 @@ def of_annotations(annotations: object, device: int, times_us: Sequence[int]) ->
 
 
 def _outermost(marks: Sequence[tuple[str, bool, int]]) -> Iterator[tuple[str, int, int | None]]:
-    """Name, beginning and end of spans that lie in no other one that ends.
+    """Yield name, beginning and end of the spans that lie in no other span that ends.
 
-    A span that was open when the file was written is passed over for those within it; the last one, in which nothing
-    began, has None for its end: it is where the program was.
+    Of a span that was still open when the file was written, the spans within are yielded instead. If the span that
+    began last was still open, its end is None: the program was in this span.
     """
     open_spans: list[int] = []
     names: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def _outermost(marks: Sequence[tuple[str, bool, int]]) -> Iterator[tuple[str, in
         if begins:
             open_spans.append(number)
             names[name] += 1
-        elif names[name]:  # those within it that have no end of their own end with it
+        elif names[name]:  # inner spans without an end of their own end with this span
             while True:
                 inner = open_spans.pop()
                 names[marks[inner][0]] -= 1
@@ -114,7 +114,7 @@ def _outermost(marks: Sequence[tuple[str, bool, int]]) -> Iterator[tuple[str, in
 
 
 def _mark(one: Any) -> tuple[str, bool, int, object] | None:
-    """Name, whether it begins, when, and the device; None where it is not said."""
+    """Return name, whether the mark is a beginning, time in µs and device; None if the entry is no such mark."""
     if type(one) is not dict:
         return None
     name, stage, time_us, device = one.get("name"), one.get("stage"), one.get("time_us"), one.get("device")
@@ -124,10 +124,11 @@ def _mark(one: Any) -> tuple[str, bool, int, object] | None:
 
 
 def steps_of(stages: Sequence[Stage]) -> list[Stage]:
-    """Steps where stages repeat: each begins with the first name that comes again, numbers aside. One step is none.
+    """Return the steps of repeating stages: each step begins with the first name that repeats, whatever its digits.
 
-    What lies between two steps belongs to the later one: it makes ready for it, and where the optimizer alone is
-    marked, as ``torch.optim`` does by itself, it is the forward and the backward.
+    At least two repetitions are needed; a single one counts as no step. Moments between two steps belong to the later
+    step: they prepare it. If only the optimizer is marked, as ``torch.optim`` does by itself, these moments are the
+    forward and the backward.
     """
     if not stages:
         return []
@@ -139,7 +140,7 @@ def steps_of(stages: Sequence[Stage]) -> list[Stage]:
         return []
     ends = [*(number - 1 for number in starts[1:]), len(stages) - 1]
     of_each = {tuple(names[begin : end + 1]) for begin, end in zip(starts[:-1], ends, strict=False)}
-    if starts[0] and len(of_each) > 1:  # after something that was done once, only what is alike throughout are steps
+    if starts[0] and len(of_each) > 1:  # after stages that ran once, only identical repetitions count as steps
         return []
     edges = [stages[starts[0]].start, *(stages[end].end for end in ends)]
     return [Stage(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(edges), start=1)]

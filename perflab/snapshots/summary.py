@@ -1,4 +1,4 @@
-"""One snapshot in facts and tables: the peak and what it is made of, stages, blocks that stay, the cache. Pure."""
+"""Summarises one snapshot in facts and tables: the peak's composition, stages, blocks that stay, the cache. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perflab.snapshots.timeline import elapsed_ns
 from perflab.units import format_count
 
 MOST_ROWS = 12
-"""Rows of a table before what is smaller is summed up."""
+"""Rows of a table before smaller rows are summed up."""
 _SIZE, _SHARE = Column("bytes", "size", "bytes"), Column("share", "share", "share")
 _BLOCKS = Column("blocks", "blocks", "count")
 _SUMMED = ("bytes", "share", "blocks")
@@ -43,12 +43,12 @@ _ALIKE = (
 
 
 def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
-    """What is to be said of a snapshot.
+    """Summarise a snapshot as facts, tables and notes.
 
     Args:
         snapshot: the recording.
-        name: of the file.
-        most: rows of a table before what is smaller is summed up.
+        name: the name of the file.
+        most: rows of a table before smaller rows are summed up.
     """
     level = levels(snapshot)
     peak = peak_moment(level)
@@ -84,7 +84,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
 
 
 def stage_at(snapshot: Snapshot, moment: int) -> str:
-    """The marked stage of a moment; ``unmarked``."""
+    """Return the name of a moment's stage; ``unmarked`` if the moment is in no stage."""
     return next((stage.name for stage in snapshot.stages if stage.start < moment <= stage.end), "unmarked")
 
 
@@ -99,7 +99,7 @@ def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], 
 
 
 def _row(one: Alike, line: Lines) -> tuple[Value, ...]:
-    """What alike blocks have for the columns of ``_ALIKE``."""
+    """Return the row of a group of alike blocks, for the columns of ``_ALIKE``."""
     first = one.blocks[0]
     return (
         len(one.blocks),
@@ -115,7 +115,7 @@ def _row(one: Alike, line: Lines) -> tuple[Value, ...]:
 
 def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
     rows = [_row(one, line) for one in alike(blocks)]
-    # The count of blocks is the first column, so the row of smaller ones has it as well.
+    # The count of blocks is the first column, so the row that sums up smaller rows has a count as well.
     rest = rows[most:] if len(rows) > most + 1 else []
     listed = rows[: len(rows) - len(rest)]
     if rest:
@@ -151,7 +151,7 @@ def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
 
 
 MOST_STAGES = 24
-"""Stages that are listed."""
+"""The most stages that are listed."""
 
 
 def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
@@ -169,7 +169,7 @@ def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
 
 
 def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table]:
-    """What the categories leave of what the allocator had taken: its rests and what it has cached."""
+    """Yield a table of the reserved bytes at the peak: live bytes, and free space within segments (rests and cache)."""
     reserved_bytes = reserved_at(snapshot, peak)
     if reserved_bytes is None or reserved_bytes < alive_bytes:  # events of segments were left out of the recording
         return
@@ -183,7 +183,7 @@ def _reserved(snapshot: Snapshot, peak: int, alive_bytes: int) -> Iterator[Table
 
 
 def _segments(snapshot: Snapshot, most: int) -> Iterator[Table]:
-    """Each segment at the end: what is in use of it, and what of it is cached."""
+    """Yield a table of the segments at the end, with the bytes of each that are in use and that are cached."""
     columns = (
         Column("segment", "segment"),
         Column("bytes", "size", "bytes"),
@@ -216,7 +216,7 @@ def _segments(snapshot: Snapshot, most: int) -> Iterator[Table]:
 
 
 def _cache(snapshot: Snapshot) -> Iterator[Table]:
-    """How often the allocator asked the device for memory, and gave some back."""
+    """Yield a table of how often the allocator asked the device for memory, and gave some back."""
     did = snapshot.cache
     if did.taken or did.given_back:
         columns = (Column("what", "the allocator"), Column("times", "times", "count"), Column("bytes", "size", "bytes"))
@@ -229,7 +229,7 @@ def _cache(snapshot: Snapshot) -> Iterator[Table]:
 
 
 def _out_of_memory(snapshot: Snapshot) -> Iterator[Table]:
-    """Each time that there was no room: what was asked for, and what was alive then."""
+    """Yield a table for each of the first three failed allocations: the bytes asked for, and the blocks alive then."""
     for number, one in enumerate(snapshot.out_of_memory[:3], start=1):
         parts = parts_by(alive_at(snapshot, one.moment), lambda block: block.category)
         columns = (Column("what", "what"), _SIZE)

@@ -1,4 +1,4 @@
-"""What is said of a snapshot, as data: facts, tables and notes. Every format shows these, so all say the same."""
+"""A report on snapshots as data: facts, tables and notes. Every output format shows this data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 from perflab.units import format_bytes, format_count, format_ns, format_percent
 
 Kind = Literal["text", "bytes", "exact", "change", "count", "share", "ns"]
-"""Of a value: ``exact`` shows bytes as a number too; ``change`` is bytes with a sign; ``ns`` are nanoseconds."""
+"""The kind of a value: ``exact`` is bytes, shown as a whole number too; ``change`` is bytes with a sign; ``ns`` is
+nanoseconds."""
 Value = str | int | float | None
 
 
@@ -24,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title. The last row may say what smaller ones come to."""
+    """Rows under a title. The last row may be the sum of smaller rows."""
 
     key: str
     title: str
@@ -35,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Fact:
-    """One number of its own."""
+    """A single value with its title."""
 
     key: str
     title: str
@@ -45,7 +46,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is said."""
+    """The whole report: title, facts, tables and notes."""
 
     title: str
     facts: tuple[Fact, ...]
@@ -54,7 +55,7 @@ class Report:
 
 
 def shown(value: Value, kind: Kind) -> str:
-    """A value as people read it."""
+    """Format a value for people; None becomes a dash."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -76,7 +77,7 @@ def shown(value: Value, kind: Kind) -> str:
 def largest(
     rows: Iterable[tuple[Value, ...]], columns: Sequence[Column], most: int, *, summed: Sequence[str]
 ) -> tuple[tuple[Value, ...], ...]:
-    """The first rows, and one that says what the others come to, so that the columns ``summed`` keep their sums."""
+    """Return the first rows, and one row that sums up the others, so that the columns ``summed`` keep their sums."""
     listed = list(rows)
     if len(listed) <= most + 1:
         return tuple(listed)
@@ -91,5 +92,5 @@ def largest(
 
 
 def whole(value: Value) -> int:
-    """A cell that is a number, to be summed up; 0 where it is none."""
+    """Return the integer in a cell, for a sum; 0 if the cell holds anything else."""
     return value if isinstance(value, int) else 0

@@ -1,4 +1,4 @@
-"""The timeline of live bytes in bands: by category, or by the largest allocations at the peak. Pure.
+"""Splits the timeline of live bytes into bands: by category, or by the largest allocations at the peak. Pure.
 
 Each block is in one band, so at every moment the bands add up to the live bytes, whichever way they are stacked.
 """
@@ -29,40 +29,40 @@ from perflab.snapshots.stacks import other_calls
 from perflab.units import format_bytes
 
 MOST_LARGEST = 12
-"""Bands of blocks of one size and stack, before the rest is one band: as many as colours can be told apart."""
+"""The most bands for blocks of one size and stack, as more colours cannot be distinguished; the rest is one band."""
 REST = "all other blocks"
 
 
 class Stacking(NamedTuple):
-    """Which bands there are, from the bottom, and which of them each block is in."""
+    """The names of a picture's bands, from the bottom up, and the band of each block."""
 
     key: str
-    """``category`` or ``largest``."""
+    """The way of stacking: ``category`` or ``largest``."""
     names: tuple[str, ...]
     band_of: Sequence[int]
-    """The band of each of the snapshot's blocks, in their order."""
+    """The band of each of the snapshot's blocks, in the order of the blocks."""
 
 
 class Point(NamedTuple):
-    """A stretch of moments in a picture, shown by the moment in it at which the most is alive."""
+    """A stretch of moments in a picture, drawn at the moment of the stretch at which the most bytes are alive."""
 
     start: int
     end: int
-    """Its last moment."""
+    """The last moment of the stretch."""
     moment: int
     by_band: tuple[int, ...]
     """Live bytes at ``moment``, in the order of the stacking's names."""
 
 
 def by_category(snapshot: Snapshot) -> Stacking:
-    """A band for each category."""
+    """Return a stacking with one band for each category."""
     names = tuple(categories_of(snapshot))
     number = {name: position for position, name in enumerate(names)}
     return Stacking("category", names, array("i", (number[block.category] for block in snapshot.blocks)))
 
 
 def by_largest(snapshot: Snapshot) -> Stacking:
-    """A band for each of the largest groups of blocks of one size and stack at the peak, and one for all others."""
+    """Return a stacking by the largest groups of blocks of one size and stack at the peak, with a band for the rest."""
     found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:MOST_LARGEST], AlikeKeys()
     line = Lines(snapshot)
     number = {key(one.blocks[0]): position for position, one in enumerate(found)}
@@ -88,7 +88,7 @@ def _differences(one: Alike) -> list[str]:
 
 
 def told_apart(names: Sequence[str], differences: Sequence[Sequence[str]]) -> list[str]:
-    """Names, where they are equal with what differs: the first of each one's ``differences``, and more if need be."""
+    """Return the names; equal names get the first of their ``differences`` that differ appended, and more if needed."""
     found = list(names)
     for place in range(max(map(len, differences), default=0)):
         equal = defaultdict[str, list[int]](list)
@@ -107,9 +107,9 @@ _Shared = tuple[int, str, str, str, str]
 
 
 def by_largest_of_both(before: Snapshot, after: Snapshot) -> tuple[Stacking, Stacking]:
-    """The same bands for two snapshots, in one order: the largest groups of either peak, and one for all others.
+    """Return two snapshots' stackings with the same bands: the largest groups of either peak, and one for the rest.
 
-    Blocks are alike if their size and their row in a comparison are: stacks of two commits are never equal.
+    Blocks are alike if they have one size and one row in a comparison, because stacks of two commits are never equal.
     """
     both = before, after
     at_peak = [alive_at(one, peak_moment(levels(one))) for one in both]
@@ -150,9 +150,9 @@ def by_largest_of_both(before: Snapshot, after: Snapshot) -> tuple[Stacking, Sta
 
 
 def thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> list[Point]:
-    """The timeline in at most so many points. The highest moment of each stretch stands for it, so the peak stays.
+    """Reduce the timeline to at most ``points`` stretches, each drawn at its highest moment, so that the peak is kept.
 
-    The moments are the same however blocks are stacked.
+    The chosen moments do not depend on the stacking.
     """
     columns = [array("q", bytes(8 * (snapshot.moments + 1))) for _ in stacking.names]
     for block, band in zip(snapshot.blocks, stacking.band_of, strict=True):
@@ -175,7 +175,7 @@ def thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> list[Point]:
 
 
 def elapsed_ns(snapshot: Snapshot, moment: int) -> int | None:
-    """How long after its first allocation or free a moment was; None where the file has no times."""
+    """Return the nanoseconds from the first allocation or free to a moment; None if the file has no times."""
     if not len(snapshot.times_ns):
         return None
     return snapshot.times_ns[moment - 1] - snapshot.times_ns[0] if moment else 0

@@ -1,14 +1,14 @@
 """Reads pickles of plain data: containers, numbers, text, bytes, None and bools; protocols 0 to 5.
 
-An interpreter of its own, and not ``pickle``. It has no opcode that looks up, builds or calls anything, so there is
-nothing in it that a file could reach: whatever is not plain data is refused by name, with the place in the file.
-Memory is bounded too, by the size of the file: a length is checked against what is left of it before anything is
-allocated, numbers of the memo cost nothing until they are used, and a file that makes more objects or containers,
-leaves more of them lying, or nests deeper than any snapshot does is refused. Nothing here follows references, so a
-structure that holds itself does no harm.
+The module is an interpreter of its own and does not use ``pickle``. The interpreter has no opcode that looks up, builds
+or calls anything, so a file can reach nothing: other opcodes are refused by name, with their offset in the file. The
+size of the file bounds the memory: a length is checked against the rest of the file before anything is allocated, and
+numbers of the memo cost nothing until they are used. A file is refused if it makes more objects or containers, leaves
+more objects outside of containers, or nests deeper than any snapshot. No references are followed, so a structure that
+contains itself does no harm.
 
-A reader that knows what is in its pickle takes part by ``Content``: it may replace a finished dictionary by something
-smaller, and read a whole dictionary at once where its bytes are of a known form.
+A reader that knows the content of the pickle provides hooks by ``Content``: one may replace a finished dictionary by
+something smaller, and another may read a whole dictionary at once if its bytes have a known form.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from perflab.errors import SnapshotError
 from perflab.snapshots.window import CHUNK_BYTES, Cut, Progress, Window
 
 MOST_OBJECTS = 25_000_000
-"""Opcodes that may make an object, one by one. Events in their usual form do not count."""
+"""The most opcodes that are executed one by one, each of which may make an object. Events do not count."""
 FEW_CONTAINERS, CONTAINER_BYTES = 10_000, 6
-"""More lists, dictionaries and tuples than a few take so many bytes of a file each: a frame of a stack takes 16."""
+"""A file with more than ``FEW_CONTAINERS`` lists, dictionaries and tuples must have ``CONTAINER_BYTES`` bytes for each;
+a frame of a call stack takes 16."""
 MOST_LYING = 1_000_000
-"""Objects that no container has taken yet: a pickler hands over a thousand at a time."""
+"""The most objects that no container has taken yet; a pickler adds a thousand at a time to a container."""
 DEEPEST = 100
-"""Containers within each other that are open at a time; a snapshot has six."""
+"""The most containers that are open within each other at a time; a snapshot has six."""
 LONGEST_NUMBER = 16
-"""Bytes of an integer."""
+"""The most bytes of an integer."""
 LONGEST_LINE = 2**20
-"""Of protocol 0, whose operands end with a line."""
+"""The most bytes of a line in protocol 0, whose operands end with a line."""
 
 _REFUSED = {
     "c": "GLOBAL, which looks up a class or function",
@@ -48,26 +49,27 @@ _REFUSED = {
     "\x93": "STACK_GLOBAL, which looks up a class or function",
 }
 _TEXT_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8}
-"""SHORT_BINUNICODE, BINUNICODE, BINUNICODE8: bytes of the length."""
+"""Bytes of the length that follows SHORT_BINUNICODE, BINUNICODE and BINUNICODE8."""
 _BYTES_LENGTHS = {0x43: 1, 0x42: 4, 0x8E: 8}
 _CONTAINERS = b"])\x85\x86\x87tld"
-"""EMPTY_LIST, EMPTY_TUPLE, TUPLE1 to TUPLE3, TUPLE, LIST, DICT; EMPTY_DICT is read elsewhere."""
+"""Opcodes that make a container: EMPTY_LIST, EMPTY_TUPLE, TUPLE1 to TUPLE3, TUPLE, LIST, DICT. EMPTY_DICT is handled
+separately."""
 
 
 class Content:
-    """What a reader makes of a pickle on the way. This one leaves everything as it is."""
+    """Hooks with which a reader changes the content of a pickle during reading; this base class changes nothing."""
 
     def finished(self, found: dict[str, Any], machine: Unpickling) -> Any:
-        """A dictionary was filled; returns what stands in its place."""
+        """Return the object that replaces a dictionary that has just been filled."""
         return found
 
     def at_once(self, machine: Unpickling) -> bool:
-        """A dictionary begins at ``machine.position``: whether it was read as a whole, and the position moved on."""
+        """Read the whole dictionary at ``machine.position`` and advance the position; return whether it was read."""
         return False
 
 
 class Unpickling(Window):
-    """One pickle on its way from a file to objects. ``stack``, ``marks`` and ``memo`` are those of any unpickler."""
+    """The interpreter of one pickle. ``stack``, ``marks`` and ``memo`` have the same meaning as in any unpickler."""
 
     def __init__(self, file: BinaryIO, size: int, content: Content, progress: Progress = lambda *_: None) -> None:
         super().__init__(file, size, progress)
@@ -75,11 +77,11 @@ class Unpickling(Window):
         self.marks: list[int] = []
         self.memo: list[Any] = []
         self.far_memo: dict[int, Any] = {}
-        """Of numbers that do not follow each other, as no pickler writes them."""
+        """Objects of the memo whose numbers are not consecutive; no pickler writes such numbers."""
         self._content, self._objects, self._containers = content, 0, 0
 
     def refuse(self, why: str) -> NoReturn:
-        """End, naming the place.
+        """Refuse the pickle, with an error that names the offset in the file.
 
         Raises:
             SnapshotError: always.
@@ -90,17 +92,17 @@ class Unpickling(Window):
         )
 
     def forget(self, objects: int) -> None:
-        """So many of the objects that were read last are no more."""
+        """Subtract objects that no longer exist from the count of objects."""
         self._objects -= objects
 
     def _contain(self) -> None:
-        """Count a container: an empty one is a byte of a file, and eighty of memory."""
+        """Count a container, and refuse too many: an empty one takes 1 byte of the file and 80 bytes of memory."""
         self._containers += 1
         if self._containers > FEW_CONTAINERS and CONTAINER_BYTES * self._containers > self.offset:
             self.refuse(f"{self._containers:,} containers in so few bytes, which no snapshot has")
 
     def get(self, number: int) -> Any:
-        """What has that number in the memo."""
+        """Return the object with a number in the memo."""
         if number < len(self.memo):
             return self.memo[number]
         if number in self.far_memo:
@@ -109,7 +111,7 @@ class Unpickling(Window):
         self.refuse(f"object {number} of the memo is used, and there is none")
 
     def put(self, number: int, value: Any) -> None:
-        """Give it a number in the memo. A number is given once, so what was read by it stays true."""
+        """Store an object in the memo. A number is given only once, so objects read by their number stay valid."""
         if number == len(self.memo) and number not in self.far_memo:
             self.memo.append(value)
         elif number > len(self.memo) and number not in self.far_memo:
@@ -118,11 +120,11 @@ class Unpickling(Window):
             self.refuse(f"object {number} of the memo is given twice")
 
     def load(self) -> Any:
-        """The object.
+        """Read the pickle and return its object.
 
         Raises:
-            SnapshotError: it is no plain data, or no pickle at all.
-            Cut: the file ends before the pickle does; ``stack`` has what was read.
+            SnapshotError: the file is not plain data, or no pickle at all.
+            Cut: the file ends before the pickle does; ``stack`` holds the objects read so far.
         """
         try:
             return self._load()
@@ -130,7 +132,7 @@ class Unpickling(Window):
             if self.at_end and self.position + 1 >= len(self.buffer):
                 raise Cut from None
             self.refuse("it takes more from the stack than there is")
-        except (ValueError, OverflowError, struct.error) as error:  # text that is no UTF-8, digits that are none
+        except (ValueError, OverflowError, struct.error) as error:  # invalid UTF-8, invalid digits
             self.refuse(str(error))
 
     def _load(self) -> Any:
@@ -257,7 +259,7 @@ class Unpickling(Window):
         self.position += width
 
     def _line(self, code: str) -> None:
-        """Protocol 0: an operand that ends with the line."""
+        """Read an opcode of protocol 0, whose operand ends with the line."""
         end = self.buffer.find(b"\n", self.position + 1)
         if end < 0 and not self.at_end:
             self.read(LONGEST_LINE)
@@ -285,7 +287,7 @@ class Unpickling(Window):
         self.position = end + 1
 
     def _floor(self) -> int:
-        """What lies below belongs to a container that is still open."""
+        """Return the stack index of the last mark; objects below this index belong to containers still open."""
         return self.marks[-1] if self.marks else 0
 
     def _mark(self) -> int:
@@ -302,9 +304,9 @@ class Unpickling(Window):
         return self._content.finished(value, self) if type(value) is dict else value
 
     def _fill(self, pairs: list[Any], whole: bool = False) -> None:
-        """Set the items of the dictionary on top. ``whole``: they come at once, so it is finished."""
+        """Set items of the dictionary on top of the stack. ``whole``: these are all items of the dictionary."""
         keys = pairs[::2]
-        # Texts alone: their hashes are salted, so no file can choose keys that collide.
+        # Keys must be texts: the hashes of texts are salted, so no file can choose keys that collide.
         if len(pairs) % 2 or not all(type(key) is str for key in keys):
             self.refuse("a dictionary's keys are to be texts")
         target = self.stack[-1]
@@ -314,5 +316,5 @@ class Unpickling(Window):
 
 
 def _sayable(text: str) -> str:
-    """With escapes for halves of characters: names of files that are no UTF-8 hold them, and nothing can print them."""
+    """Escape lone surrogates: names of files that are not UTF-8 contain them, and surrogates cannot be printed."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

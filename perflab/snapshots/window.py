@@ -1,4 +1,4 @@
-"""A file seen a piece at a time: what lies ahead of a position. Lengths are checked before anything is allocated."""
+"""Reads a file piece by piece, ahead of a position. Lengths are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 CHUNK_BYTES = 4 * 2**20
-"""Read at a time; a form that is read at once lies within this."""
+"""Bytes that are read at a time; a dictionary that is read at once lies within so many bytes."""
 LONGEST_OPERAND = 300
-"""Bytes of an opcode with the operands of fixed length, and of texts whose length is one byte."""
+"""The most bytes of an opcode with operands of fixed length, or with a text whose length takes one byte."""
 Progress = Callable[[int, int], None]
-"""Is called with how many bytes were read, and how many there are."""
+"""A function that is called with the bytes read so far and the size of the file, in bytes."""
 
 
 class Cut(Exception):  # noqa: N818 - it is an end, and no error of this module's callers
-    """The file ended in the middle."""
+    """The file ended before its content did."""
 
 
 class Window:
-    """The part of a file around a position. Who cannot afford a call for each byte uses ``buffer`` and ``position``."""
+    """The part of a file around a position. Fast loops use ``buffer`` and ``position`` directly, without calls."""
 
     def __init__(self, file: BinaryIO, size: int, progress: Progress = lambda *_: None) -> None:
         self.buffer = b""
         self.position = 0
         self.at_end = False
-        """Whether the buffer goes on to the file's end."""
+        """Whether the buffer reaches the end of the file."""
         self.limit = -1
-        """Up to this position an opcode lies in the buffer whole, with its operands of fixed length."""
+        """The last position at which the buffer surely holds a whole opcode with its operands of fixed length; the end
+        of the buffer if ``at_end`` is True."""
         self._file, self._size, self._progress = file, size, progress
         self._before = 0
 
     @property
     def offset(self) -> int:
-        """Where in the file it is."""
+        """The position's offset in the file, in bytes."""
         return self._before + self.position
 
     def ensure(self, count: int) -> None:
-        """Have so many bytes from the position on in the buffer.
+        """Read on until the buffer holds ``count`` bytes from the position on.
 
         Raises:
-            Cut: there are not as many left.
+            Cut: the file has fewer bytes left.
         """
         if self.position + count > len(self.buffer):
             if self._before + self.position + count > self._size:
@@ -51,7 +52,7 @@ class Window:
                 raise Cut
 
     def read(self, count: int) -> None:
-        """Let go of what lies behind the position, and have so many bytes more."""
+        """Drop the buffer's bytes before the position, and read at most ``count`` more bytes."""
         more = self._file.read(count)
         self._before += self.position
         self.buffer = self.buffer[self.position :] + more
@@ -61,7 +62,10 @@ class Window:
         self._progress(self._before, self._size)
 
     def counted(self, width: int) -> bytes:
-        """Bytes behind their length, which is checked against the rest of the file before it is believed."""
+        """Return the bytes that follow a length of ``width`` bytes, and move behind them.
+
+        The length is first checked against the rest of the file.
+        """
         self.ensure(1 + width)
         length = int.from_bytes(self.buffer[self.position + 1 : self.position + 1 + width], "little")
         self.ensure(1 + width + length)
@@ -70,10 +74,10 @@ class Window:
         return self.buffer[start : self.position]
 
     def operand_is_whole(self, width: int) -> None:
-        """See that so many bytes from the position on are there, where it is too late to read more.
+        """Check that ``width`` bytes from the position on are in the buffer, once the buffer reaches the file's end.
 
         Raises:
-            Cut: the file ends within them.
+            Cut: the file ends within these bytes.
         """
         if self.at_end and self.position + width > len(self.buffer):
             raise Cut

@@ -1,1 +1,1 @@
-"""Baseline files, whatever is in them: named by test module, read with checks, written whole, joined, pruned."""
+"""Baseline files of any content: named by test module, read with checks, written whole, joined, pruned."""

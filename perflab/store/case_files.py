@@ -1,6 +1,6 @@
 """Baseline files named by test module: finds, reads and changes their cases.
 
-What such a file is called beyond its module, and what is in it, those know who derive from ``CaseFiles``.
+Subclasses of ``CaseFiles`` define what such a file is called beyond its module, and what it holds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Stored = TypeVar("Stored")
 
 
 class CaseFiles(ABC, Generic[Stored]):
-    """The baselines directory, as far as it holds one kind of baselines. Files are read once and when first needed.
+    """The files of one kind of baselines in the baselines directory. A file is read once, when first needed.
 
-    Reading raises a ``BaselineError`` where a file cannot be read, is no JSON, or is not one of ours. So does changing,
-    since files are read first, and where one cannot be written.
+    Reading raises a ``BaselineError`` if a file cannot be read, is no JSON, or is not one of ours. Changing raises it
+    for the same reasons, since files are read first, and if a file cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,20 +31,20 @@ class CaseFiles(ABC, Generic[Stored]):
 
     @abstractmethod
     def _read(self, path: Path) -> dict[str, Stored]:
-        """The file's cases by name; none if there is no such file."""
+        """Return the file's cases by name; none if there is no such file."""
 
     @abstractmethod
     def _write(self, path: Path, cases: Mapping[str, Stored]) -> None:
         """Write the file whole."""
 
     def load(self, path: Path) -> Mapping[str, Stored]:
-        """All cases of one file, by name; none if there is no such file."""
+        """Return the cases of one file, by name; none if there is no such file."""
         if path not in self._files:
             self._files[path] = self._read(path)
         return self._files[path]
 
     def remove(self, names: Mapping[Path, Collection[str]]) -> dict[Path, list[str]]:
-        """Remove cases, named as in their files, and files that hold no others. Returns what was there to remove."""
+        """Remove cases, named as in their files, and files that hold no others; return the removed names by file."""
         removed: dict[Path, list[str]] = {}
         with writing(self.directory):
             self._files.clear()  # others may have written since
@@ -59,7 +59,7 @@ class CaseFiles(ABC, Generic[Stored]):
         return removed
 
     def _put(self, paths: Mapping[str, Path], successor: Callable[[str, Stored | None], Stored]) -> list[Path]:
-        """Let ``successor(case, old)`` take the place of what each case's file holds by then. Returns the files."""
+        """Replace each case's entry ``old``, read again or None, by ``successor(case, old)``; return the files."""
         by_path: dict[Path, list[str]] = {}
         for case, path in paths.items():
             by_path.setdefault(path, []).append(case)
@@ -75,9 +75,10 @@ class CaseFiles(ABC, Generic[Stored]):
 
 
 def module_of(case: str) -> str:
-    """The file's name: ``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``; each test file has its own.
+    """Return a file's name: ``tests/perf/test_x.py::test_y[a]`` -> ``tests.perf.test_x``; each test file has its own.
 
-    A dot of the path itself stands as ``%2E``, and the slash that no path ends in behind what is not Python.
+    A dot of the path itself becomes ``%2E``. The name of a file that is not Python ends in ``%2F``, the slash in which
+    no path ends.
     """
     path = speakable(case.split("::", 1)[0])
     name = ".".join(quote(step, safe="").replace(".", "%2E") for step in path.removesuffix(".py").split("/"))
@@ -85,17 +86,17 @@ def module_of(case: str) -> str:
 
 
 def path_of(module: str) -> str:
-    """The test file that a baseline file of this name belongs to, as node ids name it; there may be none by now."""
+    """Return the test file of a baseline file of this name, as node ids name it; the test file may no longer exist."""
     path = unquote(module.replace(".", "/"))
     return path.removesuffix("/") if path.endswith("/") else f"{path}.py"
 
 
 def function_of(name: str) -> str:
-    """The test function of a case's name: ``TestY::test_z[a] {cold}`` -> ``TestY::test_z``."""
-    # pytest-xdist's loadgroup writes the group behind an @
+    """Return the test function of a case's name: ``TestY::test_z[a] {cold}`` -> ``TestY::test_z``."""
+    # pytest-xdist's loadgroup appends the group after an @
     return without_mode(name).partition("[")[0].partition("@")[0]
 
 
 def name_of(case: str) -> str:
-    """The case's name within its file: ``TestY::test_z[a]``."""
+    """Return a case's name within its file: ``TestY::test_z[a]``."""
     return str(writable(case.split("::", 1)[-1]))

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """What one tier joined: how many baselines, and what writes them into a directory and returns the files."""
+    """The joined baselines of one tier: their number, and a function that writes them and returns the files."""
 
     entries: int
     write: Callable[[Path], set[Path]]
 
 
 def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str, Tier]) -> tuple[int, list[Path]]:
-    """Join directories into ``output``; of a case that stands in several, the entry that was recorded last.
+    """Join directories into ``output``; a case that is in several keeps the entry that was recorded last.
 
-    What ``output`` holds already takes part, and so do entries that a shard has from its checkout: an update in
-    another shard is later. All is read and checked before anything is written. Returns the number of baselines, and
-    the files that hold them.
+    The entries that ``output`` holds already take part, and so do entries that a shard has from its checkout: an update
+    in another shard is later. Everything is read and checked before anything is written. Return the number of
+    baselines, and the files that hold them.
 
     Args:
-        directories: those to join.
-        output: where to.
-        tiers: the tiers, by how the folders of their baselines begin.
+        directories: the directories to join.
+        output: the directory that receives the joined baselines.
+        tiers: the tiers, by the prefix of the folders of their baselines.
 
     Raises:
         BaselineError: a directory is missing or holds no baselines, or a file is damaged or cannot be written.
@@ -56,5 +56,5 @@ def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str
 
 
 def case_at(path: Path, name: str) -> str:
-    """The node id of a case of a baseline file."""
+    """Return the node id of a case of a baseline file."""
     return f"{path_of(path.stem)}::{name}"

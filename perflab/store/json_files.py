@@ -20,7 +20,7 @@ from perflab.store.write_lock import LOCK_NAME, locked
 T = TypeVar("T")
 Named = TypeVar("Named")
 PREDICTED = "predicted-"
-"""How folders of predicted baselines begin; what follows is the GPU. Environments are named for a device."""
+"""Prefix of the folders of predicted baselines, before the GPU; the folders of environments begin with a device."""
 
 
 def read_checked(
@@ -32,15 +32,15 @@ def read_checked(
     remedy: str,
     upgrade: Callable[[Any], None] | None = None,
 ) -> T | None:
-    """A file's content as ``kind``; None if there is no such file.
+    """Return a file's content as ``kind``; None if there is no such file.
 
     Args:
         path: the file.
-        kind: what it must hold, field by field.
+        kind: the type that the file must hold, field by field.
         schema: the newest version that is understood.
-        what: what such a file is called, for errors.
-        remedy: what to do about one that is not.
-        upgrade: turns what an older schema had, as plain data, into what ``schema`` has.
+        what: the name of this kind of file, for errors.
+        remedy: advice, for errors, about a file of another kind.
+        upgrade: turns plain data of an older schema into that of ``schema``, in place.
 
     Raises:
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
@@ -65,9 +65,9 @@ def read_checked(
 
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Keep other processes from writing into a directory of baselines, which is made if need be.
+    """Keep other processes from writing into a directory of baselines, which is made if necessary.
 
-    Who reads inside of the block what it will write again loses nothing that another process wrote before.
+    Code that reads inside of the block what it writes there loses nothing that another process wrote before.
 
     Raises:
         BaselineError: the directory cannot be made or written to.
@@ -87,7 +87,7 @@ def writing(directory: Path) -> Iterator[None]:
 
 
 def check_writable(directory: Path) -> None:
-    """Make sure that baselines could be saved, before anybody waits for a measurement.
+    """Check that baselines can be saved, before anybody waits for a measurement.
 
     Raises:
         BaselineError: the directory cannot be made or written to.
@@ -101,10 +101,10 @@ def check_writable(directory: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the whole file, or leave what is there.
+    """Write the whole file, or leave the old file unchanged.
 
     Raises:
-        BaselineError: it cannot be written.
+        BaselineError: the file cannot be written.
     """
     try:
         write_whole(path, text.encode("utf-8"))
@@ -116,7 +116,7 @@ def delete_file(path: Path) -> None:
     """Delete a file, and its folder if it held no others.
 
     Raises:
-        BaselineError: it cannot be deleted.
+        BaselineError: the file cannot be deleted.
     """
     try:
         path.unlink()
@@ -127,14 +127,14 @@ def delete_file(path: Path) -> None:
 
 
 def writable(value: object) -> object:
-    """A parameter as JSON can hold it: infinities and halves of a character as text."""
+    """Return a parameter as JSON can hold it: non-finite numbers, and halves of a character, as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return speakable(value) if isinstance(value, str) else value
 
 
 def named(values: Iterable[Named], name_of: Callable[[Named], str]) -> dict[str, Named]:
-    """Values by short names; where two would have the same name, with ``+`` behind it."""
+    """Return values by short names; a name that another value has already gets a ``+`` at its end."""
     names: dict[str, Named] = {}
     for value in values:
         name = name_of(value)
@@ -145,17 +145,17 @@ def named(values: Iterable[Named], name_of: Callable[[Named], str]) -> dict[str,
 
 
 def as_json(value: object) -> str:
-    """On one line, with sorted keys."""
+    """Return a value as JSON on one line, with sorted keys."""
     return json.dumps(speakable_throughout(value), sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def is_exact_file(path: Path) -> bool:
-    """Whether a file of a baselines directory is one of exact quantities, by its place."""
+    """Whether a file of a baselines directory holds exact quantities, by the name of its folder."""
     return path.parent.name.startswith(f"{EXACT}-")
 
 
 def unwritable(path: Path, error: OSError) -> BaselineError:
-    """What to tell of a place that cannot be written to."""
+    """Return the error for a path that cannot be written to."""
     return BaselineError(
         f"cannot write baselines to {path}: {error.strerror}",
         "name a writable directory with --perf-baselines=DIR",

@@ -1,4 +1,4 @@
-"""Reads the text of test files: which names they bind, and which test is another one under a new name."""
+"""Reads the text of test files: which names they bind, and which new test is an old one that was renamed or moved."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _BINDS_OTHERS = {"*", "globals", "locals", "vars", "setattr", "exec"}
 
 
 def bindings_in(text: str | bytes) -> list[tuple[str, ast.AST]] | None:
-    """What a test file binds, by ``TestClass::test_function``, be it under a condition.
+    """Return the names that a test file binds, such as ``TestClass::test_function``, each with its syntax node.
 
-    None if it is no Python, or may bind what it does not name.
+    Names that are bound under a condition are included. None if the text is no Python, or if it may bind names that it
+    does not contain.
     """
     try:
         tree = ast.parse(text)
@@ -41,16 +42,16 @@ def _bound_in(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | None]) -> str | None:
-    """The one case of ``gone`` that is this one: in another file, or by the name that its function had there.
+    """Return the one case of ``gone`` that became ``case``: moved from another file, or renamed in the same file.
 
     Args:
         case: node id, or identity, of a case that is new.
         gone: cases that no longer exist.
-        text_of: gives the text of a case's test file, as it was or is; None where nobody knows.
+        text_of: returns the text of a case's test file, as it was or is; None if the text is unknown.
 
-    A case of the same name in another file has to have the same code, as far as that is known. One of the same file and
-    parameters has to be known to have it. Where several may be it, the one whose path ends most like this one's is, as
-    in a folder that was renamed; of several such none is.
+    A case of the same name in another file must have the same code, as far as the code is known. A case of the same
+    file and parameters must be known to have the same code. If several cases qualify, the one whose path shares the
+    longest end with the path of ``case`` is returned, as after a folder was renamed; None if several share that end.
     """
     path, name = case.split("::", 1)
     found = []
@@ -66,7 +67,7 @@ def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | No
 
 
 def _common_end(one: str, other: str) -> int:
-    """How many of their last parts two paths share."""
+    """Return the number of trailing parts that two paths share."""
     pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -76,7 +77,7 @@ def _parameters(name: str) -> str:
 
 
 def _code(text: str | None, name: str) -> list[str] | None:
-    """Arguments and body of a case's test function; None if the text does not have it."""
+    """Return arguments and body of a case's test function, as text; None if the text of the file lacks the function."""
     bound = bindings_in(text) if text is not None else None
     functions = [one for known, one in bound or () if known == function_of(name)]
     parts = [(one.args, *one.body) for one in functions if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]

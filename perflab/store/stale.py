@@ -18,17 +18,17 @@ from perflab.store.sources import bindings_in
 
 
 class Collection(Data, frozen=True):
-    """What a session has collected: test files that it has seen whole, and the perf cases in them."""
+    """The test files that a session has collected as a whole, and the perf cases in these files."""
 
     files: dict[str, list[str]] = {}
-    """Path as in node ids -> names of all cases, as they were before any were deselected."""
+    """Names of all cases of a file, before any were deselected, by the file's path as in node ids."""
 
 
 class Stored(NamedTuple):
-    """What has to be known of a stored baseline, whatever it holds."""
+    """The facts about a stored baseline of any content that pruning needs."""
 
     is_ours: bool
-    """Whether this session would have met it: it is of this environment, or of none in particular."""
+    """Whether this session would have met the baseline, which is of this environment, or of none in particular."""
     recorded: str = ""
     commit: str | None = None
 
@@ -39,16 +39,16 @@ class StoredFile(NamedTuple):
     path: Path
     store: CaseFiles[Any]
     entries: Callable[[], Mapping[str, Stored]]
-    """What is in it, by name; raises BaselineError where it is damaged."""
+    """Function that returns the file's baselines by name; raises BaselineError if the file is damaged."""
 
 
 class Missing(NamedTuple):
     """Cases of a baseline file that were not collected, by name."""
 
     stale: list[str] = []
-    """Those that certainly no longer exist."""
+    """Cases that certainly no longer exist."""
     doubtful: list[str] = []
-    """Those that may exist elsewhere, as far as this session would have met them."""
+    """Cases that may exist elsewhere, as far as this session would have met them."""
 
 
 def find_missing(
@@ -59,14 +59,14 @@ def find_missing(
     *,
     is_ours: bool,
 ) -> Missing:
-    """The entries of a baseline file whose cases this session has not collected.
+    """Return the entries of a baseline file whose cases this session has not collected.
 
     Args:
         module: the baseline file's name, without its ending.
-        entries: what is in it, by name.
-        collection: what this session has collected.
+        entries: the file's baselines, by name.
+        collection: the test files and cases that this session has collected.
         root: pytest's root directory.
-        is_ours: whether the baselines are this project's alone, so that a missing test file means that it is gone.
+        is_ours: whether the baselines are this project's alone, so that a missing test file has been removed.
     """
     path = path_of(module)
     if not _is_file(root / path):
@@ -78,7 +78,7 @@ def find_missing(
     known, bindings = {function_of(name) for name in collected}, bindings_in((root / path).read_bytes())
     bound = {name for name, _ in bindings} if bindings is not None else set()
     heirs = {f"{name}::" for name, node in bindings or () if isinstance(node, ast.ClassDef) and node.bases}
-    # Where a file generates tests, or a class inherits them, there may be more of them elsewhere.
+    # If a file generates tests, or a class inherits tests, further tests may exist elsewhere.
     gone = [name for name in missing if function_of(name) not in bound and not name.startswith(tuple(heirs))]
     stale = gone if known <= bound else []
     return Missing(stale, [name for name in missing if entries[name].is_ours and name not in stale])
@@ -88,7 +88,7 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return True  # which cannot be looked at
+        return True  # the file cannot be looked at, so it may exist
 
 
 def _is_collected(name: str, collected: Container[str]) -> bool:

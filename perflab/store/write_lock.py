@@ -1,7 +1,8 @@
 """Locks a directory, so that one process writes at a time.
 
-Not filelock, as elsewhere: that leaves its file where it was, and these directories are committed. Not a file in
-the temporary folder either, which batch systems give each job of its own, and machines do not share.
+The package filelock, used elsewhere, does not fit: it leaves its lock file behind, and these directories are committed.
+A lock file in the temporary folder does not fit either: batch systems give each job such a folder of its own, and
+machines do not share it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ LOCK_NAME = ".lock"
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory, which must exist, for the length of the block; waits for whoever has it.
+    """Lock the directory, which must exist, for the length of the block; wait for the process that holds the lock.
 
-    Where the file system knows no locks the block runs without one.
+    If the file system knows no locks, the block runs without one.
 
     Raises:
         OSError: the lock file cannot be made.
@@ -32,12 +33,12 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            path.unlink()  # while it is held: who waits for it finds it gone, and begins anew
+            path.unlink()  # while the lock is held: a waiting process finds the file gone, and begins anew
         os.close(handle)
 
 
 def forget_dead_lock(directory: Path) -> None:
-    """Take the lock file away that a killed process left, so that nobody commits it; one that is held stays."""
+    """Remove the lock file that a killed process left, so that nobody commits it; a lock file that is held stays."""
     remove_if_abandoned(directory / LOCK_NAME, young_s=0.0)
 
 
@@ -53,7 +54,7 @@ def _acquire(path: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # the file that was locked is not the one that others see by now
+        os.close(handle)  # the locked file is not the one that other processes see by now
 
 
 def _lock(handle: int) -> None:

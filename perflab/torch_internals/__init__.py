@@ -1,8 +1,9 @@
-"""PyTorch's private and undocumented parts that perflab uses: all of them, and nothing else of perflab names any.
+"""All private and undocumented parts of PyTorch that perflab uses; no other package of perflab names any.
 
-Each says what it is for, what is public instead, and why that does not do. They were checked with PyTorch 2.13.0, by
-all tests; in the files of 2.11.0 and 2.12.0 each name was looked up, and nothing was run. A name that the installed
-version does not have is an ``InternalsError`` where it is needed; what is evidence alone is left out, and says so here.
+Each part says what it is for, what is public instead, and why the public way does not suffice. The parts were checked
+with PyTorch 2.13.0, by all tests; in the files of 2.11.0 and 2.12.0 each name was looked up, and nothing was run. A
+name that the installed version does not have raises an ``InternalsError`` where it is needed; a part that is evidence
+alone is left out instead, and its docstring says so.
 
 - here: classes, loaded when they are imported by name
 - ``dispatch``: operators, kernels registered for a while, modes
@@ -12,7 +13,7 @@ version does not have is an ``InternalsError`` where it is needed; what is evide
 - ``compiler``: what ``torch.compile`` did
 - ``machine``: allocators, the profiler, valgrind, the processor
 
-Importing any of these modules loads no PyTorch; using what is in it does.
+Importing any of these modules does not load PyTorch; using its content does.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ _FAKE = "torch._subclasses.fake_tensor"
 _FLOPS = "torch.utils.flop_counter"
 
 _CLASSES = {
-    # What an operator is at the dispatcher. Its public face, torch.ops.aten.add.Tensor, has no name for its class.
+    # The class of an operator at the dispatcher. The public operator, torch.ops.aten.add.Tensor, does not name it.
     "OpOverload": ("torch._ops", "tell operators from compositions of operators"),
     # "Extending PyTorch" documents the class under this private path; there is no other.
     "TorchDispatchMode": ("torch.utils._python_dispatch", "see operators where they are dispatched"),
-    # Documented under this path too. The public meta device has shapes alone: a tensor's device is lost on it, and with
-    # it which kernels a CPU or CUDA would choose, and that scalars may stay on the CPU.
+    # Documented under its private path too. The public meta device has shapes alone: a tensor's device is lost on the
+    # meta device, and so are the kernels that a CPU or CUDA would choose, and that scalars may stay on the CPU.
     "FakeTensor": (_FAKE, "run code without its numbers"),
     "FakeTensorMode": (_FAKE, "run code without its numbers"),
-    # What a fake tensor raises. Nothing public says why an operator cannot be run: they are RuntimeErrors to others.
+    # Exceptions of a fake tensor. Nothing public says why an operator cannot be run: publicly these are RuntimeErrors.
     "DataDependentOutputException": (_FAKE, "say which line needs numbers"),
     "DynamicOutputShapeException": (_FAKE, "say which line needs numbers"),
     "UnsupportedFakeTensorException": (_FAKE, "say which line needs numbers"),
     "UnsupportedOperatorException": (_FAKE, "say which operator has no shapes"),
-    # Public is FlopCounterMode: it counts a whole call, not operator by operator with the module that asked.
+    # FlopCounterMode is public, but counts a whole call, not operator by operator with the module that asked.
     "flop_registry": (_FLOPS, "know what an operator computes"),
     "sdpa_flop": (_FLOPS, "know what attention on a CPU computes"),
     "sdpa_backward_flop": (_FLOPS, "know what attention on a CPU computes"),
     # weakref.WeakKeyDictionary compares keys, and tensors compare element by element.
     "WeakTensorKeyDictionary": ("torch.utils.weak", "remember casts by tensor, as autocast does"),
 }
-"""By name, where it stands and what it is needed to do; above each why there is no public way."""
+"""Module and purpose of each class, by its name; the comment above each says why there is no public way."""
 
 
 def __getattr__(name: str) -> Any:

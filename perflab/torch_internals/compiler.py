@@ -1,6 +1,6 @@
-"""What ``torch.compile`` made and did. Read where it is loaded; nothing here loads it, which takes seconds.
+"""Reads what ``torch.compile`` made and did, if it is loaded. Only ``load_compiler`` loads it, which takes seconds.
 
-``torch.compiler`` is its public face, and has none of this.
+``torch.compiler`` is the public interface, and has none of this.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ _COUNT = "count graph breaks and recompilations"
 
 @dataclass(frozen=True)
 class DynamoCounters:
-    """Of this process so far."""
+    """Dynamo's counters in this process so far."""
 
     graph_breaks: int
     frames_seen: int
     compilations: Mapping[int, int] | None
-    """How often each frame was compiled. Evidence: without it (None) graph breaks are not counted, and are left out."""
+    """How often each frame was compiled. Evidence alone: if it is None, graph breaks are not counted, and left out."""
 
 
 def dynamo_is_loaded() -> bool:
-    """Whether there may be compiled code. Asking ``torch.compiler`` for its stance would load all of it."""
+    """Whether there may be compiled code. Asking ``torch.compiler`` for its stance would load the whole compiler."""
     return "torch._dynamo" in sys.modules
 
 
 def load_compiler() -> None:
-    """Load what a dispatch mode takes along when it first calls an operator: seconds, which forks then do not spend."""
+    """Load Dynamo, as a dispatch mode does at its first operator; this takes seconds, which forks are then spared."""
     importlib.import_module("torch._dynamo")
 
 
 def dynamo_counters() -> DynamoCounters | None:
-    """Dynamo's counters; None where it is not loaded, and has counted nothing.
+    """Return Dynamo's counters; None if Dynamo is not loaded, and so has counted nothing.
 
-    ``torch._dynamo.explain`` is documented, and compiles anew to say it.
+    ``torch._dynamo.explain`` is documented, but compiles anew to report graph breaks.
     """
     utils, convert = sys.modules.get("torch._dynamo.utils"), sys.modules.get("torch._dynamo.convert_frame")
     if utils is None or convert is None:
@@ -53,5 +53,5 @@ def dynamo_counters() -> DynamoCounters | None:
 
 
 def has_compiled_marker(value: object) -> bool:
-    """Whether ``torch.compile`` made a function or module. Evidence for a remark: a marker that is gone is no error."""
+    """Whether ``torch.compile`` made a function or module. Evidence for a remark: a missing marker is no error."""
     return hasattr(value, "_torchdynamo_orig_callable") or hasattr(value, "_orig_mod")

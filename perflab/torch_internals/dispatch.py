@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def aten(name: str, to: str) -> Any:
-    """An operator by its name in ``torch.ops.aten``, with or without overload: ``_softmax.default``.
+    """Return an operator by its name in ``torch.ops.aten``, with or without overload: ``_softmax.default``.
 
-    Those with an underscore are no function of ``torch``'s; the public functions choose among them by the device, which
-    is the choice that a prediction has to make itself.
+    Operators with an underscore are no functions of ``torch``; the public functions choose among these operators by
+    the device, which is the choice that a prediction has to make itself.
 
     Raises:
         InternalsError: there is no such operator.
@@ -31,28 +31,31 @@ def aten(name: str, to: str) -> Any:
 
 
 def operator_or_none(namespace: str, packet: str, overload: str) -> Any:
-    """An operator that only some versions or builds have. ``torch.ops`` is public; asking it is not."""
+    """Return an operator that only some versions or builds have; None if it does not exist.
+
+    ``torch.ops`` is public; asking it whether it has an operator is not.
+    """
     import torch
 
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
 
 
 def schema_of(operator: OpOverload) -> Any:
-    """An operator's ``FunctionSchema``: name, arguments with defaults, what it writes to.
+    """Return an operator's ``FunctionSchema``: name, arguments with defaults, and the arguments that it writes to.
 
-    ``torch.library`` infers schemas of new operators; nothing public gives that of one that is there.
+    ``torch.library`` infers schemas of new operators; nothing public returns the schema of an existing operator.
     """
     return attribute(TORCH, operator, "_schema", "know what an operator takes and writes")
 
 
 def opens_or_closes_range(function: object) -> bool:
-    """Whether a torch function is asked about ``record_function``. Public is no name of what that calls."""
+    """Whether a torch function is one that ``record_function`` calls; these functions have no public name."""
     return getattr(function, "__module__", "") == "torch._ops.profiler"
 
 
 @needs(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to="tell operators that are made of others")
 def is_composite(operator: OpOverload) -> bool:
-    """Whether an operator is made of others on every device. Public is nothing that tells one."""
+    """Whether an operator is composed of other operators on every device. Nothing public tells such an operator."""
     import torch
 
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, "CompositeImplicitAutograd"))
@@ -64,10 +67,11 @@ def is_composite(operator: OpOverload) -> bool:
 @needs(TORCH, "torch.library:Library._destroy", to="take kernels back after a prediction")
 @contextmanager
 def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -> Iterator[None]:
-    """Within, the dispatcher has these kernels: name (``softmax.int``, ``vision::nms``), kernel, dispatch key.
+    """Register kernels with the dispatcher for the length of the block.
 
-    ``torch.library.Library`` is public, and so is its ``impl``; ending one is not. What is registered otherwise stays
-    until the library is collected, at a moment of its own.
+    ``kernels`` are tuples of name (``softmax.int``, ``vision::nms``), kernel and dispatch key.
+    ``torch.library.Library`` is public, and so is its ``impl``; destroying a library is not. A registration that is not
+    destroyed stays until the library is collected, at a moment of its own.
     """
     import torch.library
 
@@ -75,7 +79,7 @@ def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -
     library: Any = torch.library.Library
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": until the end of this, yes
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": intended, within the block
             for name, kernel, key in kernels:
                 namespace = name.partition("::")[0] if "::" in name else "aten"
                 if namespace not in libraries:
@@ -89,7 +93,7 @@ def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -
 
 @needs(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to="know which operators CUDA's autocast casts")
 def registered_for(key: str) -> set[str]:
-    """The operators with a kernel of their own for a key, those of ``aten`` without their namespace.
+    """Return the operators that have a kernel of their own for a dispatch key; those of ``aten`` without the namespace.
 
     A CPU build has CUDA's kernels of autocast too, all but usable. The documentation lists autocast's operators by the
     names of functions, which are not the overloads.
@@ -100,10 +104,10 @@ def registered_for(key: str) -> set[str]:
 
 
 def below_cpu_autocast() -> AbstractContextManager[None]:
-    """Within, the dispatcher passes the CPU's autocast by.
+    """Return a context in which the dispatcher bypasses the CPU's autocast.
 
-    ``torch.autocast(enabled=False)`` is public, and switches it off for everything below too: a kernel's own casts are
-    made above that, and its cache is emptied.
+    ``torch.autocast(enabled=False)`` is public, but switches autocast off for everything below too: a kernel's own
+    casts are made above that, and autocast's cache is emptied.
     """
     import torch
 
@@ -113,7 +117,7 @@ def below_cpu_autocast() -> AbstractContextManager[None]:
 
 
 def redispatch_as_cuda_autocast(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Run what an operator registered for CUDA's autocast. A call can be sent to a key by nothing that is public."""
+    """Run the kernel that an operator has for CUDA's autocast. Nothing public sends a call to a dispatch key."""
     import torch
 
     return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA), *arguments, **keywords)
@@ -130,7 +134,7 @@ def redispatch_to_device(
 ) -> Any:
     """Run an operator's kernel for a type of device, below modes and autograd.
 
-    ``torch.library`` gives no way to a kernel but the dispatcher's, which would ask the same mode again without end.
+    The only public way to a kernel is the dispatcher's, which would call the same mode again without end.
     """
     import torch
 
@@ -142,7 +146,10 @@ def redispatch_to_device(
 
 
 def without_torch_function() -> AbstractContextManager[object]:
-    """Within, no torch function has a say; ``torch.overrides`` has it for authors of subclasses, by this name only."""
+    """Return a context in which no ``__torch_function__`` is called.
+
+    ``torch.overrides`` offers the context to authors of subclasses, under this private name only.
+    """
     import torch
 
     to = "see operators without asking a user's tensors"
@@ -151,7 +158,10 @@ def without_torch_function() -> AbstractContextManager[object]:
 
 
 def without_dispatch_modes() -> AbstractContextManager[object]:
-    """Within, tensors are real again. Leaving a mode is public, and possible to the one who entered it alone."""
+    """Return a context without dispatch modes, in which tensors are real again.
+
+    Leaving a mode is public, but possible only for the code that entered the mode.
+    """
     import torch
 
     off: AbstractContextManager[object] = attribute(
@@ -170,16 +180,16 @@ def without_dispatch_modes() -> AbstractContextManager[object]:
 )
 @contextmanager
 def function_mode_beneath(mode: Any) -> Iterator[None]:
-    """Within, a ``TorchFunctionMode`` is on, below those that are on already.
+    """Activate a ``TorchFunctionMode`` for the length of the block, below the modes that are active already.
 
-    A test may leave them first, or long after. Who leaves a mode takes the topmost off, whichever that is (``with
-    torch.device(...)`` too). Only the default device's is below all others, and has to stay so. ``with mode:``, which
-    is public, puts it on top.
+    A test may leave its own modes before the block ends, or long after. Leaving a mode removes the topmost one,
+    whichever that is (``with torch.device(...)`` too). Only the default device's mode is below all others, and has to
+    stay there. ``with mode:``, which is public, puts the mode on top.
     """
     import torch
 
     modes = _taken_off()
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # it has none until one was set
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # None until a default device was set
     _put_on([*(one for one in modes if one is default), mode, *(one for one in modes if one is not default)])
     try:
         yield
@@ -188,7 +198,7 @@ def function_mode_beneath(mode: Any) -> Iterator[None]:
 
 
 def _taken_off() -> list[Any]:
-    """All modes, the lowest first, none of which is on any more."""
+    """Deactivate all torch function modes and return them, the lowest first."""
     import torch.overrides
 
     overrides: Any = torch.overrides
@@ -211,7 +221,7 @@ def _put_on(modes: Iterable[Any]) -> None:
     to="answer for CUDA only where cuda is redirected",
 )
 def is_function_mode_on(kind: type) -> bool:
-    """Whether a torch function mode of that class deals with calls now. Public is only entering and leaving one."""
+    """Whether a torch function mode of class ``kind`` handles calls now. Only entering and leaving one are public."""
     import torch
 
     on: bool = torch._C._is_torch_function_mode_enabled()
@@ -222,9 +232,9 @@ def is_function_mode_on(kind: type) -> bool:
 @needs(TORCH, "torch.autograd:_engine_run_backward", to="mark the lines of Python that runs in a backward")
 @contextmanager
 def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
-    """Within, ``run(engine, *arguments)`` runs each backward, and ``engine(*arguments)`` is the backward itself.
+    """Run each backward in the block by ``run(engine, *arguments)``; ``engine(*arguments)`` is the backward itself.
 
-    ``Tensor.backward`` takes the modes off before it begins, and what it calls has no public name.
+    ``Tensor.backward`` deactivates the modes before it begins, and the function that it calls has no public name.
     """
     import torch.autograd
 
@@ -240,7 +250,7 @@ def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
 @cache
 @needs(TORCH, "torch.autograd:_engine_run_backward", to="know the lines of Python that run in a backward")
 def backward_code() -> CodeType:
-    """The code of the frame around each backward. What is public begins one, and has another frame for each way to."""
+    """Return the code of the frame around each backward. Each public way to begin a backward has a frame of its own."""
     import torch.autograd
 
     autograd: Any = torch.autograd
@@ -262,11 +272,11 @@ _MODES = "torch.utils._python_dispatch"
     to="tell the compiler which modes are on",
 )
 def say_which_modes_are_on() -> None:
-    """Set PyTorch's flags by the dispatch modes that are on.
+    """Set PyTorch's flags by the dispatch modes that are active.
 
-    Each mode puts back on leaving what it found on entering. If one that was on before is left within, the mode that
-    is left last puts back that one's flags: from then on Dynamo would believe in a mode, and compile all anew. Nothing
-    public knows of the flags.
+    On leaving, each mode restores the flags that it found on entering. If an older mode is left within a newer one, the
+    newer mode, left last, restores the older mode's flags: from then on Dynamo would assume an active mode, and compile
+    everything anew. Nothing public knows of the flags.
     """
     modes: Any = importlib.import_module(_MODES)
     on = modes._get_current_dispatch_mode_stack()
@@ -282,9 +292,9 @@ def say_which_modes_are_on() -> None:
 
 @needs(TORCH, "torch:_C._get_sdp_priority_order", to="know which attention CUDA would choose")
 def attention_priority() -> list[int]:
-    """The order of preference among ``SDPBackend``'s numbers, as ``sdpa_kernel(..., set_priority=True)`` sets it.
+    """Return the order of preference among ``SDPBackend``'s numbers.
 
-    ``sdpa_kernel`` is public, and says nothing of what it has set.
+    ``sdpa_kernel(..., set_priority=True)`` sets the order; it is public, but does not report what it has set.
     """
     import torch
 

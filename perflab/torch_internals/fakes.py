@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 MODE_LOG = "torch._subclasses.fake_tensor"
-"""Where the mode logs; a logger that does not exist any more leaves a line too many, and no number wrong."""
+"""Name of the mode's logger; if PyTorch renames the logger, a line too many is printed, and no number is wrong."""
 
 _SWAP = "let a module of fake tensors change its dtype"
 
 
 def is_fake(value: object) -> bool:
-    """Whether it is a fake tensor; nothing is loaded to tell. ``torch.compiler`` has no public test of it."""
+    """Whether a value is a fake tensor; nothing is loaded to tell. ``torch.compiler`` has no public test for that."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(value, attribute(TORCH, module, "FakeTensor", "leave fake tensors out"))
 
@@ -31,15 +31,18 @@ def is_fake(value: object) -> bool:
     to="refuse addresses of fake tensors, with which a kernel would crash",
 )
 def refusing_addresses() -> list[tuple[Any, str, Any]]:
-    """What to replace so that ``data_ptr()`` of a fake tensor raises: null pointers crash. No setting is public."""
+    """Return (owner, name, value) to set so that ``data_ptr()`` of a fake tensor raises, since null pointers crash.
+
+    No such setting is public.
+    """
     config: Any = importlib.import_module("torch._functorch.config")
     return [(config, "fake_tensor_allow_unsafe_data_ptr_access", False)]
 
 
 def shape_rule_replaced_in(operator: Any, to: str) -> dict[Any, Any]:
-    """PyTorch's table of how fake tensors compute an operator's shapes, which has this operator.
+    """Return PyTorch's table of the rules by which fake tensors compute shapes; the table has ``operator``.
 
-    ``torch.library.register_fake`` is public, and for one's own operators: it refuses those that have a rule.
+    ``torch.library.register_fake`` is public, but for new operators: it refuses operators that have a rule.
 
     Raises:
         InternalsError: there is no such table, or the operator is not in it.
@@ -52,16 +55,17 @@ def shape_rule_replaced_in(operator: Any, to: str) -> dict[Any, Any]:
 
 @needs(TORCH, "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear", to="forget shapes of other rules")
 def forget_shapes() -> None:
-    """Forget what fake tensors computed: it is remembered by shape and dtype, whatever rule it came from."""
+    """Forget the shapes that fake tensors computed, which are cached by shape and dtype, whatever rule gave them."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     FakeTensorMode.cache_clear()
 
 
 def forget_real_tensor(mode: FakeTensorMode, tensor: torch.Tensor) -> None:
-    """Have a mode forget what it made of a tensor; that is only there to save time.
+    """Make a mode forget the fake tensor that it made of a tensor, which it keeps only to save time.
 
-    Swapping refuses tensors that something holds a weak reference to, as the mode does. Public is a new mode alone.
+    Swapping refuses tensors to which something holds a weak reference, as the mode does. The only public way is a new
+    mode.
     """
     converter = attribute(TORCH, attribute(TORCH, mode, "fake_tensor_converter", _SWAP), "meta_converter", _SWAP)
     made = attribute(TORCH, converter, "tensor_memo", _SWAP)

@@ -1,4 +1,4 @@
-"""What PyTorch knows of the machine: its allocators' history, the profiler's events, valgrind, the processor."""
+"""PyTorch's knowledge of the machine: the allocators' history, the profiler's events, valgrind, the processor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STREAMS = "follow streams and events (dry runs)"
 
 @needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
 def record_cuda_memory(max_entries: int, device: torch.device) -> None:
-    """Begin a history of allocations. It has no other name: PyTorch documents it as it is, underscore and all."""
+    """Begin a history of CUDA's allocations. PyTorch documents the function under this private name, its only one."""
     import torch
 
     torch.cuda.memory._record_memory_history(max_entries=max_entries, device=device)
@@ -28,7 +28,7 @@ def record_cuda_memory(max_entries: int, device: torch.device) -> None:
 
 @needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
 def stop_recording_cuda_memory(device: torch.device) -> None:
-    """End it."""
+    """End the history of CUDA's allocations."""
     import torch
 
     torch.cuda.memory._record_memory_history(enabled=None, device=device)
@@ -36,7 +36,7 @@ def stop_recording_cuda_memory(device: torch.device) -> None:
 
 @needs(TORCH, "torch.cuda.memory:_dump_snapshot", to=_RECORD)
 def dump_cuda_memory(path: str) -> None:
-    """Write the history as PyTorch's viewer reads it. The public ``torch.cuda.memory_snapshot()`` has no history."""
+    """Write the history for PyTorch's viewer. The public ``torch.cuda.memory_snapshot()`` returns no history."""
     import torch
 
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
@@ -44,7 +44,7 @@ def dump_cuda_memory(path: str) -> None:
 
 @needs(TORCH, "torch.cuda.memory:_set_memory_metadata", to=_RECORD)
 def mark_cuda_memory(mark: str) -> None:
-    """A text that this thread's next events bear in the history."""
+    """Attach a text to this thread's next events in the history of CUDA's allocations."""
     import torch
 
     torch.cuda.memory._set_memory_metadata(mark)
@@ -53,8 +53,8 @@ def mark_cuda_memory(mark: str) -> None:
 def has_cuda_context(index: int) -> bool:
     """Whether this process has used a CUDA device.
 
-    ``torch.cuda.is_initialized()`` says so of all devices together, and waiting for an unused one makes a context:
-    hundreds of megabytes. Where a version does not say, every device is waited for: no time is wrong.
+    ``torch.cuda.is_initialized()`` answers for all devices together, and waiting for an unused device makes a context:
+    hundreds of megabytes. If a version does not tell, every device counts as used and is waited for: no time is wrong.
     """
     import torch
 
@@ -63,19 +63,19 @@ def has_cuda_context(index: int) -> bool:
 
 
 def host_events(results: Any) -> list[Any]:
-    """The raw events of the host among a profiler's results; the device's own are left out.
+    """Return the raw events of the host among a profiler's results; the device's own events are left out.
 
-    ``profile.events()`` is public, and builds a tree of all events first, which takes longer than what was profiled.
+    ``profile.events()`` is public, but first builds a tree of all events, which takes longer than the profiled code.
     """
     cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
     return [event for event in results.events() if event.device_type() == cpu]
 
 
 def event_name(event: Any) -> str:
-    """Its name; empty where there is none that can be read.
+    """Return the event's name; empty if the name cannot be decoded.
 
-    The tracer of Python's calls keeps pointers to the names of code, also of code that was let go since, such as that
-    of a module which was imported meanwhile.
+    The tracer of Python's calls keeps pointers to the names of code, even of code that was freed since, such as the
+    code of a module that was imported meanwhile.
     """
     try:
         return str(event.name())
@@ -84,11 +84,11 @@ def event_name(event: Any) -> str:
 
 
 _Call = tuple[str, int, str]
-"""File, line and function."""
+"""File, line and function of a call."""
 
 
 def _frame(caller: Any) -> _Call:
-    """Without names that cannot be read, as ``event_name`` says."""
+    """Return file, line and function of a caller; empty if a name cannot be decoded (see ``event_name``)."""
     try:
         return caller.file_name, caller.line_number, caller.function_name
     except UnicodeDecodeError:
@@ -96,13 +96,16 @@ def _frame(caller: Any) -> _Call:
 
 
 def device_events(results: Any) -> list[Any]:
-    """The raw events of the device: kernels, copies, fills, and ranges of the host as it sees them."""
+    """Return the raw events of the device: kernels, copies, fills, and ranges of the host as the device sees them."""
     cuda = lookup(TORCH, "torch.autograd:DeviceType.CUDA", "read what the profiler saw")
     return [event for event in results.events() if event.device_type() == cuda]
 
 
 def a_profiler_runs() -> bool:
-    """Whether a profiler runs in this thread; a build that does not say has none that another one would end."""
+    """Whether a profiler runs in this thread; False for a build that does not tell.
+
+    Such a build has no profiler that another one would end.
+    """
     import torch
 
     ask: Any = getattr(torch.autograd, "_profiler_enabled", None)
@@ -110,50 +113,50 @@ def a_profiler_runs() -> bool:
 
 
 def kineto_results(profiler: Any) -> Any:
-    """What ``torch.autograd.profiler.profile`` leaves behind, for ``host_events``."""
+    """Return the results that ``torch.autograd.profiler.profile`` leaves behind, for ``host_events``."""
     return attribute(TORCH, profiler, "kineto_results", "read what the profiler saw")
 
 
 _NODE = "autograd::engine::evaluate_function: "
-"""How the engine names the frame around each backward node."""
+"""Prefix of the engine's name of the frame around each backward node."""
 
 
 @dataclass(frozen=True)
 class CpuBlockEvent:
-    """PyTorch's CPU allocator gave a block or took it back."""
+    """An event in which PyTorch's CPU allocator gave out a block or took it back."""
 
     time_ns: int
     address: int
     size_bytes: int
-    """Negative where it was taken back."""
+    """Size of the block; negative if the block was taken back."""
     operator: str
-    """The innermost operator: ``aten::mm``; empty where it was none."""
+    """Name of the innermost operator, such as ``aten::mm``; empty if there was none."""
     frames: tuple[_Call, ...]
-    """The calls that led there, the innermost first.
+    """The call stack at the event, the innermost call first.
 
-    Of an operator that is no call of a C function (``+``, ``@``) the profiler does not say where in its function it
-    stands, so the innermost line is that of the ``def``, or where the function was when recording began.
+    The profiler does not report where in its function an operator stands that is no call of a C function (``+``,
+    ``@``), so the innermost line is the line of the ``def``, or where the function was when recording began.
     """
     module: str
-    """Name of the innermost module, its class where no name is known; in a backward, that of the forward which made the
-    node. Empty where it was in none."""
+    """Name of the innermost module, or its class if no name is known; in a backward, the module of the forward that
+    made the node. Empty outside of modules."""
     mark: str = ""
-    """Name of the outermost of the user's ranges (``record_function``) around it."""
+    """Name of the outermost of the user's ranges (``record_function``) around the event; empty if there is none."""
 
 
 class BlockEvent(NamedTuple):
-    """An allocator of PyTorch's gave a block or took it back."""
+    """An event in which an allocator of PyTorch's gave out a block or took it back."""
 
     time_ns: int
     thread: int
-    """As the profiler numbers threads."""
+    """The thread's number in the profiler's own numbering."""
     address: int
     size_bytes: int
-    """Negative where it was taken back."""
+    """Size of the block; negative if the block was taken back."""
 
 
 def block_events(results: Any, device: torch.device) -> list[BlockEvent]:
-    """What a profiler with ``profile_memory`` saw of a device's blocks, in order of time."""
+    """Return the events of a device's blocks that a profiler with ``profile_memory`` recorded, in order of time."""
     tree = attribute(TORCH, results, "experimental_event_tree", "say what is alive at the peak")()
     found, waiting = list[BlockEvent](), list(tree)
     while waiting:
@@ -170,14 +173,14 @@ def _is_on(one: torch.device, device: torch.device) -> bool:
 
 
 def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) -> list[CpuBlockEvent]:
-    """What a profiler with ``profile_memory`` and ``with_stack`` saw of blocks, in order of time.
+    """Return the events of the CPU's blocks that a profiler with ``profile_memory`` and ``with_stack`` recorded.
 
-    ``profile.events()`` is public, and has no addresses.
+    The events are in order of time. ``profile.events()`` is public, but has no addresses.
 
     Args:
-        results: the profiler's.
-        names: of modules, by ``id``.
-        not_a_mark: ranges whose names begin with it are not the user's.
+        results: the profiler's results.
+        names: names of modules, by the module's ``id``.
+        not_a_mark: prefix of the names of ranges that are not the user's.
     """
     tree = attribute(TORCH, results, "experimental_event_tree", "record a CPU's memory (memory_snapshot)")()
     found: list[CpuBlockEvent] = []
@@ -205,10 +208,10 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
                     module = names.get(fields.module.self_ptr) or fields.module.cls_name
         elif kind == "TorchOp":
             if "USER_SCOPE" in str(fields.scope):
-                # In the tree a range belongs to the call that opened it, so what happened within is known by time.
+                # In the tree a range belongs to the call that opened it, so only time tells which events it holds.
                 if not event.name.startswith(not_a_mark):
                     ranges.append((event.start_time_ns, event.end_time_ns, event.name))
-            elif event.name.startswith(_NODE):  # what it does is for the module of the forward that made it
+            elif event.name.startswith(_NODE):  # the node's work belongs to the module whose forward made the node
                 operator, module, node = event.name, "", fields.sequence_number
             else:
                 operator = event.name
@@ -234,9 +237,9 @@ def cpu_block_events(results: Any, names: Mapping[int, str], not_a_mark: str) ->
 
 
 def answers_to_valgrind() -> bool:
-    """Whether PyTorch was built with valgrind's requests; without the name it was not.
+    """Whether PyTorch was built with valgrind's requests; False if PyTorch does not have the private name.
 
-    ``torch.utils.benchmark.Timer.collect_callgrind`` is public, and runs a string of code in a process of its own.
+    ``torch.utils.benchmark.Timer.collect_callgrind`` is public, but runs a string of code in a process of its own.
     """
     import torch
 
@@ -246,18 +249,17 @@ def answers_to_valgrind() -> bool:
 
 @needs(TORCH, "torch:_C._valgrind_toggle", to=_CALLGRIND)
 def toggle_callgrind() -> None:
-    """Have callgrind begin to count, or end."""
+    """Make callgrind begin to count, or end."""
     import torch
 
     torch._C._valgrind_toggle()
 
 
 def processor_features() -> list[str]:
-    """Of AMX, bf16 and fp16, what PyTorch and oneDNN go by here.
+    """Return the AMX, bf16 and fp16 features that PyTorch and oneDNN use on this processor.
 
-    Evidence, part of the name of an environment: a question that this version or build does not answer (one without
-    oneDNN) is a feature that is not named. ``torch.cpu.get_capabilities`` says what the processor has, not what oneDNN
-    goes by.
+    Evidence alone, part of the name of an environment: a feature is left out if this version or build cannot tell (a
+    build without oneDNN, say). ``torch.cpu.get_capabilities`` reports what the processor has, not what oneDNN uses.
     """
     import torch
 
@@ -273,10 +275,11 @@ def processor_features() -> list[str]:
 
 @needs(TORCH, "torch.cuda._gpu_trace:register_callback_for_event_record", to=_STREAMS)
 def watch_streams(callbacks: Mapping[str, Callable[..., None]]) -> None:
-    """Be told of events, streams and memory from now on, as ``torch.cuda._sanitizer`` is; it cannot be taken back.
+    """Register callbacks for events, streams and memory, as ``torch.cuda._sanitizer`` does; this cannot be undone.
 
     Args:
-        callbacks: by what is registered, ``event_record``: called with addresses. What they raise ends nothing.
+        callbacks: functions by the name of their registration, such as ``event_record``. They are called with
+            addresses, and what they raise ends nothing.
     """
     import torch
 
@@ -286,7 +289,10 @@ def watch_streams(callbacks: Mapping[str, Callable[..., None]]) -> None:
 
 
 def can_open_cuda_in_a_fork() -> bool:
-    """Whether this process has left CUDA alone. ``torch.cuda.is_initialized()`` is public, and knows half of it."""
+    """Whether this process has left CUDA alone, so that its forks can open it.
+
+    ``torch.cuda.is_initialized()`` is public, but does not cover a fork of a process that had used CUDA.
+    """
     import torch
 
     forked = attribute(TORCH, torch.cuda, "_is_in_bad_fork", "run tests in forks (dry runs)")

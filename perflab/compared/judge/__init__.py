@@ -1,1 +1,1 @@
-"""From ratios of fresh process pairs to a verdict: pure functions."""
+"""Pure functions that turn the ratios of fresh process pairs into verdicts."""

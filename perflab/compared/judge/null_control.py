@@ -1,11 +1,12 @@
-"""The null control: measures base against base, and widens intervals by the difference. Pure.
+"""The null control: measures base against base, and widens intervals by the difference. Pure functions.
 
-What the machine does to two processes of the same code it may do to the two that are compared. So the control's size
-is taken off each slowdown before it counts, and its uncertainty is added to that of the case.
+A disturbance that makes two processes of the same code differ may also affect the two processes that are compared. So
+the control's size is subtracted from each slowdown before the slowdown counts, and the control's uncertainty is added
+to that of the case.
 
-A control is itself a measurement, and never exactly zero. Of its size counts what its own error does not explain: all
-of it but the share ``(error / size) ** 2`` (James & Stein 1961, positive part). A control that is well within its
-error says that nothing is wrong, and widens nothing; one far outside counts in full.
+A control is itself a measurement, and never exactly zero. Only the part of its size that its own error does not explain
+counts: all of the size except the share ``(error / size) ** 2`` (James & Stein 1961, positive part). A control that is
+well within its error widens no interval; a control far outside its error counts in full.
 """
 
 from __future__ import annotations
@@ -20,38 +21,39 @@ from perflab.measured.judge.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, 
 from perflab.units import format_change
 
 LEAST_CONTROL = 3
-"""Pairs of the base with itself, fewer of which say nothing: one of them may be disturbed."""
+"""The least number of pairs of the base with itself that are evidence: one of fewer pairs may be disturbed."""
 ENOUGH_CONTROL = 8
-"""Pairs of the base with itself in one case, after which it takes no more if they show nothing: a third process costs a
-round half as much again. A control that is off needs them, since its error widens the case's interval."""
+"""The number of pairs of the base with itself after which a case takes no more, unless these pairs show a difference:
+a third process makes a round cost half as much again. A control that shows a difference needs more pairs, since its
+error widens the case's interval."""
 MEDIAN_OF_THREE = 0.67
-"""Standard deviation of the median of three normal values, in units of theirs."""
+"""The standard deviation of the median of three normal values, divided by the standard deviation of the values."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """The log-ratio of the base to itself, and its standard error."""
+    """The log-ratio of the base to itself, and the standard error of that log-ratio."""
 
     size: float = 0.0
     error: float = 0.0
 
     @property
     def _real(self) -> float:
-        """The share of its size that is more than its own error."""
+        """The fraction of the control's size that its own error does not explain, from 0 to 1."""
         return max(0.0, 1.0 - (self.error / self.size) ** 2) if self.size else 0.0
 
     @property
     def allowance(self) -> float:
-        """How much of a slowdown may be the machine's."""
+        """The part of a slowdown that the machine may have caused, as a log-ratio; never negative."""
         return self._real * abs(self.size)
 
     @property
     def doubt(self) -> float:
-        """Standard error of the allowance."""
+        """The standard error of the allowance."""
         return math.sqrt(self._real) * self.error
 
     def told(self) -> str:
-        """What it says against the case."""
+        """Return the sentence that gives the control as the reason for a verdict."""
         return f"null control: the base, measured against itself, came out at {format_change(ratio_of(self.size))}"
 
 
@@ -59,16 +61,16 @@ NO_CONTROL = Control()
 
 
 def control_of(controls: Mapping[str, Sequence[float]], case: str, spreads: Mapping[str, float]) -> Control:
-    """What the control says about a case: by the pairs taken with that case, else by all of the run.
+    """Return the control for a case: from the pairs taken with that case, or, if these are few, from all of the run.
 
-    Of another case's that is noisier than this one it is not the size that counts, but the size in units of that case's
-    own spread: what disturbs the machine disturbs each case as far as that case can be disturbed.
+    The log-ratios of another case that is noisier than this one are scaled down by the ratio of the two cases' spreads,
+    because a disturbance of the machine affects each case in proportion to the case's own sensitivity.
 
     Args:
         controls: log-ratios of the base to itself, by the case in which they were taken.
-        case: which one is judged.
-        spreads: what the process pairs of each case differ by, as a standard deviation (``spread_of_case``). A few
-            controls that agree better do so by luck.
+        case: the case that is judged.
+        spreads: the standard deviation of the process pairs of each case (``spread_of_case``). It is a lower limit for
+            the spread of the controls: a few controls that agree better do so by luck.
     """
     spread = spreads.get(case, LEAST_SPREAD)
     own = controls.get(case, ())
@@ -86,19 +88,19 @@ def control_of(controls: Mapping[str, Sequence[float]], case: str, spreads: Mapp
 
 
 def spread_of_case(pairs: Sequence[float]) -> float:
-    """What process pairs of a case differ by, as a standard deviation that one outlier at either end does not move."""
+    """Return the standard deviation of a case's process pairs, robust against one outlier at either end."""
     if len(pairs) < LEAST_PAIRS:
         return max(spread_of(pairs), LEAST_SPREAD)
     return max(estimate(pairs).error * math.sqrt(len(pairs)), LEAST_SPREAD)
 
 
 def wants_more(controls: Mapping[str, Sequence[object]], case: str, control: Control) -> bool:
-    """Whether one more pair of the base with itself, taken with this case, would say more about it."""
+    """Whether one more pair of the base with itself, taken with this case, would improve the case's control."""
     return len(controls.get(case, ())) < ENOUGH_CONTROL or control.allowance > 0.0
 
 
 def widened(found: Estimate, control: Control) -> Estimate:
-    """An estimate whose interval leaves room for what the control saw; its value stays what was measured."""
+    """Return the estimate with its interval widened by the control's allowance and error; its value is unchanged."""
     error = math.hypot(found.error, control.doubt)
     half = half_width(error, found.interval_freedom) + control.allowance
     return replace(found, error=error, allowance=control.allowance, low=found.value - half, high=found.value + half)

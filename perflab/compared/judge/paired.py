@@ -1,21 +1,22 @@
-"""Judges an A/B comparison: log-ratios of fresh process pairs in, verdicts out. Pure.
+"""Judges an A/B comparison: computes verdicts from the log-ratios of fresh process pairs. Pure functions.
 
-How two versions of the code are told apart on one machine:
+The procedure that compares two versions of the code on one machine:
 
-1. *Screen*: two pairs of processes for every case, and a third one where these do not let it go. A case is suspect
-   if the middle pair shows more than half of the threshold.
-2. *Confirm*: suspects get more pairs, and are judged by all that they have after each of LOOKS. A case may only be let
-   go in between, never found slower, so that a screen which was high by chance costs time and no false alarm.
-3. A case regressed if the best estimate lies past the threshold, and the interval as a whole past half of it, at a
-   level that controls the share of false discoveries over all cases of the run (Benjamini & Hochberg 1995).
-   If more pairs could tell, they are taken, up to a limit; what is still open then is ``inconclusive``.
+1. *Screen*: two pairs of processes for every case, and a third pair where the first two do not clear the case. A case
+   is suspect if the middle pair shows more than half of the threshold.
+2. *Confirm*: suspects get more pairs, and are judged by all of their pairs after each of LOOKS. Between looks a case
+   may only be cleared, never found slower, so that a screen which was high by chance costs time but no false alarm.
+3. A case regressed if the best estimate lies past the threshold, and the whole interval past half of the threshold, at
+   a level that controls the false discovery rate over all cases of the run (Benjamini & Hochberg 1995).
+   If more pairs could decide a case, they are taken, up to a limit; a case that is still open then is
+   ``inconclusive``.
 
-A case's ratio is that of its fastest calls, which is known best. Where the means of all calls certainly differ by
-another ratio, because only some calls changed, or where they are known better, means are judged instead: users pay for
-all calls. While it looks so and is not certain, the case is suspect.
+A case's ratio is that of its fastest calls, which has the smallest error. The means are judged instead where they
+certainly differ by another ratio, because only some calls changed, or where the means have the smaller error: users pay
+for all calls. While the means seem to differ without certainty, the case is suspect.
 
-``trimmed.py`` has the estimate and its interval, ``null_control.py`` how far the base is off from itself, which
-widens both.
+``trimmed.py`` computes the estimate and its interval. ``null_control.py`` computes how far the base differs from
+itself, which widens the interval.
 """
 
 from __future__ import annotations
@@ -46,30 +47,33 @@ from perflab.units import format_change, format_count
 
 SCREEN_PAIRS = 3
 LOOKS = (7, 8, 10, 12, 16, 24, 32)
-"""Numbers of pairs, those of the screen among them, after which a suspect is judged."""
+"""The numbers of pairs, screening pairs included, after which a suspect is judged."""
 FUTILE_AFTER = 5
-"""Pairs from which on a suspect is let go that their middle does not show. It saves most of what a false suspicion
-costs, and can only make the gate quieter."""
+"""The number of pairs from which on a suspect is cleared if the median pair does not show a slowdown. Clearing early
+saves most of the cost of a false suspicion, and can only reduce alarms."""
 LEVEL = 0.0125
-"""Expected share of false ones among the slowdowns that a run reports, at most; far fewer in fact, see the docs."""
+"""The largest expected fraction of false slowdowns among those that a run reports; the actual fraction is far lower,
+see the docs."""
 CASE_LEVEL = 0.0015
-"""One-sided level of a single case, however few there are: a suspect is looked at once for each of LOOKS."""
+"""The one-sided level of a single case, however few cases there are; it is low because a suspect is tested once for
+each of LOOKS."""
 RUINED, RUINED_BESIDE = 1.5, 2.5
-"""A pair is dropped if its own error is more than so many thresholds and so many times that of the case's others."""
+"""A pair is dropped if its own error exceeds RUINED thresholds and also RUINED_BESIDE times the case's median error."""
 POWER = 0.9
-"""The smallest detectable change is found this often."""
+"""The probability with which the smallest detectable change is found."""
 NEARLY = 0.75
-"""A suspect this share of the threshold above its base might be past it: more pairs tell."""
+"""The fraction of the threshold from which on a suspect gets more pairs, because it might be past the threshold."""
 UNEVEN = {CallTimes.MEAN: 1.0, CallTimes.ALL: 1.5}
-"""Means look slower than the fastest calls say past so many standard errors, and past half of the threshold: one
-unchanged case in five at most gets more pairs for it."""
+"""The mean calls look slower than the fastest calls if their excess is larger than this many standard errors and than
+half of the threshold. This rule gives at most one unchanged case in five more pairs."""
 CERTAINLY_UNEVEN = 0.005
-"""They certainly differ at this level (two-sided); a case is looked at once for each of LOOKS."""
+"""The two-sided level at which the mean calls certainly differ from the fastest calls; it is low because a case is
+tested once for each of LOOKS."""
 KNOWN_BETTER = 0.7
-"""Means are judged too where their standard error is below so much of the fastest calls'."""
+"""The means are judged also where their standard error is less than this fraction of the fastest calls' error."""
 RESOLUTION = 2.5
-"""A case is called ok only if a change of so many thresholds would not have been: in nine of ten runs the screen would
-have seen it, or the pairs of confirming would have found it."""
+"""A case is called ok only if a change of this many thresholds would have been detected in nine of ten runs, by the
+screen or by the confirming pairs."""
 
 
 UNEVENLY = "some calls look slower, while the fastest are not: the mean of all calls is not known well enough"
@@ -77,59 +81,59 @@ UNEVENLY = "some calls look slower, while the fastest are not: the mean of all c
 
 @dataclass
 class PairedCase:
-    """Log-ratios (head over base) of fresh process pairs, by stage."""
+    """Log-ratios head / base of a case's fresh process pairs, by stage."""
 
     screen: list[float] = field(default_factory=list)
     confirm: list[float] = field(default_factory=list)
     judged: CallTimes = CallTimes.FASTEST
-    """Which calls these are the ratios of."""
+    """The calls that the log-ratios compare."""
     uneven: bool = False
-    """Whether the mean calls look slower than these say, and are not certain to be."""
+    """Whether the mean calls look slower than the log-ratios show, without certainty."""
     doubtful: int = 0
-    """How many of them count though their own blocks leave them uncertain by more than RUINED thresholds."""
+    """The number of pairs that count although the error from their own blocks exceeds RUINED thresholds."""
     floor: float = 0.0
-    """A log-ratio: what the shortest slowdown that counts, in nanoseconds, is of this case."""
+    """The case's floor, the largest slowdown in nanoseconds that does not count, as a log-ratio."""
 
     @property
     def pairs(self) -> list[float]:
-        """All of them, in the order taken."""
+        """The log-ratios of all pairs, screening pairs first, in the order taken."""
         return [*self.screen, *self.confirm]
 
 
 @dataclass(frozen=True)
 class TakenPair:
-    """A pair of processes, whether it counts or not."""
+    """A pair of processes that has been measured, whether the pair counts or not."""
 
     reading: Reading
     late: bool = False
-    """Whether it was taken while confirming."""
+    """Whether the pair was taken while confirming."""
 
 
 # --- what to do next ----------------------------------------------------------------------------------------
 
 
 class Stage(Enum):
-    """Where a case stands."""
+    """The stage of a case in a comparison."""
 
     UNSCREENED = "unscreened"
-    """More screening pairs are wanted."""
+    """The case needs more screening pairs."""
     CLEARED = "cleared"
-    """Nothing was seen in the screen, or in the first pairs of confirming."""
+    """The screen, or the first confirming pairs, showed no change."""
     OPEN = "open"
-    """More confirming pairs are wanted."""
+    """The case needs more confirming pairs."""
     DECIDED = "decided"
-    """More pairs would change nothing, or no more are taken."""
+    """The verdict is final: more pairs would not change it, or no more pairs are taken."""
 
 
 @dataclass(frozen=True)
 class PairedPolicy:
-    """What counts as worse in a paired comparison, and how much may be spent on knowing."""
+    """The criteria of a paired comparison: the change that counts, and how many pairs may be spent."""
 
     threshold: float = 0.02
     looks: Sequence[int] = LOOKS
     screen_pairs: int = SCREEN_PAIRS
     pairs_are: str = "process pairs"
-    """What a pair is, as reasons call it."""
+    """The term for pairs in the reasons of a verdict."""
 
     @property
     def bound(self) -> float:
@@ -137,18 +141,18 @@ class PairedPolicy:
         return math.log1p(self.threshold)
 
     def of(self, case: PairedCase) -> PairedPolicy:
-        """The same for this case, of which the floor may ask for a larger change."""
+        """Return the policy for a case: its floor may require a larger change than the threshold."""
         return self if case.floor <= self.bound else replace(self, threshold=math.expm1(case.floor))
 
 
 def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
-    """Whether a case needs pairs, and whether it is decided.
+    """Return the stage of a case: whether the case needs more pairs, and whether it is decided.
 
     Args:
-        case: its log-ratios so far.
+        case: the case's log-ratios so far.
         policy: threshold and limits.
-        cases: how many cases the run compares: the level is shared among them.
-        control: how far the base is off from itself, as far as that is known yet.
+        cases: the number of cases that the run compares, which share the level of significance.
+        control: how far the base differs from itself, as far as that is known yet.
     """
     policy = policy.of(case)
     pairs = case.pairs
@@ -173,7 +177,7 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
 
 
 def case_of(taken: Sequence[TakenPair], policy: PairedPolicy) -> PairedCase:
-    """What is judged of the pairs that were taken."""
+    """Return the log-ratios to judge from all pairs that were taken: ruined pairs are dropped, and the calls chosen."""
     kept = list(compress(taken, counted([pair.reading.error for pair in taken], policy)))
     judged, uneven = calls_judged([pair.reading for pair in kept], policy)
     return PairedCase(
@@ -186,15 +190,15 @@ def case_of(taken: Sequence[TakenPair], policy: PairedPolicy) -> PairedCase:
 
 
 def log_of(reading: Reading, judged: CallTimes) -> float:
-    """The log-ratio of these calls."""
+    """Return the log-ratio of the judged calls in a pair."""
     excess = {CallTimes.FASTEST: 0.0, CallTimes.MEAN: reading.excess, CallTimes.ALL: reading.excess_of_all}
     return reading.log + excess[judged]
 
 
 def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[CallTimes, bool]:
-    """Which calls are judged; and whether the mean ones look slower than the fastest say, without being certain to be.
+    """Return the calls to judge, and whether the mean calls look slower than the fastest calls, without certainty.
 
-    An excess below half of the threshold changes no verdict that the fastest calls give.
+    An excess below half of the threshold does not change the verdict of the fastest calls.
     """
     least, many = policy.bound / 2.0, len(readings)
     rare = many > 0 and 2 * sum(one.one_sided for one in readings) >= many
@@ -207,7 +211,7 @@ def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[Cal
             uneven = uneven or sum(excesses) > max(many * least, UNEVEN[mean] * error)
             continue
         fastest, means = (estimate([log_of(one, calls) for one in readings]) for calls in (CallTimes.FASTEST, mean))
-        if means.error < KNOWN_BETTER * fastest.error:  # a turn of one sample has no faster one where calls differ
+        if means.error < KNOWN_BETTER * fastest.error:  # in turns of one sample the fastest sample is no better
             return mean, False
         found = estimate(excesses)
         size = abs(found.value)
@@ -219,58 +223,59 @@ def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[Cal
 
 
 def counted(errors: Sequence[float], policy: PairedPolicy) -> list[bool]:
-    """Which pairs of a case count, by what each pair's own blocks leave it uncertain by; the others were ruined.
+    """Return for each pair of a case whether it counts, given the error that each pair's own blocks show.
 
-    A pair is ruined if that is much both for the threshold and for this case: on a machine that is always disturbed
-    another pair is no better. What a pair came out at has no say, so dropping it favours no verdict.
+    A pair is ruined, and does not count, if its error is large both against the threshold and against the case's usual
+    error: on a machine that is always disturbed, another pair would be no better. The log-ratio of a pair is ignored,
+    so that dropping the pair favours no verdict.
     """
     usual = sorted(errors)[(len(errors) - 1) // 2] if errors else 0.0
     return [error <= max(RUINED * policy.bound, RUINED_BESIDE * usual) for error in errors]
 
 
 def shows_nothing(two: Sequence[float], policy: PairedPolicy) -> bool:
-    """Whether two pairs are enough to let a case go: neither is near the threshold, and they are not far apart.
+    """Whether two pairs are enough to clear a case: neither pair is near the threshold, and the two are close together.
 
-    One disturbed pair alone cannot let a slow case go: the other one shows it. Two that are both far too fast are
-    either code that got faster or a machine that was disturbed, and a third one tells.
+    One disturbed pair alone cannot clear a slow case, because the other pair shows the slowdown. If both pairs are far
+    too fast, either the code got faster or the machine was disturbed, and a third pair decides.
     """
     return -policy.bound <= max(two) < NEARLY * policy.bound and not are_scattered(two, policy)
 
 
 def is_suspect(pairs: Sequence[float], policy: PairedPolicy) -> bool:
-    """Whether a few pairs saw something, or too little to say that they did not."""
+    """Whether a few pairs show a slowdown, or are too scattered to exclude one."""
     return median(pairs) > policy.bound / 2.0 or are_scattered(pairs, policy)
 
 
 def are_scattered(pairs: Sequence[float], policy: PairedPolicy) -> bool:
-    """Whether a few pairs are so far apart that they have shown nothing, in either direction."""
+    """Whether a few pairs are so far apart that they are no evidence in either direction."""
     return noticeable(spread_of(pairs), policy) > RESOLUTION * policy.bound
 
 
 def noticeable(spread: float, policy: PairedPolicy) -> float:
-    """The smallest log-ratio that the screen would not have let go in nine of ten runs, if pairs spread so."""
-    # Of a slowdown that both of two pairs miss, each misses one of ten's square root.
+    """Return the smallest log-ratio that the screen would not clear in nine of ten runs, if pairs have this spread."""
+    # Two pairs both miss a slowdown with probability 1 - POWER if each misses it with the square root of that.
     of_two = NEARLY * policy.bound + NormalDist().inv_cdf(1.0 - math.sqrt(1.0 - POWER)) * spread
     return max(of_two, policy.bound / 2.0 + NormalDist().inv_cdf(POWER) * MEDIAN_OF_THREE * spread)
 
 
 def looks_faster(pairs: Sequence[float], policy: PairedPolicy) -> bool:
-    """Whether a few pairs all saw an improvement, which is confirmed as a slowdown is: beside the null control."""
+    """Whether a few pairs all show an improvement, which is then confirmed like a slowdown, with the null control."""
     return max(pairs) < -policy.bound
 
 
 def detectable(found: Estimate, policy: PairedPolicy) -> float:
-    """The smallest log-ratio that pairs of this spread would have shown in nine of ten runs."""
+    """Return the smallest log-ratio that pairs of this spread would have shown in nine of ten runs."""
     level = student_t_quantile(1.0 - CASE_LEVEL, found.freedom)
     least = max(policy.bound, found.allowance + policy.bound / 2.0 + level * found.error)
     return least + NormalDist().inv_cdf(POWER) * found.error
 
 
 def discoveries(found: Mapping[str, Estimate], policies: Mapping[str, PairedPolicy], cases: int) -> set[str]:
-    """Which of the confirmed cases regressed: past the threshold, and beyond doubt past half of it.
+    """Return the confirmed cases that regressed: past the threshold, and significantly past half of the threshold.
 
-    Beyond doubt by the rule of Benjamini & Hochberg over all ``cases``, of which those that the screen cleared
-    count as having nothing to show.
+    Significance is by the rule of Benjamini & Hochberg over all ``cases``; cases that the screen cleared count as
+    showing no slowdown.
     """
     chances = sorted((seen.chance_of(policies[name].bound / 2.0), name) for name, seen in found.items())
     passed = [rank for rank, (chance, _) in enumerate(chances, 1) if chance <= min(CASE_LEVEL, LEVEL * rank / cases)]
@@ -283,18 +288,18 @@ def discoveries(found: Mapping[str, Estimate], policies: Mapping[str, PairedPoli
 
 @dataclass(frozen=True)
 class PairedFinding:
-    """What the pairs say of one case. ``change`` is in units of the base, until ``timed`` has put times in."""
+    """The verdict of the pairs on one case. ``change`` is in units of the base's time until ``timed`` sets times."""
 
     verdict: Verdict
     change: Change
     reasons: list[str] = field(default_factory=list)
     detectable: float | None = None
-    """The smallest ratio that nine of ten such runs would have found; None where that is unknown, infinite if none."""
+    """The smallest ratio that nine of ten such runs would have detected; None if unknown, infinite if there is none."""
 
     def timed(self, base_ns: float, floor_ns: float) -> PairedFinding:
-        """The same in nanoseconds, the other side's time being known; a slowdown below the floor is none.
+        """Return the finding with times in nanoseconds, given the base's time; a slowdown up to the floor becomes ok.
 
-        This side's time follows from the ratio, which is known far better than either.
+        The head's time is computed from the ratio, which is far more precise than either time.
         """
         now_ns = round(base_ns * self.change.ratio, 3)
         timed = replace(self, change=msgspec.structs.replace(self.change, before=base_ns, now=now_ns))
@@ -307,11 +312,11 @@ class PairedFinding:
 def latency_findings(
     cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]], policy: PairedPolicy
 ) -> dict[str, PairedFinding]:
-    """The verdict on every case's latency.
+    """Return the verdict on every case's latency.
 
     Args:
         cases: log-ratios of all cases of the run, which share the level of significance.
-        controls: the base against itself, by the case in which it was taken.
+        controls: log-ratios of the base to itself, by the case in which they were taken.
         policy: threshold and limits.
     """
     control = controls_of(cases, controls)
@@ -325,7 +330,7 @@ def latency_findings(
     seen = {name: widened(found, control[name]) for name, found in confirmed.items()}
     slower = discoveries(seen, policies, len(cases))
     doubted = discoveries(confirmed, policies, len(cases)) - slower
-    # What process pairs of this run typically differ by, as a standard deviation, from each case's first ones.
+    # The typical standard deviation of process pairs in this run, from each case's first pairs.
     usual = median([spread_of(case.pairs[:SCREEN_PAIRS]) for case in cases.values()] or [0.0])
     found = {}
     for name, case in cases.items():
@@ -340,13 +345,13 @@ def latency_findings(
             one = _of_screen(case, usual, control[name], policies[name])
         else:
             one = _unfinished(case, policy)
-        # The limit that is shown is everybody's; a case with a floor says in words why it is no slower.
+        # The limit that is shown is the run's; for a case with a floor, a reason explains why it is not slower.
         found[name] = replace(one, change=msgspec.structs.replace(one.change, limit=1.0 + policy.threshold))
     return found
 
 
 def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]]) -> dict[str, Control]:
-    """What the null control says about each case, of the calls that are judged there."""
+    """Return the null control of each case, from the log-ratios of the calls that are judged in the case."""
     spreads = {name: spread_of_case(case.pairs) for name, case in cases.items()}
     logs = {
         judged: {name: [log_of(one, judged) for one in readings] for name, readings in controls.items()}
@@ -388,7 +393,7 @@ def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedP
     change = _screen_change(case, policy)
     if control.allowance > RESOLUTION * policy.bound:
         return PairedFinding(Verdict.INCONCLUSIVE, change, [control.told()], least)
-    # Two or three pairs may agree by luck where others of the run do not; of more, their own spread has been asked.
+    # Two or three pairs may agree by luck where other cases' pairs do not; more pairs are judged by their own spread.
     if not case.confirm and noticeable(max(usual, spread_of(case.screen)), policy) > RESOLUTION * policy.bound:
         return PairedFinding(Verdict.INCONCLUSIVE, change, [_differ(least, policy)], least)
     return PairedFinding(Verdict.OK, change, [], least)

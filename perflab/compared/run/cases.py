@@ -1,7 +1,7 @@
 """``--perf-against``: measures the session's cases interleaved with another version, before any test is reported.
 
-The bodies of perf cases do not run in this process: each side runs them in processes of its own. What came out is
-then told through each test's own reports, so that a regression fails the test that it belongs to.
+The bodies of perf cases do not run in this process: each side runs them in its own processes. The result of a case is
+then reported through the case's own test reports, so that a regression fails the test that it belongs to.
 """
 
 from __future__ import annotations
@@ -54,19 +54,20 @@ from perflab.store.sources import moved_from
 from perflab.units import format_count, format_names, format_ns
 
 PER_TURN, PER_CASE_S = 2.0, 1.0
-"""What a case is expected to take in a round: so many times its turns, for set-up and warm-up too, and the rest."""
+"""The expected time of a case in a round: PER_TURN times the time of its turns, which includes set-up and warm-up,
+plus PER_CASE_S seconds."""
 WORTH_A_WORD = 1.5
-"""A first round that took so many times what was expected is told."""
+"""The user is notified if the first round took more than this many times the expected time."""
 
 
 class Against:
-    """Compares the session's perf cases, and reports each test by what was found."""
+    """Compares the session's perf cases with another version, and reports each test with its result."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self._config = config
         self._settings = settings
         notes = config.stash[NOTES]
-        if not isinstance(notes, AllNotes):  # it is not asked for by name, so pytest-xdist was left to its work
+        if not isinstance(notes, AllNotes):  # no option requests the comparison, so pytest-xdist was left enabled
             raise UsageError(
                 "the ini key perf_against compares one case at a time, and pytest-xdist's workers run several",
                 "add -m perf, or -n0",
@@ -81,10 +82,10 @@ class Against:
         self._budget = TotalBudget(settings.total_budget_s)
         self.notes: list[str] = []
         self._collected.preface = self.notes
-        """What is said above the table: who was compared with whom, and what only the other side has."""
+        """The lines above the table: the labels of head and base, and the cases that only one side has."""
 
     def check(self, items: list[pytest.Item]) -> None:
-        """Find what would fail late: bad markers, no device.
+        """Detect errors that would otherwise appear late: bad markers, no device.
 
         Raises:
             PerflabError: the first problem found.
@@ -99,13 +100,13 @@ class Against:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Measure everything first; the tests then have something to report."""
-        if not session.testsfailed:  # of collecting
+        """Measure every case before the first test is reported, so that each test can report its result."""
+        if not session.testsfailed:  # failures during collection
             items = [item for item in session.items if case_id(item) in self._case_settings]
             try:
                 self._compare(items)
             except (PerflabError, KeyboardInterrupt) as error:
-                for item in items:  # what was found so far is not lost
+                for item in items:  # results so far are reported, not lost
                     if case_id(item) in self._results:
                         self.pytest_runtest_protocol(item)
                 if isinstance(error, PerflabError):
@@ -115,7 +116,7 @@ class Against:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Report a compared case, in the phases that any test has. Others run as they always do."""
+        """Report a compared case with the setup, call and teardown phases of any test. All other tests run as usual."""
         if case_id(item) not in self._case_settings:
             return None
         settings = self._case_settings[case_id(item)]
@@ -155,7 +156,7 @@ class Against:
         found = Comparison(most_failures=self._config.getoption("maxfail", 0) or 0)
         device, waiting = str(self._device), self._progress.waiting
         self._progress.begin("")
-        # The device first, then the worktree: who settles a doubt holds the device already, and takes them so too.
+        # Lock the device first, then the worktree: re-measuring a doubtful case takes the locks in the same order.
         with (
             device_turn(device, waiting, self._budget.is_over),
             two_sides(self._config, against, list(self._case_settings), device, waiting) as (
@@ -178,7 +179,7 @@ class Against:
             if starts.only_here:
                 self.notes.append(f"not in {base.label}: {format_names(starts.only_here)}")
             explained: dict[str, Found] = {}
-            # Starting a round's processes is as much work as this process has done so far.
+            # Starting a round's processes takes about as much CPU time as this process has used so far.
             self._round_s = time.process_time() + sum(PER_TURN * ns / 1e9 + PER_CASE_S for ns in budgets.values())
             if cases:
                 waiting(how_long(len(cases), base.label, policy, self._round_s, self._settings.total_budget_s))
@@ -214,7 +215,7 @@ class Against:
         base: Tree,
         into: dict[str, Found],
     ) -> None:
-        """Look into what became worse, the worst first."""
+        """Examine the cases that became worse, the worst ones first, and put their explanations into ``into``."""
         worse = [one for one in concluded.values() if self._is_to_explain(one)]
         worse.sort(key=lambda one: size_of(one.judgement), reverse=True)
         enough = could_not(ENOUGH)
@@ -228,7 +229,7 @@ class Against:
         return is_to_explain(one.judgement) and self._case_settings[one.case].evidence == "on"
 
     def _stands(self, found: Comparison, base: Tree, policy: PairedPolicy, measured: Sequence[str]) -> None:
-        """Journal how cases stand, for who looks after this process was killed, and take in which fail already."""
+        """Journal the cases' intermediate results, in case this process is killed, and mark cases that fail already."""
         concluded = conclude(found, base, policy, self._case_settings)
         for case in measured:
             if case in concluded:
@@ -238,7 +239,8 @@ class Against:
             self._progress.waiting(f"the first round took {rounded(took_s)}, so this takes longer")
         for case, result in concluded.items():
             one, judgement = found.cases[case], result.judgement
-            # The time of what fails by counts and memory is left to its cause. Who asks for none asks for the time.
+            # A case that fails by counts or memory gets no more pairs if its cause is examined, which saves time for
+            # the examination. If evidence is off, the case's time is measured to the end.
             by_exact = self._is_to_explain(result) and bool(exactly_worse(judgement))
             one.fails = result.failure is not None or (by_exact and len(one.weighed) >= WEIGHING_ROUNDS)
         suspects = found.in_stage(Stage.OPEN, policy)
@@ -257,12 +259,12 @@ class Against:
             result = concluded.get(case_id(item))
             if case_id(item) in self._left_out:
                 result = without_numbers(case_id(item), Verdict.SKIPPED, self._left_out[case_id(item)])
-            if result is not None:  # else the comparison ended before it came to this case
+            if result is not None:  # None: the comparison ended before it reached this case
                 self._results[case_id(item)] = result
 
 
 def how_long(cases: int, base: str, policy: PairedPolicy, round_s: float, total_s: float | None) -> str:
-    """How long a comparison is expected to take. What it finds decides how many rounds there are."""
+    """Return the message about a comparison's expected duration; the number of rounds depends on the results."""
     fewest, most = policy.screen_pairs, policy.looks[-1]
     limit = "" if total_s is None else f"; --perf-total-budget ends it after {format_ns(total_s * 1e9)}"
     return (
@@ -272,12 +274,12 @@ def how_long(cases: int, base: str, policy: PairedPolicy, round_s: float, total_
 
 
 def rounded(seconds: float) -> str:
-    """A time that is not known well: in steps of 5 s, from two minutes on in minutes."""
+    """Format a roughly known time: in steps of 5 s, from two minutes on in minutes."""
     return f"{max(1, round(seconds / 5)) * 5} s" if seconds < 120 else f"{round(seconds / 60)} min"
 
 
 def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Sequence[str]) -> dict[str, str]:
-    """The base's names of cases whose tests were moved or renamed, by those that they have here."""
+    """Return the base's names of cases whose tests were moved or renamed, by the head's names of the cases."""
     gone = {case: base_root for case in set(base) - set(head)}
 
     @functools.cache
@@ -296,7 +298,7 @@ def _environments(one: Compared) -> list[str]:
 
 
 def _said_of(found: Comparison) -> list[str]:
-    """What the table does not say of a comparison."""
+    """Return the notes on a comparison that its table does not contain."""
     said = []
     if found.base_only:
         said.append(f"only in the base: {format_names(found.base_only)}")
@@ -309,10 +311,10 @@ def _said_of(found: Comparison) -> list[str]:
 
 
 def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Compare these cases before any test is reported; leaves none.
+    """Compare these cases before any test is reported; return an empty list, since no case is left to run.
 
     Raises:
-        PerflabError: the first thing found that would fail late.
+        PerflabError: the first error found that would otherwise appear late.
     """
     against = Against(config, settings)
     config.pluginmanager.register(against, "perflab-against")

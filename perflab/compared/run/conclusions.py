@@ -30,15 +30,16 @@ from perflab.results import Result
 from perflab.units import format_bytes
 
 BEYOND_CHANCE = 10.0
-"""How many times farther apart outputs of both sides have to be than two of one side: atomic sums differ a little."""
+"""How many times farther apart the outputs of the two sides must be than two outputs of one side to count as different:
+atomic sums differ a little from run to run."""
 
 
 def conclude(
     found: Comparison, base: Tree, policy: PairedPolicy, settings: Mapping[str, Settings]
 ) -> dict[str, Result]:
-    """The result of every case that something is known of.
+    """Return the result of every case that has been measured or tried.
 
-    A result whose ``failure`` is set fails its test with that text, whatever its verdict.
+    A result whose ``failure`` is set fails its test with that text, whatever the verdict.
     """
     findings = latency_findings(found.judged, found.controls, policy)
     results = {
@@ -71,7 +72,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     worst = worst_of(verdicts.values())
     if worst is Verdict.REGRESSED is not slower and not (one.lost or one.fails):
-        reasons = []  # for which its time can't be told: what is exact needs none
+        reasons = []  # they explain why the time is inconclusive; a regression in an exact quantity needs no reason
     reasons = [*reasons, *memory.reasons]
     judgement = Judgement(
         verdict=Verdict.UNCHECKED if settings.check == "off" else worst,
@@ -96,7 +97,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
 
 
 def with_outputs(judgement: Judgement, one: Compared) -> Judgement:
-    """The judgement with what head and base compute differently, where each of them computes the same each time."""
+    """Return the judgement with the outputs that differ between head and base, if each side's own are repeatable."""
     before, now = (
         [turns.warmed.outputs for turns in one.turns(side) if turns.warmed and turns.warmed.outputs is not None]
         for side in (BASE, HEAD)
@@ -149,7 +150,11 @@ def _how_it_ended(other: Ended, base: Tree) -> str:
 
 
 def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Result:
-    """The head is set up first: if memory runs out then, it had the device for itself. Later, both are to blame."""
+    """Return the result of a case that ran out of memory.
+
+    The head is set up first: if memory runs out then, the head had the device to itself and is the cause. If memory
+    runs out later, the two sides together exceed the memory.
+    """
     asked = head.out_of_memory.asked_bytes if head.out_of_memory is not None else None
     said = "out of memory" if asked is None else f"out of memory ({format_bytes(asked)} asked for)"
     if head.outcome == "oom" and one.head_was_alone:
@@ -163,7 +168,7 @@ def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Resu
 
 
 def timed_otherwise(one: Compared) -> str:
-    """How this side's test has the case timed, and how the other's has it, where they differ."""
+    """Return a description of the timing modes of the case on both sides, for modes that differ."""
     return f"timed with {one.modes[HEAD]} here, but with {one.modes[BASE]}"
 
 
@@ -172,24 +177,24 @@ def _first_line(text: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Of what a process or a test said, what says most."""
+    """Return the last line of a process's or a test's output, which is the most informative one."""
     return text.strip().rpartition("\n")[2]
 
 
 def in_short(problem: str, commit: str) -> str:
-    """The line of a problem that says most, and how to see the rest: what a process said may be long."""
+    """Return the most informative line of a problem, and the option that shows the rest, which may be long."""
     first = problem.strip().partition("\n")[0]
     line = first.removesuffix("; its output:") if first.endswith("; its output:") else last_line(problem)
     return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
 
 
 def without_numbers(case: str, verdict: Verdict, reason: str) -> Result:
-    """The result of a case that there is nothing to compare of."""
+    """Return the result of a case that has no measurements to compare."""
     return Result(case=case, judgement=Judgement(verdict=verdict, reasons=[reason]))
 
 
 def _measurement(turns: CaseTurns, evidence: Evidence | None) -> Measurement:
-    """One side's turns of a round, as any measurement."""
+    """Return one side's turns in a round as a ``Measurement``."""
     return Measurement(
         samples_ns=turns.samples_ns,
         repetitions=turns.repetitions,
@@ -205,12 +210,12 @@ def _measurement(turns: CaseTurns, evidence: Evidence | None) -> Measurement:
 
 
 def _weighed(one: Compared, side: str) -> list[Replicate]:
-    """The side's processes that took memory and counts."""
+    """Return the side's processes that measured memory and counts, as replicates."""
     return [replicate_of(_measurement(found.turns[side], None)) for found in one.weighed if side in found.turns]
 
 
 def with_evidence(judgement: Judgement, one: Compared, environment: Environment) -> Judgement:
-    """The judgement with where in the case the difference lies, and what disturbed the processes that took turns."""
+    """Return the judgement with the changes of the case's phases, and with what disturbed the head's processes."""
     processes = [replicate_of(_measurement(found.turns[HEAD], found.evidence)) for found in one.rounds]
     disturbed = disturbances(processes, [], environment)
     witnessed = bool(disturbed) or is_witnessed(processes, environment)
@@ -218,7 +223,8 @@ def with_evidence(judgement: Judgement, one: Compared, environment: Environment)
 
 
 def _phases(one: Compared) -> dict[str, Change]:
-    """Times of the phases that both sides have, of the fastest calls where the case is judged by these."""
+    """Return the changes of the phases that both sides have: the median over processes of the process's fastest sample
+    if the case is judged by its fastest calls, else of its median sample."""
     typical: Callable[[list[int]], float] = min if one.logs.judged is CallTimes.FASTEST else median
     changes = {}
     for name in one.turns(HEAD)[0].phases_ns:
@@ -236,7 +242,7 @@ def _phases(one: Compared) -> dict[str, Change]:
 
 
 def _record(found: Comparison, one: Compared, detectable: float | None, base: Tree) -> ComparedCase:
-    """The head's numbers of the last pair, as any measurement, and what all pairs said."""
+    """Return the record of a case: the head's measurement of the last pair, and the results of all pairs."""
     turns = one.turns(HEAD)[-1]
     weighed = one.weighed[0].turns if one.weighed else {}
     measurement = _measurement(turns, one.rounds[-1].evidence)
@@ -258,7 +264,7 @@ def _record(found: Comparison, one: Compared, detectable: float | None, base: Tr
 
 
 def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, detectable: float | None) -> Paired:
-    """What the pairs of a case said of it, and the null control if it was taken there."""
+    """Return the record of a case's pairs, with the null control's ratios if the control was taken with the case."""
     weighed = one.weighed[0].turns if one.weighed else {}
     return Paired(
         against=label,

@@ -1,4 +1,4 @@
-"""Why a case became worse: both versions looked into, and what the head does otherwise."""
+"""Explains why a case became worse: examines both versions, and reports what the head does differently."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from perflab.records import Judgement, Verdict
 
 _Record = TypeVar("_Record", bound=Record)
 MOST = 3
-"""Cases of a run that are looked into, the worst first."""
+"""The largest number of cases of a run that are examined, the worst ones first."""
 ENOUGH = f"{MOST} cases of this run were, the worst ones, and more would take too long"
-"""Why a case is not looked into after others were."""
+"""The reason why a case is not examined after MOST others were."""
 _CALLS = 20
-"""Of a case on each side, at least."""
+"""The least number of calls of a case on each side in an examination."""
 LEAST_S = 10.0
-"""What that takes of a quick case: mostly their start."""
+"""The time in seconds that an examination of a case with short calls takes, mostly to start the processes."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found in both versions of a case; None: it was not asked."""
+    """The explanations from examining both versions of a case; an explanation that was not requested is None."""
 
     explained: Explanation | None = None
     peak: PeakExplanation | None = None
 
     def within(self, record: _Record) -> _Record:
-        """The record of the case with it."""
+        """Return the case's record with these explanations."""
         return changed(record, explained=self.explained, explained_peak=self.peak)
 
 
@@ -48,17 +48,17 @@ def asks_for_profiles(judgement: Judgement) -> bool:
 
 
 def asks_for_peaks(judgement: Judgement) -> bool:
-    """Whether what is alive at the peak could."""
+    """Whether a breakdown of the memory peak could say why a case failed."""
     return judgement.verdict is Verdict.REGRESSED and "memory" in judgement.worse and judgement.memory is not None
 
 
 def is_to_explain(judgement: Judgement) -> bool:
-    """Whether anything could."""
+    """Whether profiles or peaks could say why a case failed."""
     return asks_for_profiles(judgement) or asks_for_peaks(judgement)
 
 
 def not_looked(judgement: Judgement, against: str, problem: str) -> Found:
-    """Nothing was found, and why."""
+    """Return explanations that hold only the problem, one for each kind that the judgement asks for."""
     return Found(
         Explanation(base=against, problem=problem) if asks_for_profiles(judgement) else None,
         PeakExplanation(base=against, problem=problem) if asks_for_peaks(judgement) else None,
@@ -67,20 +67,20 @@ def not_looked(judgement: Judgement, against: str, problem: str) -> Found:
 
 @dataclass(frozen=True)
 class Asked:
-    """A case that is to be explained: what of it, and how it is measured."""
+    """A case that is to be explained: its judgement, and the settings with which it is measured."""
 
     judgement: Judgement
     settings: Settings
 
     @property
     def problem(self) -> str | None:
-        """Why there can be no profile."""
+        """The reason why no profile is possible; None if one is possible."""
         mode = self.settings.mode
         return None if mode == DEFAULT else f"profiles measure plain calls, but the case is timed with {mode}"
 
     @property
     def look(self) -> Look | None:
-        """What both sides are asked for; None: nothing."""
+        """The profiles and peaks that both sides are asked for; None if neither is needed."""
         profiled, apart = asks_for_profiles(self.judgement) and not self.problem, asks_for_peaks(self.judgement)
         return Look(self.settings.evidence_ns if profiled else None, apart) if profiled or apart else None
 
@@ -93,15 +93,15 @@ def explained_by_turns(
     name: str,
     say: Callable[[str, str], None],
 ) -> Iterator[tuple[str, Found]]:
-    """What the head does otherwise than the base, by profiles and peaks of both, case by case.
+    """Yield, case by case, what the head does differently from the base, from profiles and peaks of both.
 
     Args:
-        asked: what is to be explained, by case, in this order.
-        start: makes the processes of both sides, one each for all cases.
-        limits: of time.
-        against: the base, as people call it.
-        name: the base, as --perf-against takes it.
-        say: called with the case and what is under way.
+        asked: the cases to explain, in this order.
+        start: returns the starts of both sides' processes, one process a side for all cases.
+        limits: the time limits.
+        against: the label of the base.
+        name: the name of the base as --perf-against accepts it.
+        say: called with the case and a description of the current step.
     """
     waiting = dict(asked)
     for case, one in asked.items():
@@ -139,7 +139,7 @@ def _found(one: Asked, profiles: Looked, peaks: Weighed, against: str) -> Found:
 
 
 def told_apart(base: Profile, head: Profile, against: str, judgement: Judgement) -> Explanation:
-    """Why the time or the counts of a case became worse. An error of the explanation itself never loses the verdict."""
+    """Return why the time or the counts of a case became worse. An error in explaining never affects the verdict."""
     try:
         return explain(base, head, against, *change_of(judgement))
     except Exception as error:
@@ -161,23 +161,26 @@ def _failed(what: str, error: Exception) -> str:
 
 
 def could_not(why: str) -> str:
-    """How evidence says that there is none."""
+    """Return the text that stands in place of evidence, with the reason why there is none."""
     return f"could not look, because {why}"
 
 
 def least_s(judgement: Judgement) -> float:
-    """What both sides take at least: their start, set-up, warm-up and profiles."""
+    """Return the least time in seconds to examine both sides: start, set-up, warm-up and profiles."""
     call_ns = judgement.latency.now if judgement.latency is not None else 0.0
     return LEAST_S + 2 * _CALLS * call_ns / 1e9
 
 
 def kept_s(worse: Iterable[Judgement]) -> float:
-    """What to keep of a run's time for the causes of these: twice the least, for as many as are looked into."""
+    """Return the time in seconds to reserve for explaining cases: twice the ``least_s`` of the MOST longest ones."""
     return 2 * sum(sorted(map(least_s, worse), reverse=True)[:MOST])
 
 
 def change_of(judgement: Judgement) -> tuple[float | None, tuple[float, float] | None]:
-    """How much longer a call takes by the gate's own measurement, and between which changes that lies."""
+    """Return how many nanoseconds slower a call became in the gate's own measurement, and the interval of that change.
+
+    Both are None if latency did not become worse; the interval is None if the measurement has none.
+    """
     latency = judgement.latency
     if latency is None or "latency" not in judgement.worse:
         return None, None

@@ -64,17 +64,17 @@ if TYPE_CHECKING:
 
 
 def begin(serve: Serve) -> None:
-    """Have objects lie anywhere; have an installed version's modules found before others are."""
+    """Randomise where objects lie in memory, and make an installed version's modules be found before others."""
     stir()
     if serve.first:
         sys.meta_path.insert(0, TakenFrom(serve.first))
 
 
 def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> list[pytest.Item]:
-    """Measure these cases when they are asked for; serving nothing is an answer too. Leaves none.
+    """Measure these cases when the session asks for them. A process without cases serves too, and reports that.
 
     Raises:
-        PerflabError: the first thing found that would fail late.
+        PerflabError: the first error found that would otherwise appear late.
     """
     from perflab.measured.run.cases import run
 
@@ -85,7 +85,7 @@ def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item]
 
 
 class Server:
-    """Answers for the cases of this process."""
+    """Answers the session's questions about the cases of this process."""
 
     def __init__(self, serve: Serve, root: Path) -> None:
         number = int(os.environ.pop(SOCKET_VARIABLE))
@@ -96,13 +96,13 @@ class Server:
         self._outcome = ("passed", "")
         self._was_ready = False
         self.sides = 1
-        """Processes that are to hold the case at once, of those that do not hold it yet."""
+        """The number of processes that will hold the case at once, counting only those that do not hold it yet."""
 
     def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
-        """Serve one case until it is finished; returns what the workload returned in its last call.
+        """Serve one case until the session finishes it; return what the workload returned in its last call.
 
         Raises:
-            UsageError: perf was called before, or what it is given does no work.
+            UsageError: perf was called before in this case, or the function that it is given does no work.
         """
         environment = state.part(Learned).environment
         assert environment is not None
@@ -176,24 +176,24 @@ class Server:
                 elif isinstance(question, Finish):
                     turns.check_clock()
                     return workload.run()
-                else:  # the other side has died in its turns, and nobody will ask for more
+                else:  # the other side died during its turns, so no more questions for this case will come
                     self._leave()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run the cases that are asked for, when they are asked for."""
+        """Run each case when the session asks for it."""
         import torch
 
         if session.testsfailed:
             raise session.Interrupted("the tests could not be collected")
         at = {case_id(item): number for number, item in enumerate(session.items)}
-        gc.freeze()  # a collection before each case would look through all that PyTorch's import made: 0.1 s each time
+        gc.freeze()  # a collection before each case would scan all objects of PyTorch's import: 0.1 s each time
         variables = dict(os.environ)
         self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), variables=variables))
         while isinstance(question := self._heard(), SetUp):
             item = session.items[at[question.case]]
             following = None if question.following is None else session.items[at[question.following]]
             self._outcome, self.sides, self._was_ready = ("passed", ""), question.sides, False
-            torch.manual_seed(0)  # inputs that nobody seeds must not depend on how often other cases were called
+            torch.manual_seed(0)  # unseeded inputs must not depend on how often other cases were called
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             outcome, text = self._outcome
             state = item.stash.get(STATE, None)
@@ -211,7 +211,7 @@ class Server:
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a test went; its last word is said when its teardown is over."""
+        """Note a test's outcome. It is reported to the session after the test's teardown."""
         if report.failed:
             self._outcome = ("failed", report.longreprtext)
         elif report.skipped and self._outcome[0] == "passed":
@@ -225,13 +225,16 @@ class Server:
             self._leave()
 
     def _taken(self) -> bool:
-        """Whether anything came from the folders that were to go first."""
+        """Whether any module was imported from the folders that take precedence; true if there are no such folders."""
         first = tuple(folder + os.sep for folder in self._serve.first)
         files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
         return not first or any(file.startswith(first) for file in files)
 
     def _copies(self) -> list[str]:
-        """Packages of this side's project that came from elsewhere; an installed version is meant to."""
+        """Return the packages of this side's project that were imported from an installed copy.
+
+        If an installed version is compared, the list is empty: its packages are meant to be installed copies.
+        """
         return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
     def _heard(self) -> Question:
@@ -241,11 +244,11 @@ class Server:
             self._leave()
 
     def _leave(self) -> NoReturn:
-        """The session is gone, and with it everybody who could want a result."""
+        """End this process, because the session that would receive the results has ended."""
         pytest.exit("the session that this process measured for has ended", returncode=pytest.ExitCode.INTERRUPTED)
 
     def _strays(self) -> list[str]:
-        """Modules that came from the other side's tree: numbers taken with them would compare code with itself."""
+        """Return the modules that came from the other side's tree: with them, code would be compared with itself."""
         if self._serve.foreign is None:
             return []
         foreign, own = self._serve.foreign + os.sep, (self._serve.own or "\0") + os.sep
@@ -262,21 +265,21 @@ class Server:
 
 
 def _resolved(file: str) -> str:
-    """The file's place without symbolic links in its folder: a tree may have been reached by one."""
+    """Return the file's path with symbolic links in its folder resolved: a tree may be reached through such a link."""
     folder, name = os.path.split(file)
     return os.path.join(_resolved_folder(folder), name)
 
 
-@functools.cache  # of thousands of modules, before each case
+@functools.cache  # called for thousands of modules before each case
 def _resolved_folder(folder: str) -> str:
     return os.path.realpath(folder)
 
 
 class TakenFrom(importlib.abc.MetaPathFinder):
-    """Takes top-level modules from the given folders first, whatever ``sys.path`` puts before them.
+    """A finder that takes top-level modules from the given folders first, even before the entries of ``sys.path``.
 
-    pytest puts a test's own root folder there, and ``python -m`` the working directory: both hold the code that an
-    installed version is to be compared with.
+    pytest puts a test's own root folder on ``sys.path``, and ``python -m`` the working directory: both hold the code
+    that an installed version is to be compared with.
     """
 
     _TESTS = ("conftest", "tests", "test")
@@ -287,7 +290,7 @@ class TakenFrom(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec, if one of the folders has it."""
+        """Return the module's spec if one of the folders has the module, else None."""
         if path is not None or fullname in self._TESTS or fullname in sys.stdlib_module_names:
             return None
         return importlib.machinery.PathFinder.find_spec(fullname, self._folders)

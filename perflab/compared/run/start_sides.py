@@ -27,31 +27,32 @@ from perflab.plugin.config.settings import Settings
 from perflab.plugin.options import REPLICATE_OPTION
 
 TURNS_SHARE = 0.12
-"""Of a case's budget: what its turns take in one round. A case that is let go at once has two rounds."""
+"""The fraction of a case's budget that its turns take in one round. A case that is cleared at once has two rounds."""
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Makes the start of a side's process."""
+    """The configuration of both sides, and the factory of the ``Start`` of their processes."""
 
     config: pytest.Config
     head: Tree
     base: Tree
     device: str
     folder: Path
-    """Holds the job files."""
+    """The folder that holds the job files."""
     cases: Sequence[str] = ()
-    """Those that are compared."""
+    """The cases that are compared."""
 
     def start(self, side: str, cases: Sequence[str] | None) -> Start | None:
-        """A process of ``head`` or ``base`` for these cases.
+        """Return the start of a process of ``head`` or ``base`` for these cases.
 
-        If ``cases`` is None, for all that are compared, and whatever else the command selects there: where a plugin
-        splits tests, that may be others. None if the command names files alone that the side does not have.
+        If ``cases`` is None, the process is for all compared cases and for any others that the command selects on that
+        side: where a plugin splits tests, the selections may differ. Return None if the command names only files that
+        the side does not have.
         """
         tree = self.head if side == "head" else self.base
         files = self._files(tree, self.config.option.file_or_dir)
-        if not files and cases is not None:  # of tests that were moved, the command may name the new files alone
+        if not files and cases is not None:  # after tests were moved, the command may name only the new files
             files = self._files(tree, [str(self.config.rootpath / case) for case in cases])
         if self.config.option.file_or_dir and not files:
             assert side != "head", "pytest has collected what the command names"
@@ -73,12 +74,12 @@ class Starts:
 
     @property
     def only_here(self) -> list[str]:
-        """What the command names that the base does not have."""
+        """The files and folders that the command names and the base does not have."""
         named = dict.fromkeys(name.split("::")[0] for name in self.config.option.file_or_dir)
         return [name for name in named if not self._has(self._in(name, self.base), self.base)]
 
     def _files(self, tree: Tree, names: Sequence[str]) -> list[str]:
-        """What of these names this side's tree has; whole files, since cases are chosen by the job."""
+        """Return those of the names that exist in this side's tree, as whole files: the job chooses the cases."""
         named = dict.fromkeys(self._in(name.split("::")[0], tree) for name in names)
         return [name for name in named if tree is self.head or self._has(name, tree)]
 
@@ -86,7 +87,7 @@ class Starts:
         return (self._directory(tree) / name).exists() or _package(self.config, name) is not None
 
     def _in(self, name: str, tree: Tree) -> str:
-        """A file, folder or (for ``--pyargs``) package of the session's tree, as this tree has it."""
+        """Translate a file, folder or (for ``--pyargs``) package of the session's tree to its place in this tree."""
         if tree.mirrors is None or tree is self.head:
             return name
         place = Path(os.path.abspath(_package(self.config, name) or self.config.invocation_params.dir / name))
@@ -111,7 +112,7 @@ class Starts:
         return Serve(foreign=str(mirrored), own=str(mirror), first=first)
 
     def _directory(self, tree: Tree) -> Path:
-        """Where the command is given: the same place within each tree."""
+        """Return the working directory of the command: the session's own, translated to the same place in this tree."""
         here = self.config.invocation_params.dir
         if tree.mirrors is None:
             return here
@@ -120,7 +121,7 @@ class Starts:
         return place if here.resolve().is_relative_to(mirrored) and place.is_dir() else tree.root
 
     def _option(self, word: str, tree: Tree) -> str:
-        """An option that names places in the session's tree, naming the same places in this one."""
+        """Translate the paths of the session's tree in a command-line option to the same paths in this tree."""
         if tree.mirrors is None:
             return word
         mirrored, mirror = (str(path) for path in tree.mirrors)
@@ -133,17 +134,19 @@ class Starts:
 def two_sides(
     config: pytest.Config, against: str, cases: Sequence[str], device: str, waiting: Callable[[str], None]
 ) -> Iterator[tuple[Starts, Tree]]:
-    """This tree and the one that ``against`` names, for the length of the block: starts of both, and the other one.
+    """Provide the session's tree and the tree that ``against`` names for the length of the block.
+
+    Yields the starts of both sides, and the other tree.
 
     Args:
         config: the running session's configuration.
         against: a commit, branch, tag or directory.
-        cases: those that are compared.
-        device: where both sides measure, exactly.
-        waiting: told if another session uses the same worktree.
+        cases: the cases that are compared.
+        device: the exact device on which both sides measure.
+        waiting: called if another session uses the same worktree.
 
     Raises:
-        RivalError: the other side cannot be had.
+        RivalError: the other side cannot be found or checked out.
     """
     root = config.rootpath.resolve()
     label, commit = head_label(root)
@@ -158,14 +161,14 @@ def two_sides(
 
 @contextlib.contextmanager
 def this_side(config: pytest.Config, device: str) -> Iterator[Starts]:
-    """This tree alone, for the length of the block: starts of processes that hold its cases against each other."""
+    """Provide the starts of processes that compare cases of the session's own tree, for the length of the block."""
     with workplace() as folder:
         here = Tree("a fresh process", config.rootpath.resolve(), None)
         yield Starts(config, here, here, device, folder)
 
 
 def _package(config: pytest.Config, name: str) -> Path | None:
-    """Where the module or package is that ``--pyargs`` names; None if it names none."""
+    """Return the path of the module or package that ``--pyargs`` names; None if the name is not a module's."""
     if not config.option.pyargs or (config.invocation_params.dir / name).exists():
         return None
     try:
@@ -180,12 +183,15 @@ def _package(config: pytest.Config, name: str) -> Path | None:
 
 
 def turns_ns(settings: Settings) -> float:
-    """What a case's turns may take in one round."""
+    """Return the time in nanoseconds that a case's turns may take in one round."""
     return TURNS_SHARE * settings.budget_s * 1e9
 
 
 def witness_of_host() -> Callable[[], Callable[[], Evidence]]:
-    """What else goes on, of the host alone: this process need not be on the GPU, and then cannot tell who is."""
+    """Return a witness that observes other work on the host alone, and not on a GPU.
+
+    This process may not use the GPU itself, and then it cannot tell which processes do.
+    """
     import torch
 
     return Witness(torch.device("cpu")).begin

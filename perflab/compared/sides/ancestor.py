@@ -1,8 +1,9 @@
-"""Forks the processes of a round from one ancestor, which has imported PyTorch: so they differ by less.
+"""Forks the processes of a round from one ancestor, which has imported PyTorch, so that the processes differ by less.
 
-Two fresh processes of the same code differ by several percent, in the pages of memory that the interpreter and the
-libraries came to lie in. Processes that are forked share these pages, and what they differ by is the code; each round
-has an ancestor of its own, so that pairs still sample them. Where objects lie is drawn anew in each (``stirring.py``).
+Two fresh processes of the same code differ by several percent, because the interpreter and the libraries lie in
+different pages of memory. Forked processes share these pages, so that only the code differs. Each round has its own
+ancestor, so that pairs still sample the placement of pages. ``stirring.py`` randomises the placement of objects in each
+process.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from perflab.compared.sides import forking
 from perflab.lifeline import with_lifeline
 
 _PATIENCE_S = 120.0
-"""What the ancestor may take to import PyTorch on a busy machine, or to fork."""
+"""The time in seconds that the ancestor may take to import PyTorch on a busy machine, or to fork."""
 _COMMAND = ("-m", "pytest")
 _READ_AT_IMPORT = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_"),
     *("TORCH", "PYTORCH_", "ATEN_", "C10_", "FX_", "KINETO_", "NPY_", "NUMPY_", "TRITON_", "MALLOC_", "GLIBC_", "LD_"),
     *("CUDA_", "CUBLAS", "CUDNN_", "NCCL_", "NVIDIA_", "NVPL_", "NVTX_", "HIP_", "HSA_", "ROCR_"),
 )
-"""How variables begin that are read when PyTorch and what it brings along are loaded."""
+"""Prefixes of environment variables that are read when PyTorch and its dependencies are loaded."""
 _READ_LATER = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
-"""Of these, those that are not."""
+"""Variables with a prefix in _READ_AT_IMPORT that are read only after the import."""
 _DAEMON = "KINETO_USE_DAEMON"
-"""With it PyTorch's profiler starts when it is loaded."""
+"""The environment variable that makes PyTorch's profiler start when PyTorch is loaded."""
 
 
 class NotForkedError(Exception):
-    """An ancestor cannot make this process; it is started apart."""
+    """The ancestor cannot fork a process, which is then started as a separate fresh process."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a side's processes are started."""
+    """The command, environment and directory with which a side's process is started."""
 
     label: str
     command: Sequence[str]
@@ -58,14 +59,14 @@ class Start:
 
 @dataclass
 class Ancestry:
-    """Whether the processes of a comparison's rounds have a common ancestor; what speaks against it is found once."""
+    """Decides whether the processes of a comparison's rounds have a common ancestor; remembers a reason against it."""
 
     refused: str | None = None
-    """Why they are started apart."""
+    """Why the processes are started separately; None if they are forked from an ancestor."""
 
     @contextlib.contextmanager
     def ancestor_of(self, starts: Sequence[Start]) -> Iterator[Ancestor | None]:
-        """An ancestor for these processes; None if there can be none."""
+        """Provide an ancestor for these processes, for the length of the block; None if an ancestor is not possible."""
         self.refused = self.refused or _unlike(starts)
         ancestor = None
         with contextlib.ExitStack() as stack:
@@ -78,14 +79,15 @@ class Ancestry:
 
 
 def check_variables(start: Start, variables: Mapping[str, str] | None) -> None:
-    """Look at what a process's tests have done to the variables that PyTorch may read when it is loaded.
+    """Check that a process's tests did not change the variables that PyTorch may read when it is loaded.
 
     Args:
-        start: with the variables that the process was given.
-        variables: those that it has when its tests are imported; None of an older perflab.
+        start: holds the variables that the process was started with.
+        variables: the process's variables after its tests were imported; None if it runs an older perflab.
 
     Raises:
-        NotForkedError: one was set, which comes too late if an ancestor has loaded PyTorch.
+        NotForkedError: a variable was changed, which has no effect if an ancestor has already loaded PyTorch; or the
+            process runs an older perflab.
     """
     if variables is None:
         raise NotForkedError(f"{start.label} has an older perflab")
@@ -97,7 +99,7 @@ def check_variables(start: Start, variables: Mapping[str, str] | None) -> None:
 
 
 def _unlike(starts: Sequence[Start]) -> str | None:
-    """Why such processes cannot have a common ancestor."""
+    """Return why these processes cannot have a common ancestor; None if they can."""
     if not _watches_processes():
         return "only Linux, from 5.3 on, forks processes that have imported PyTorch"
     if {tuple(start.command[1:3]) for start in starts} != {_COMMAND} or len({one.command[0] for one in starts}) > 1:
@@ -110,7 +112,7 @@ def _unlike(starts: Sequence[Start]) -> str | None:
 
 @functools.cache
 def _watches_processes() -> bool:
-    """Whether this system can wait for a process that is not this one's child; an older kernel or a filter refuses."""
+    """Whether this system can wait for a process that is not a child: an old kernel or a system-call filter refuses."""
     if sys.platform != "linux":
         return False
     try:
@@ -125,13 +127,13 @@ def _path_of(start: Start) -> list[str]:
 
 
 class Ancestor:
-    """A live process that forks the sides of a round. Leave its ``with`` block, and it is gone, and they with it."""
+    """A live process that forks the sides of a round, a context manager: leaving its block ends it and its forks."""
 
     def __init__(self, starts: Sequence[Start]) -> None:
-        """Start it, and wait until it has imported PyTorch.
+        """Start the ancestor, and wait until it has imported PyTorch.
 
         Raises:
-            NotForkedError: it cannot.
+            NotForkedError: the ancestor cannot start or cannot import PyTorch.
         """
         first, *others = starts
         shared = [entry for entry in _path_of(first) if all(entry in _path_of(other) for other in others)]
@@ -165,16 +167,16 @@ class Ancestor:
         self.close()
 
     def fork(self, start: Start, socket_variable: str, side: int, output: int) -> Forked:
-        """A process for this start.
+        """Fork a process for this start.
 
         Args:
-            start: what it runs, where.
-            socket_variable: tells it the number of its socket.
-            side: its end of the socket.
-            output: takes what it prints.
+            start: the command and the directory of the process.
+            socket_variable: the environment variable that gives the process the number of its socket.
+            side: the file descriptor of the process's end of the socket.
+            output: the file descriptor that receives the process's output.
 
         Raises:
-            NotForkedError: it would not be as a fresh process is, or cannot be made.
+            NotForkedError: the process would differ from a fresh one, or cannot be forked.
         """
         asked = {
             "directory": str(start.directory),
@@ -192,14 +194,14 @@ class Ancestor:
             raise NotForkedError(f"a forked process cannot be watched: {error}") from None
 
     def status_of(self, number: int) -> int:
-        """How a process that has ended did so: its exit status, or a signal's number below zero."""
+        """Return the exit status of a process that has ended; if a signal killed it, minus the signal's number."""
         try:
             return int(self._ask({"wait": number})["status"])
         except NotForkedError:
             return -signal.SIGKILL  # the ancestor was killed, and all that it had forked with it
 
     def close(self) -> None:
-        """End it. The kernel ends all that it has forked."""
+        """End the ancestor. The kernel then ends all processes that it has forked."""
         self._control.close()
         end_group(self._process)
 
@@ -215,7 +217,7 @@ class Ancestor:
     def _heard(self) -> dict[str, Any]:
         try:
             if not self._control.poll(_PATIENCE_S):
-                end_group(self._process)  # what it says later would be taken for an answer to something else
+                end_group(self._process)  # a late answer would be taken for the answer to the next question
                 raise NotForkedError(f"their ancestor did not answer within {_PATIENCE_S:g} s")
             answer: dict[str, Any] = json.loads(self._control.recv_bytes())
         except (EOFError, OSError) as error:
@@ -226,7 +228,7 @@ class Ancestor:
 
 
 class Forked:
-    """A process that an ancestor has forked, with what is used of ``subprocess.Popen``."""
+    """A process that an ancestor has forked, with the part of ``subprocess.Popen``'s interface that is used here."""
 
     def __init__(self, ancestor: Ancestor, number: int, descriptor: int) -> None:
         self.pid = number
@@ -235,10 +237,10 @@ class Forked:
         self._descriptor = descriptor
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended.
+        """Wait until the process has ended, and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it goes on.
+            subprocess.TimeoutExpired: the process is still running.
         """
         if self.returncode is None:
             ended = select.poll()
@@ -250,5 +252,5 @@ class Forked:
         return self.returncode
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process at once."""
         os.kill(self.pid, signal.SIGKILL)

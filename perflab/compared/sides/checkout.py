@@ -1,7 +1,7 @@
 """Finds the other version: checks a commit out into a worktree, or uses a directory.
 
-Worktrees are kept in the user's cache, a few a repository, so that comparing again with the same commit checks
-nothing out. An interrupted session takes its worktree away.
+Worktrees are kept in the user's cache, a few for each repository, so that comparing again with the same commit needs no
+checkout. An interrupted session removes its worktree.
 """
 
 from __future__ import annotations
@@ -24,38 +24,39 @@ from perflab.locks import held
 _MARK = "CACHEDIR.TAG"
 _MARKED = "Signature: 8a477f597d28d172789f06886806bc55\n# perflab's worktrees, which it resets and removes\n"
 _KEPT = 3
-"""Worktrees of a repository that stay in the cache."""
+"""The number of worktrees of a repository that stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Where a side's code is."""
+    """The location of a side's code."""
 
     label: str
-    """What people call it: ``main (8009b65)``."""
+    """The name of the side in messages: ``main (8009b65)``."""
     root: Path
-    """The project there: the folder that holds its pytest configuration."""
+    """The project's folder in this tree: the one that holds the pytest configuration."""
     mirrors: tuple[Path, Path] | None = None
-    """A folder of the session's side, and the one that stands for it on this side; None if the tests are shared."""
+    """A folder of the session's side, and the folder that replaces it on this side; None if the tests are shared."""
     first: tuple[Path, ...] = ()
-    """An installed version: folders whose modules go before all others. The tests are the session's own then."""
+    """The folders of an installed version, whose modules are found before all others; empty for a checkout. With an
+    installed version, the tests are the session's own."""
     python: str = sys.executable
     commit: str | None = None
 
 
 @contextlib.contextmanager
 def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable[[str], None]) -> Iterator[Tree]:
-    """The tree that ``against`` names, for the length of the block.
+    """Provide the tree that ``against`` names, for the length of the block.
 
     Args:
         against: a commit, branch or tag of the project's repository, or a directory: another checkout, a folder
             of installed packages, or a virtual environment.
         root: the project's own root folder.
-        files: test files of the session, relative to ``root``: they tell a checkout from installed packages.
-        waiting: told if another session uses the same worktree.
+        files: test files of the session, relative to ``root``; a checkout has them, installed packages do not.
+        waiting: called if another session uses the same worktree.
 
     Raises:
-        RivalError: there is no such commit or directory, or it cannot be checked out.
+        RivalError: there is no such commit or directory, or the commit cannot be checked out.
     """
     root = root.resolve()
     top = top_of(root)
@@ -72,7 +73,7 @@ def other_side(against: str, root: Path, files: Sequence[str], waiting: Callable
 
 
 def head_label(root: Path) -> tuple[str, str | None]:
-    """What people call the session's own side, and its commit."""
+    """Return the label of the session's own side, and its commit; outside a git repository the commit is None."""
     top = top_of(root)
     commit = commit_named(top, "HEAD") if top is not None else None
     if top is None or commit is None:
@@ -83,7 +84,7 @@ def head_label(root: Path) -> tuple[str, str | None]:
 
 
 def _directory(folder: Path, against: str, root: Path, top: Path | None, files: Sequence[str]) -> Tree:
-    pairs = [(root, folder, folder)]  # what is mirrored, by what, and the project there
+    pairs = [(root, folder, folder)]  # the mirrored folder, the folder that mirrors it, and the project in the latter
     if top is not None and top != root:
         pairs.insert(0, (top, folder, folder / root.relative_to(top)))
     for mirrored, mirror, candidate in pairs:
@@ -159,13 +160,15 @@ def _worktree(top: Path, commit: str, waiting: Callable[[str], None]) -> Iterato
 
 
 def _shelf(name: str) -> Path:
-    """A repository's folder in the cache, without symbolic links: made here, and marked as one that may be cleared.
+    """Return a repository's folder in the cache, with symbolic links resolved.
+
+    A missing folder is created, and marked as a cache that may be cleared.
 
     Raises:
-        RivalError: it cannot be made, or something else has its name.
+        RivalError: the folder cannot be created, or it exists without perflab's mark.
     """
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    shelf = Path(base) / "perflab" / "trees" / name  # "worktrees" holds those of older versions, without a mark
+    shelf = Path(base) / "perflab" / "trees" / name  # "worktrees" holds trees of older versions, without a mark
     try:
         shelf.mkdir(parents=True, exist_ok=True)
         if not any(shelf.iterdir()):
@@ -183,31 +186,33 @@ def _shelf(name: str) -> Path:
 
 
 def _check_out(top: Path, place: Path, commit: str) -> None:
-    """Have the commit's files at ``place``, whatever is there already."""
+    """Check the commit out at ``place``, and replace whatever is there already."""
     if _is_worktree(place):
         with contextlib.suppress(RivalError):  # a killed checkout may have left a lock
-            run_git(place, "reset", "--quiet", "--hard", commit, only_here=True)  # somebody may have changed it
+            run_git(place, "reset", "--quiet", "--hard", commit, only_here=True)  # files may have been changed
             os.utime(place)
             return
     shutil.rmtree(place, ignore_errors=True)
     no_hooks = ["-c", "core.hooksPath=/dev/null"]
-    # Forced twice: it may be registered already, and locked by a killed checkout.
+    # Forced twice: the worktree may be registered already, and locked by a killed checkout.
     run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
 
 
 def _is_worktree(place: Path) -> bool:
-    """Whether a folder of the cache is the top of a linked worktree of its own. One without its ``.git`` belongs to
-    whatever repository the cache lies in, and git would act on that."""
+    """Whether a folder of the cache is the top of a linked worktree.
+
+    Git would act on a folder without its own ``.git`` as a part of whatever repository contains the cache.
+    """
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir")
     try:
         top, own, common = run_git(place, *asked, only_here=True).splitlines()
-    except (RivalError, ValueError):  # it is not there, damaged, or its repository is gone
+    except (RivalError, ValueError):  # the folder is missing or damaged, or its repository is gone
         return False
     return Path(top) == place and Path(own) != Path(common)
 
 
 def _make_room(top: Path, shelf: Path, keep: Path) -> None:
-    """Remove the worktrees that were not used for longest, but none that is in use."""
+    """Remove the least recently used worktrees beyond _KEPT, but none that is in use."""
     places = sorted((path for path in shelf.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
     for place in [place for place in places if place != keep][_KEPT - 1 :]:
         with contextlib.suppress(Timeout), FileLock(place.with_suffix(".lock"), timeout=0):
@@ -215,7 +220,7 @@ def _make_room(top: Path, shelf: Path, keep: Path) -> None:
 
 
 def _remove(top: Path, place: Path) -> None:
-    """Take a worktree away, and git's record of it. Its lock stays: it may be held, and is empty."""
+    """Remove a worktree, and git's record of it. The empty lock file stays, since another session may hold the lock."""
     shutil.rmtree(place, ignore_errors=True)
     with contextlib.suppress(RivalError):
         run_git(top, "worktree", "remove", "--force", "--force", str(place))

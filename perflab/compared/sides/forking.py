@@ -1,8 +1,9 @@
-"""The program that the processes of a round are forked from: imports PyTorch once, and forks whenever it is asked.
+"""The ancestor program of a round's processes: imports PyTorch once, and forks a process on each request.
 
-It is run by its path and imports nothing of perflab, of which every side may have a version of its own. What it forks
-goes on as ``python -m MODULE`` would, in the side's folder and with its import path; where it could not be what a fresh
-process is, it forks nothing and says why. ``ancestor.py`` asks.
+The program is run by its path and imports nothing of perflab, because each side may have its own version of perflab. A
+forked process continues as ``python -m MODULE`` would, in the side's folder and with the side's import path. If the
+forked process would differ from a fresh one, the program forks nothing and answers with the reason. ``ancestor.py``
+sends the requests.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _AT_START = ("sitecustomize", "usercustomize")
 
 
 class _Missed:
-    """Stands behind all finders: notes the packages that an import looked for and did not find."""
+    """The last finder on ``sys.meta_path``: records the top-level modules that imports looked for and did not find."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -41,11 +42,11 @@ class _Missed:
 
 
 def main() -> None:
-    """Serve the session until it is gone; in what was forked, run the side's command."""
+    """Serve the session until it closes the connection; in a forked process, run the side's command."""
     if not sys.flags.safe_path:
-        del sys.path[0]  # what lies beside this program is not to be imported as if it were installed
+        del sys.path[0]  # modules beside this program must not be importable as top-level modules
     control = Connection(int(sys.argv[1]))
-    of_ends = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could say how a side ended
+    of_ends = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, exit statuses would be lost
     missed = _Missed()
     sys.meta_path.append(missed)
     importlib.import_module("torch")
@@ -55,7 +56,7 @@ def main() -> None:
     given = {os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     own_path = [entry for entry in sys.path if entry not in given]
     gc.collect()
-    gc.freeze()  # a collection would write to what all share, and so copy it
+    gc.freeze()  # a collection would write to pages that all processes share, and so copy them
     _say(control, {"ready": True})
     while True:
         try:
@@ -84,12 +85,15 @@ def main() -> None:
 
 
 def _forked() -> tuple[int | None, str | None]:
-    """Fork: the new process's number, and 0 in itself; or why there is none. When it is told, all signals find it."""
+    """Fork, and return the new process's number, 0 in the new process itself, or a reason why the fork failed.
+
+    When the number is returned, the new process already leads its own process group, so that signals reach it.
+    """
     ours, theirs = os.pipe()
     parent, end_with_parent = os.getpid(), runpy.run_path(_LIFELINE)["end_with_parent"]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads; they are counted below
+            warnings.simplefilter("ignore")  # Python warns of threads, which are counted below
             number = os.fork()
     except OSError as error:
         os.close(ours)
@@ -105,7 +109,7 @@ def _forked() -> tuple[int | None, str | None]:
     os.close(theirs)
     with open(ours, "rb") as said:
         problem = said.read().decode() or None
-    # OpenBLAS has a thread, which it ends for the fork and starts again when it is needed. Any other is lost in a fork.
+    # OpenBLAS ends its thread for the fork and starts it again when needed. Any other thread is lost in a fork.
     if problem is None and len(os.listdir("/proc/self/task")) > 1:
         problem = "something that is imported with PyTorch, or before it, has started a thread"
     if problem is not None:
@@ -122,14 +126,14 @@ def _has_lost_cuda() -> bool:
 
 
 def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> None:
-    """Take a side's place: its streams, folder, variables, arguments and import path."""
+    """Give this forked process the side's streams, folder, environment variables, arguments and import path."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for number, stream in enumerate((nothing, output, output)):
         os.dup2(stream, number)
     os.close(nothing)
     os.close(output)
     os.chdir(asked["directory"])
-    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where processes that it spawns look for modules
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where spawned processes look for modules
     os.environ.clear()
     os.environ.update(asked["environment"])
     os.environ[asked["socket_variable"]] = str(side)
@@ -138,19 +142,19 @@ def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> N
     sys.path[:] = path
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
-    tempfile.tempdir = None  # an import may have looked it up
+    tempfile.tempdir = None  # an import may have cached the folder for temporary files
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
 
 
 def _origin(module: object) -> str | None:
-    """The file of a module; None of one that is built in or frozen, which no folder can replace."""
+    """Return the file of a module; None for a built-in or frozen module, which no folder can replace."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     return origin if origin is not None and os.path.isabs(origin) else None
 
 
 def _found_elsewhere(found: dict[str, str | None], path: list[str]) -> str | None:
-    """Why a process with this import path would have imported something else, or something besides."""
+    """Return why a process with this import path would have imported other or more modules; None if it would not."""
     for name, here in sorted(found.items()):
         spec = PathFinder.find_spec(name, path)
         there = spec.origin if spec is not None else None

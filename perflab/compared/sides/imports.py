@@ -10,14 +10,14 @@ from types import ModuleType
 
 
 def import_path(head: Path, other: Path) -> list[str]:
-    """``sys.path`` for processes of ``other``: this process's own, with what lies in ``head`` taken from ``other``.
+    """Return ``sys.path`` for processes of ``other``: this process's own, with folders in ``head`` replaced.
 
-    Folders that modules of ``head`` were imported from count too, whatever finder found them: an editable install
-    need not stand on the path.
+    A folder in ``head`` is replaced by the same folder in ``other``. Folders from which modules of ``head`` were
+    imported are included, whatever finder found the modules: an editable install need not be on the path.
 
     Args:
         head: root folder of the session's own tree.
-        other: root folder of the other one.
+        other: root folder of the other tree.
     """
     mirrored: list[str] = []
     kept: list[str] = []
@@ -33,13 +33,13 @@ def import_path(head: Path, other: Path) -> list[str]:
 
 
 def copies(modules: Mapping[str, ModuleType], roots: Iterable[Path]) -> list[str]:
-    """Packages that were imported from where they are installed, though a project holds their source.
+    """Return the packages that were imported from an installed copy although the project contains their source.
 
-    Both sides of a comparison would run the one installed copy, and differ in nothing.
+    Both sides of a comparison would run the one installed copy, and so the same code.
 
     Args:
-        modules: what a process has imported.
-        roots: folders of the project; a package is looked for there and in their ``src``.
+        modules: the modules that a process has imported.
+        roots: folders of the project; packages are looked for in each folder and in its ``src``.
     """
     places = [place for root in roots for place in (root, root / "src")]
     found: dict[str, str] = {}
@@ -47,7 +47,7 @@ def copies(modules: Mapping[str, ModuleType], roots: Iterable[Path]) -> list[str
         file, (top, *below) = getattr(module, "__file__", None), name.split(".")
         if file is None or top in _NO_PACKAGES or top in found or not _INSTALLED & {*Path(file).parts}:
             continue
-        for place in places:  # below the top too: a namespace package has no file of its own
+        for place in places:  # submodules are looked up too: a namespace package has no file of its own
             source = place.joinpath(top, *below)
             if (source / "__init__.py").is_file() or source.with_suffix(".py").is_file():
                 found[top] = f"{name} ({file})"
@@ -59,7 +59,7 @@ _NO_PACKAGES = ("conftest", "setup", "tests", "test", "docs")
 
 
 def _roots_of(modules: Mapping[str, ModuleType], head: Path) -> Iterable[str]:
-    """The folders below ``head`` that imported modules were found in."""
+    """Yield the import folders below ``head`` from which modules were imported."""
     for name, module in list(modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or _within(file, head) is None or _is_installed(file):
@@ -71,7 +71,7 @@ def _roots_of(modules: Mapping[str, ModuleType], head: Path) -> Iterable[str]:
 
 
 def _within(path: str, root: Path) -> Path | None:
-    """The path relative to ``root``; None if it lies elsewhere."""
+    """Return the path relative to ``root``; None if the path lies elsewhere."""
     try:
         return Path(os.path.realpath(path)).relative_to(root)
     except ValueError:
@@ -79,5 +79,5 @@ def _within(path: str, root: Path) -> Path | None:
 
 
 def _is_installed(path: str) -> bool:
-    """Whether it belongs to Python's own installation or environment, which may lie within a project's tree."""
+    """Whether the path is in Python's own installation or environment, which may lie within a project's tree."""
     return any(Path(path).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix))

@@ -1,8 +1,8 @@
 """The messages between a session and the processes of its sides, as plain data over a socket.
 
-The session asks, a side's process answers. Asked for a case, it says ``Ready`` when the case has called ``perf``,
-serves questions until ``Finish``, and says ``Ended`` when the test is over, however it ended. The types' names and
-fields are the protocol: a side may run another perflab than the session.
+The session asks, and a side's process answers. When asked for a case, the process answers ``Ready`` once the case has
+called ``perf``, serves questions until ``Finish``, and answers ``Ended`` when the test is over, however the test ended.
+The names and fields of the types are the protocol: a side may run another version of perflab than the session.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ PROTOCOL = 1
 
 
 class Hello(Data, frozen=True, tag=True):
-    """First word of a process: which perf cases its selection holds."""
+    """The first message of a process: the perf cases that its selection contains."""
 
     protocol: int
     cases: list[str]
     strays: list[str] = []
     """Modules that were imported from the other side's tree."""
     variables: dict[str, str] | None = None
-    """Its environment now that its tests are imported; None of an older perflab."""
+    """The process's environment variables after its tests were imported; None from an older perflab."""
 
 
 class SetUp(Data, frozen=True, tag=True):
-    """Question: begin this case. Nothing happens in a process unasked, so that no other one is disturbed."""
+    """Question: begin this case. A process works only when asked, so that it disturbs no other process."""
 
     case: str
     following: str | None = None
-    """The case that this process will be asked for next: fixtures that both use are kept."""
+    """The case that this process will be asked for next, so that fixtures that both cases use are kept."""
     sides: int = 1
-    """How many processes are to hold the case at once, of those that do not hold it yet."""
+    """The number of processes that will hold the case at the same time, counting only those that do not hold it yet."""
 
 
 class Ready(Data, frozen=True, tag=True):
@@ -51,61 +51,64 @@ class Ready(Data, frozen=True, tag=True):
     phases: list[str] = []
     strays: list[str] = []
     taken: bool = True
-    """Whether anything was imported from the folders that were to go first; true where there are none."""
+    """Whether any module was imported from the folders that take precedence; true if there are no such folders."""
     copies: list[str] = []
     """Packages of the project that were imported from an installed copy."""
     mode: Mode = DEFAULT
-    """How the case's calls are timed there."""
+    """The timing mode of the case's calls in this process."""
 
 
 class Warm(Data, frozen=True, tag=True):
-    """Question: warm up, and say how long a call takes."""
+    """Question: warm up, and report how long a call takes."""
 
 
 class Warmed(Data, frozen=True, tag=True):
-    """Answer to ``Warm``: how many calls make a sample here, and how long one sample of so many takes."""
+    """Answer to ``Warm``: the number of calls in a sample of this process, and the duration of one such sample."""
 
     repetitions: int
     sample_ns: int
     calls: int
     settled: bool | None
     outputs: dict[str, list[str]] | None = None
-    """What the first call left behind, as ``measure/outputs.py`` sums it up; None of an older perflab."""
+    """The outputs of the first call, as summarised by ``measure/outputs.py``; None from an older perflab."""
 
 
 class Turn(Data, frozen=True, tag=True):
-    """Question: take so many samples of so many calls each, after one that is thrown away if ``rewarm`` is set."""
+    """Question: take ``samples`` samples of ``repetitions`` calls each.
+
+    If ``rewarm`` is set, one or two samples are taken before them and discarded.
+    """
 
     repetitions: int
     samples: int
     rewarm: bool
     core: int | None = None
-    """Core to begin the turn on."""
+    """The core on which the turn begins; None: any core."""
 
 
 class Taken(Data, frozen=True, tag=True):
-    """Answer to ``Turn``, in the order taken."""
+    """Answer to ``Turn``: the samples in the order taken."""
 
     samples_ns: list[int]
     phases_ns: dict[str, list[int]] = {}
     waited_ns: list[int] = []
-    """Of each sample, the time in which its thread waited for a core; empty of an older perflab."""
+    """The time in nanoseconds in which the thread waited for a core, by sample; empty from an older perflab."""
 
 
 class Weigh(Data, frozen=True, tag=True):
-    """Question: take the memory of one call."""
+    """Question: measure the memory and the counts of one call."""
 
 
 class Weighed(Data, frozen=True, tag=True):
-    """Answer to ``Weigh``."""
+    """Answer to ``Weigh``: the memory and the counts of one call."""
 
     memory: Memory | None
     clock: str
     counts: dict[str, int] = {}
     off: dict[str, str] = {}
-    """By quantity, why it is not known."""
+    """The quantities that are not known, each with the reason."""
     launch_ns: float | None = None
-    """Host time to launch a call on a GPU."""
+    """The host time in nanoseconds to launch a call on a GPU."""
 
 
 class Examine(Data, frozen=True, tag=True):
@@ -115,40 +118,43 @@ class Examine(Data, frozen=True, tag=True):
 
 
 class Examined(Data, frozen=True, tag=True):
-    """Answer to ``Examine``."""
+    """Answer to ``Examine``: the profile of a call."""
 
     profile: Profile | None = None
     problem: str | None = None
-    """Why there is none."""
+    """Why there is no profile."""
 
 
 class TakeApart(Data, frozen=True, tag=True):
-    """Question: say what is alive at the peak of a call."""
+    """Question: report what is alive at the memory peak of a call."""
 
 
 class TakenApart(Data, frozen=True, tag=True):
-    """Answer to ``TakeApart``."""
+    """Answer to ``TakeApart``: what is alive at the memory peak of a call."""
 
     peak: Peak | None = None
     problem: str | None = None
-    """Why there is none."""
+    """Why there is no peak."""
 
 
 class Finish(Data, frozen=True, tag=True):
-    """The case has been measured enough: let its test go on."""
+    """Question: let the case's test continue, because the case has been measured enough."""
 
 
 class Bye(Data, frozen=True, tag=True):
-    """No more questions: take down what is set up, and end."""
+    """The last question: tear down all fixtures, and end the process."""
 
 
 class Ended(Data, frozen=True, tag=True):
-    """A case's test is over: ``passed``, ``failed``, ``skipped`` or ``oom``."""
+    """Answer: a case's test is over. ``outcome`` is ``passed``, ``failed``, ``skipped`` or ``oom``.
+
+    A session also makes an ``Ended`` with the outcome ``died`` for a case whose process ended or hung.
+    """
 
     case: str
     outcome: str
     text: str = ""
-    """Why it was skipped, or the failure as pytest prints it."""
+    """Why the test was skipped, or its failure as pytest prints it."""
     work: dict[str, float] = {}
     facts: Parameters = {}
     out_of_memory: OutOfMemory | None = None
@@ -162,7 +168,7 @@ ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 def send(connection: Connection, message: Question | Answer) -> None:
-    """Say something to the other end.
+    """Send a message to the other end.
 
     Raises:
         OSError: the other end is gone.

@@ -20,15 +20,15 @@ from perflab.errors import RivalError, SideEndedError
 from perflab.lifeline import with_lifeline
 
 SOCKET_VARIABLE = "PERFLAB_SOCKET"
-"""Tells a process the number of the socket on which it is asked."""
+"""The environment variable that gives a process the number of the socket on which it receives questions."""
 _LINES_SHOWN = 25
 _CLOSING_S = 5.0
-"""What a process may take to end after it has closed its connection."""
+"""The time in seconds that a process may take to end after it has closed its connection."""
 _PATIENCE_S = 10.0
-"""What a process may take for taking down its fixtures."""
+"""The time in seconds that a process may take to tear down its fixtures."""
 ANSWER_WITHIN_S = 900.0
-"""A process that has not answered for so long hangs. A case may train, download or compile before it is measured, and
-cannot say so: a quarter of an hour is for that."""
+"""A process that has not answered for this many seconds counts as hanging. A case may train, download or compile before
+it is measured, and cannot report that, so the limit is a quarter of an hour."""
 
 
 class OutOfTimeError(Exception):
@@ -36,7 +36,7 @@ class OutOfTimeError(Exception):
 
 
 class SideProcess:
-    """A live process of one side. Close it, or leave its ``with`` block, and it is gone."""
+    """A live process of one side, a context manager: ``close``, or leaving the ``with`` block, ends the process."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class SideProcess:
         ancestor: Ancestor | None = None,
         seconds_left: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Start it; do not wait for it.
+        """Start the process without waiting until it is ready.
 
         Args:
-            start: how.
+            start: the command, environment and directory of the process.
             answer_within_s: a process that is silent for longer is ended; infinite: never.
-            ancestor: forks it; None: it is started as a fresh process.
-            seconds_left: of the whole comparison; nobody waits for longer.
+            ancestor: forks the process; None: it is started as a fresh process.
+            seconds_left: returns the time left for the whole comparison, which limits every wait; None: no limit.
 
         Raises:
             RivalError: the system cannot start such a process.
-            NotForkedError: the ancestor cannot.
+            NotForkedError: the ancestor cannot fork the process.
         """
         self._patience_s = 0.0
         self._answer_within_s = answer_within_s
@@ -86,10 +86,10 @@ class SideProcess:
         self.close()
 
     def hello(self) -> Hello:
-        """Wait until it has collected its cases.
+        """Wait until the process has collected its cases, and return its first message.
 
         Raises:
-            RivalError: it ended before that, or speaks another protocol.
+            RivalError: the process ended before that, or uses another protocol.
         """
         answer = self.answer()
         if not isinstance(answer, Hello) or answer.protocol != PROTOCOL:
@@ -100,10 +100,10 @@ class SideProcess:
         return answer
 
     def ask(self, question: Question) -> None:
-        """Say something to it.
+        """Send a question to the process.
 
         Raises:
-            RivalError: it has ended; its last output is in the error.
+            RivalError: the process has ended; its last output is in the error.
         """
         try:
             send(self._connection, question)
@@ -111,10 +111,10 @@ class SideProcess:
             raise self._ended() from None
 
     def answer(self) -> Answer:
-        """Wait for what it says.
+        """Wait for the process's answer, and return it.
 
         Raises:
-            RivalError: it has ended, or hangs and was ended; its last output is in the error.
+            RivalError: the process has ended, or hung and was ended; its last output is in the error.
             OutOfTimeError: the comparison's time is over.
         """
         left_s = self._seconds_left()
@@ -157,19 +157,19 @@ class SideProcess:
         )
 
     def last_output(self) -> str:
-        """The end of what it has printed."""
+        """Return the last lines of the process's output, indented."""
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         return "\n".join(f"    {line}" for line in text.splitlines()[-_LINES_SHOWN:])
 
     def dismiss(self) -> None:
-        """Let it end by itself, and its fixtures be taken down; ``close`` waits for that a while."""
+        """Ask the process to tear down its fixtures and end by itself; ``close`` waits up to _PATIENCE_S for that."""
         with contextlib.suppress(OSError):
             send(self._connection, Bye())
             self._patience_s = _PATIENCE_S
 
     def close(self) -> None:
-        """End it and all that it started. One that was not dismissed ends at once."""
+        """End the process and everything that it started. A process that was not dismissed is ended at once."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._patience_s)
         self._connection.close()
@@ -188,5 +188,5 @@ def _process(start: Start, ancestor: Ancestor | None, side: int, output: int) ->
         stdout=output,
         stderr=subprocess.STDOUT,
         pass_fds=[side],
-        start_new_session=True,  # the terminal's Ctrl-C is the session's, which ends this process itself
+        start_new_session=True,  # Ctrl-C in the terminal goes to the session alone, which then ends this process
     )

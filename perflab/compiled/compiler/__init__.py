@@ -1,7 +1,7 @@
-"""Triton kernels compiled ahead of time, on a machine without a GPU: what they take, and what they are made of.
+"""Compiles Triton kernels ahead of time, without a GPU, and reads off their resources and instructions.
 
-Knows Triton's compiler and the limits of NVIDIA's architectures; what a change means, ``gate`` knows. Importing this
-loads neither torch nor triton::
+This package knows Triton's compiler and the limits of NVIDIA's architectures; ``compiled/judge.py`` judges changes.
+Importing the package loads neither torch nor triton::
 
     from perflab.compiled.compiler import KernelExample
 """

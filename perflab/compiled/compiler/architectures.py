@@ -1,7 +1,7 @@
-"""Data sheet of each GPU architecture: registers, shared memory and warps; and how many blocks of a kernel fit. Pure.
+"""The limits of each GPU architecture (registers, shared memory, warps), and the occupancy of a kernel. Pure.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; the granularities are those of
-NVIDIA's occupancy calculator, ``cuda_occupancy.h``, which Triton ships and a test compares with.
+NVIDIA's occupancy calculator, ``cuda_occupancy.h``, which Triton ships. A test compares this module with the latter.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REGISTERS_PER_SM = 65_536
-"""Registers of 32 bits, the same from sm_80 to sm_120; in four partitions."""
+"""The number of 32-bit registers of a multiprocessor, in four partitions; the same from sm_80 to sm_120."""
 RESERVED_SHARED_BYTES = 1024
-"""What the system keeps of a block's shared memory."""
+"""The bytes of each block's shared memory that the system reserves."""
 TENSOR_COLUMNS = 512
-"""Columns of tensor memory on a Blackwell data-center GPU, of 128 lanes of 32 bits."""
+"""The number of columns of tensor memory on a Blackwell data-center GPU, each of 128 lanes of 32 bits."""
 _WARP = 32
 _REGISTER_UNIT = 256
 _PARTITIONS = 4
@@ -22,17 +22,17 @@ _SHARED_UNIT = 128
 
 @dataclass(frozen=True)
 class Architecture:
-    """Limits of one multiprocessor."""
+    """The limits of one multiprocessor of an architecture."""
 
     number: int
-    """Compute capability without its dot: 90 is sm_90."""
+    """The compute capability without the dot: 90 is sm_90."""
     max_warps: int
     max_blocks: int
     shared_bytes: int
 
     @property
     def shared_limit_bytes(self) -> int:
-        """The most that one block can have."""
+        """The most shared memory that one block can have, in bytes."""
         return self.shared_bytes - RESERVED_SHARED_BYTES
 
 
@@ -48,14 +48,14 @@ ARCHITECTURES = {
         Architecture(120, max_warps=48, max_blocks=24, shared_bytes=100 * 1024),  # RTX 50
     )
 }
-"""Limits of the architectures that kernels are compiled for, by number: 90 is sm_90."""
+"""The architectures for which kernels can be compiled, by number: 90 is sm_90."""
 
 
 def parse_architectures(text: str) -> tuple[int, ...]:
-    """Read ``"80,90,100"`` or ``"sm_90"``, in the order given.
+    """Parse architectures such as ``"80,90,100"`` or ``"sm_90"``; return their numbers in the order given.
 
     Raises:
-        ValueError: one of them is not known, with those that are.
+        ValueError: an architecture is unknown, or none is named; the message lists the known ones.
     """
     parts = [part for part in text.replace(",", " ").split() if part]
     numbers = [part.lower().removeprefix("sm_").removeprefix("sm").removesuffix("a") for part in parts]
@@ -71,15 +71,15 @@ def parse_architectures(text: str) -> tuple[int, ...]:
 def occupancy(
     architecture: Architecture, *, num_warps: int, registers: int, shared_bytes: int, tensor_columns: int = 0
 ) -> tuple[int, str]:
-    """Blocks of a kernel that are on a multiprocessor at once, and what runs out first.
+    """Return how many blocks of a kernel are on a multiprocessor at once, and the resource that runs out first.
 
-    That is ``registers``, ``shared memory``, ``tensor memory``, ``warps`` or ``blocks``. As NVIDIA's calculator counts,
-    registers are given to warps, in units of 256 and within a quarter of the multiprocessor, and shared memory to
-    blocks, in units of 128 bytes. An upper bound, not a measurement: a grid may be too small, and a launch may ask for
-    another split of cache and shared memory.
+    The resource is ``registers``, ``shared memory``, ``tensor memory``, ``warps`` or ``blocks``. As in NVIDIA's
+    calculator, registers are allocated to warps, in units of 256 and within a quarter of the multiprocessor, and shared
+    memory to blocks, in units of 128 bytes. The result is an upper bound: a grid may be too small, and a launch may ask
+    for another split of cache and shared memory.
 
-    Registers are of a thread; warps, shared memory (static and dynamic) and columns of tensor memory are of a block.
-    NVIDIA's calculator leaves columns out: a block too many is there, but waits for them.
+    ``registers`` is per thread; ``num_warps``, ``shared_bytes`` (static and dynamic) and ``tensor_columns`` are per
+    block. NVIDIA's calculator ignores columns: a block that exceeds them is resident, but waits for them.
     """
     per_warp = _round_up(registers * _WARP, _REGISTER_UNIT)
     warps_by_registers = _PARTITIONS * (REGISTERS_PER_SM // _PARTITIONS // per_warp) if per_warp else 10**9

@@ -1,7 +1,7 @@
 """Compiles one example for one architecture, along Triton's own path from launch to cubin, without a GPU.
 
-What a launch would derive from its arguments (types, what divides by 16, what is compiled in) Triton's own binder says,
-for the architecture that is compiled for instead of the one that is here. Runs in a process without TRITON_INTERPRET.
+Triton's own binder derives what a launch would derive from its arguments (types, divisibility by 16, compile-time
+constants), for the target architecture instead of the one that is present. Runs in a process without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from perflab.internals import switched_off
 from perflab.triton_internals import Specialised
 
 _LOG = "perflab-ptxas.log"
-"""The assembler's words, kept beside the cubin in Triton's cache."""
+"""The name of the file with the assembler's log, beside the cubin in Triton's cache."""
 _PTXAS_S = 60.0
-"""What the assembler may take to say its version."""
+"""The time in seconds that the assembler may take to print its version."""
 
 
 def compile_example(
     registration: str, example: KernelExample, arch: int, siblings: Iterable[KernelExample] = ()
 ) -> CompiledKernel:
-    """Compile the example; what does not compile is a result, with what the compiler said.
+    """Compile the example; a kernel that does not compile gives a result with the compiler's message.
 
-    ``siblings``: the registered examples. A configuration that the autotuner would pass over is marked so if another
-    one of the same kernel can run; these are compiled until one can.
+    ``siblings`` are the registered examples. If a configuration cannot run and the autotuner would try another one,
+    other configurations of the same example are compiled until one can run; the first configuration is then marked as
+    passed over.
 
     Raises:
-        KernelError: there is nothing here that could compile it.
-        InternalsError: this version of Triton has not what perflab asks of it.
+        KernelError: there is no compiler for the kernel.
+        InternalsError: this version of Triton lacks an internal that perflab uses.
     """
     compiled, refused = _compiled(registration, example, arch)
     if example.tuned is None or _runs(compiled) or (compiled.resources is None and not refused):
@@ -51,7 +52,7 @@ def _runs(kernel: CompiledKernel) -> bool:
 
 
 def _compiled(registration: str, example: KernelExample, arch: int) -> tuple[CompiledKernel, bool]:
-    """The compiled kernel; and whether an error refused it after which an autotuner tries the next configuration."""
+    """Return the compiled kernel, and whether it failed with an error after which an autotuner tries the next one."""
     import triton
 
     _check(example)
@@ -61,7 +62,7 @@ def _compiled(registration: str, example: KernelExample, arch: int) -> tuple[Com
     except Exception as error:
         off = switched_off(error)
         if off is not None:
-            raise off from error  # the kernel is as it was: there is no telling what it takes
+            raise off from error  # the fault is not the kernel's: its resources are simply unknown
         resources, problem, refused = None, _words(error, arch), triton_internals.tuner_passes_over(error)
     compiled = CompiledKernel(
         registration=registration,
@@ -76,7 +77,7 @@ def _compiled(registration: str, example: KernelExample, arch: int) -> tuple[Com
 
 
 def specialise(example: KernelExample, arch: int) -> Specialised:
-    """What a launch with the example's arguments hands to the compiler, on that architecture."""
+    """Return the specialised arguments that a launch of the example passes to the compiler on that architecture."""
     launch = {"num_warps": example.num_warps, "num_stages": example.num_stages, **example.options}
     return triton_internals.specialise(example.kernel, {**example.arguments, **launch}, arch)
 
@@ -111,7 +112,7 @@ def _resources(example: KernelExample, arch: int) -> KernelResources:
 
 
 def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
-    """What ptxas says of the kernel, asked once."""
+    """Return the log of ptxas for the kernel, from Triton's cache if it is there."""
     cache = triton_internals.cache_beside(compiled)
     kept = cache.get_file(_LOG)
     if kept is not None:
@@ -145,11 +146,11 @@ def _check(example: KernelExample) -> None:
 
 
 def _words(error: Any, arch: int) -> str:
-    """What a person needs of an error while compiling."""
+    """Return the useful part of a compilation error: the message, and the line of the kernel that it is about."""
     inner: Any = error
     while inner is not None:
         if triton_internals.is_compilation_error(inner):
-            error = inner  # of a function that the kernel calls: the innermost one names the line
+            error = inner  # for an error in a function that the kernel calls, the innermost error names the line
         inner = inner.__cause__ or inner.__context__
     if triton_internals.is_compilation_error(error):
         node, source = error.node, (error.src or "").splitlines()

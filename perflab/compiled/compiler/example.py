@@ -1,4 +1,4 @@
-"""What a user registers: a kernel with an example of its launch arguments."""
+"""The object that a user registers: a kernel with an example of its launch arguments."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class KernelExample:
     """A Triton kernel in one of the configurations that it is shipped in, or in all that its autotuner may choose.
 
     Attributes:
-        name: what its cases and baselines are called; unique within a registration.
-        kernel: what ``@triton.jit`` made, or ``@triton.autotune`` and ``@triton.heuristics`` around it. An autotuned
-            one is an example for each configuration that the tuner may choose for these arguments, named
-            ``matmul-BLOCK_M64-BLOCK_K32-w4-s3`` where ``name`` is ``matmul``.
-        arguments: by parameter name, compile-time constants included, save those that a tuner or a heuristic gives. An
-            example of what a launch is given: what is derived from it is what a launch derives. Tensors may be on
-            ``meta``, and count as aligned to 16 bytes then; integers that are 1 or multiples of 16 are compiled in as
-            such; None, numbers and ``triton.tools.tensor_descriptor.TensorDescriptor`` are what they are in a launch.
-        num_warps: warps a block; a configuration's own come first.
-        num_stages: stages of software pipelining; likewise.
-        options: what else the launch is given, such as ``{"maxnreg": 128, "enable_fp_fusion": True}``.
-        tuned: the name of the autotuned example that this one is a configuration of. ``configured`` sets it.
+        name: the name of the example's cases and baselines; unique within a registration.
+        kernel: the function made by ``@triton.jit``, also with ``@triton.autotune`` and ``@triton.heuristics`` around
+            it. An autotuned kernel becomes one example for each configuration that the tuner may choose for these
+            arguments, named ``matmul-BLOCK_M64-BLOCK_K32-w4-s3`` if ``name`` is ``matmul``.
+        arguments: example arguments of a launch by parameter name, including compile-time constants, except those that
+            a tuner or a heuristic sets. The kernel is specialised for them as a launch would be. Tensors may be on
+            ``meta``, and then count as aligned to 16 bytes. Integers that are 1 or multiples of 16 are specialised as
+            such. None, numbers and ``triton.tools.tensor_descriptor.TensorDescriptor`` mean the same as in a launch.
+        num_warps: the number of warps in a block; a configuration's own number takes precedence.
+        num_stages: the number of stages of software pipelining; a configuration's own number takes precedence.
+        options: further options of the launch, such as ``{"maxnreg": 128, "enable_fp_fusion": True}``.
+        tuned: the name of the autotuned example of which this one is a configuration. ``configured`` sets it.
 
     Raises:
-        KernelError: the name cannot be used, or the arguments are not those of the kernel.
+        KernelError: the name cannot be used, or the arguments do not fit the kernel's parameters.
     """
 
     name: str
@@ -70,10 +70,12 @@ class KernelExample:
             raise KernelError(f"kernel example {self.name!r} has num_warps={self.num_warps}", "give a power of two")
 
     def configured(self) -> list[KernelExample]:
-        """An example for each configuration that the kernel's autotuner may choose, heuristics applied; else itself.
+        """Return one example for each configuration that the autotuner may choose, with heuristics applied.
+
+        The list holds just this example if the kernel has neither an autotuner nor heuristics.
 
         Raises:
-            KernelError: a heuristic fails, no configuration is left, or one gives what the kernel does not take.
+            KernelError: a heuristic fails, no configuration is left, or one sets a parameter that the kernel lacks.
         """
         if not is_decorated(self.kernel):
             return [self]
@@ -98,7 +100,7 @@ class KernelExample:
 
 
 def _parameters_of(example: KernelExample) -> dict[str, bool]:
-    """The kernel's parameters, and whether each must be given."""
+    """Return the names of the kernel's parameters, and for each whether it is required."""
     kernel = undecorated(example.kernel)
     function = getattr(kernel, "fn", None)
     if not inspect.isfunction(function):

@@ -1,7 +1,7 @@
 """A pool of compiler processes, as many as cores, started when first needed.
 
-A process that dies on a kernel (compilers do), or comes to no end with it, is a result for that kernel, and another one
-takes its place.
+If a process dies while compiling a kernel (compilers do), or hangs, that is the kernel's result, and another process
+replaces it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from perflab.lifeline import with_lifeline
 from perflab.units import format_ns
 
 MOST = 8
-"""Processes: each holds torch and triton in memory."""
+"""The largest number of processes: each holds torch and triton in memory."""
 PATIENCE_S = 600.0
-"""A kernel takes seconds, loading torch and triton on a busy machine a minute: ten times as much is no end."""
+"""The time in seconds after which a process counts as hanging. A kernel takes seconds, and loading torch and triton on
+a busy machine a minute; the limit is ten times as much."""
 _LAST_S = 10.0
-"""What a process that has closed its output may take to end."""
+"""The time in seconds that a process may take to end after it has closed its output."""
 
 
 class CompilerPool:
-    """Compiles registered kernels. Close it; as a context manager it does so itself.
+    """A pool of processes that compile registered kernels. Close the pool, or use it as a context manager.
 
-    As many processes as there are cores, or ``processes``. One may take ``patience_s`` for an answer; None:
-    ``PATIENCE_S``.
+    The pool has ``processes`` processes; None: as many as cores, at most ``MOST``. A process may take ``patience_s``
+    seconds for an answer; None: ``PATIENCE_S``.
     """
 
     def __init__(self, processes: int | None = None, patience_s: float | None = None) -> None:
@@ -60,12 +61,12 @@ class CompilerPool:
         self.close()
 
     def start(self) -> None:
-        """Have all processes begin to load, before there is something for each of them."""
+        """Start all processes in advance, so that they load before there are kernels for each of them."""
         for _ in range(self._number - len(self._all)):
             self._idle.put(self._started())
 
     def names(self, registration: str, archs: Iterable[int]) -> dict[int, list[str]]:
-        """What is registered, by architecture.
+        """Return the names of the registered kernels, by architecture.
 
         Raises:
             KernelError: the registration cannot be used.
@@ -73,11 +74,11 @@ class CompilerPool:
         return {arch: self._ask(Request(registration=registration, arch=arch)).names or [] for arch in archs}
 
     def submit(self, registration: str, name: str, arch: int) -> Future[CompiledKernel]:
-        """Compile one kernel when a process is free for it."""
+        """Compile one kernel as soon as a process is free, and return the future of the result."""
         return self._threads.submit(self._compile, registration, name, arch)
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """End all processes, even while they are compiling."""
         with self._lock:
             self._closed = True
         try:
@@ -108,7 +109,7 @@ class CompilerPool:
             process = self._started()
         answer = process.ask(
             request, PATIENCE_S if self._patience_s is None else self._patience_s
-        )  # one that died is not put back
+        )  # if the process died, this raises, and the process is not put back
         self._idle.put(process)
         if answer.problem is not None:
             raise KernelError(answer.problem, answer.remedy or "fix it")
@@ -124,7 +125,7 @@ class CompilerPool:
 
 
 class _EndedError(KernelError):
-    """A process that ended while it was asked something."""
+    """A compiler process ended before it answered a request."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem, "compile the kernel alone, and read its output")
@@ -134,12 +135,12 @@ class _EndedError(KernelError):
 
 
 class _Process:
-    """One of them."""
+    """One compiler process of a pool."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # this one's, however it came
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # this process's own path
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 with_lifeline([sys.executable, "-m", "perflab.compiled.compiler.worker", str(log)]),
@@ -147,7 +148,7 @@ class _Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # what it has started, an assembler say, ends with it
+                start_new_session=True,  # so that its own child processes, such as an assembler, end with it
             )
 
     def ask(self, request: Request, patience_s: float) -> Answer:
@@ -164,7 +165,7 @@ class _Process:
         timer = threading.Timer(min(patience_s, threading.TIMEOUT_MAX), end)
         timer.daemon = True
         timer.start()
-        with contextlib.suppress(OSError, ValueError):  # it is gone: the empty answer says so
+        with contextlib.suppress(OSError, ValueError):  # the process is gone: the answer then stays empty
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
@@ -180,7 +181,7 @@ class _Process:
         return msgspec.json.decode(line, type=Answer)
 
     def _ended(self) -> int:
-        """Its exit status. It has no answers left, but may stay all the same, as what it started may: not for long."""
+        """Wait for the process to end, and return its exit status; kill it if it takes longer than ``_LAST_S``."""
         try:
             return self._process.wait(_LAST_S)
         except subprocess.TimeoutExpired:

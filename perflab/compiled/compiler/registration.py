@@ -1,4 +1,4 @@
-"""Imports what is registered under ``package.module:attribute``."""
+"""Imports the kernel examples that are registered under ``package.module:attribute``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _WANTED = "a list or tuple of perflab.compiled.compiler.KernelExample, or a func
 
 
 def load_examples(registration: str, arch: int) -> list[KernelExample]:
-    """The examples that are registered for an architecture, in their order; of an autotuned kernel one a configuration.
+    """Return the registered examples for an architecture, in order; an autotuned kernel gives one a configuration.
 
     Args:
-        registration: ``package.module:attribute``. The attribute is a list or a tuple, or a function that returns one:
-            of no arguments, or of the architecture's number where configurations depend on it.
-        arch: compute capability without its dot.
+        registration: ``package.module:attribute``. The attribute is a list or a tuple, or a function that returns one.
+            The function takes no arguments, or the architecture's number if configurations depend on it.
+        arch: the compute capability without the dot: 90 is sm_90.
 
     Raises:
-        KernelError: there is no such thing, it is not importable, or it is something else.
+        KernelError: the module cannot be imported, the attribute does not exist, or it is of another type.
     """
     module_name, colon, attribute = registration.partition(":")
     if not colon or not module_name or not attribute.isidentifier():
@@ -51,7 +51,7 @@ def _import(name: str, registration: str) -> ModuleType:
             ) from error
         raise _broken(f"importing {name} failed", error) from error
     except KernelError:
-        raise  # an example that cannot be: it says so itself
+        raise  # an invalid example raises its own error
     except Exception as error:
         raise _broken(f"importing {name} failed", error) from error
 
@@ -84,7 +84,7 @@ def _checked(registered: Any, registration: str) -> list[KernelExample]:
 
 
 def _broken(what: str, error: Exception) -> KernelError:
-    """A user's code that raised: what, and in which line."""
+    """Return the error for user code that raised: the exception, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "?"
     if isinstance(error, SyntaxError):

@@ -1,4 +1,4 @@
-"""Parses what ptxas reports and counts instructions in the PTX. Pure."""
+"""Parses the log of ptxas, and counts instructions in the PTX. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ _INSTRUCTIONS = {
     "tcgen05": re.compile(r"\btcgen05\.mma\b"),
     "tma": re.compile(r"\bcp(?:\.reduce)?\.async\.bulk\.tensor\b"),
 }
-"""By the names of the PTX ISA: products on tensor cores from Ampere, Hopper and Blackwell on, and TMA's copies."""
+"""The patterns of instructions by kind, named as in the PTX ISA: tensor-core products that exist since Ampere
+(``mma``), Hopper (``wgmma``) and Blackwell (``tcgen05``), and copies by TMA."""
 
 
 def read_assembler(log: str) -> dict[str, int]:
-    """What the log of ``ptxas -v`` says of a kernel, named as in ``KernelResources``.
+    """Return a kernel's resources from the log of ``ptxas -v``, named as in ``KernelResources``.
 
-    The stack is not what was spilled: arrays live there too. And what is spilled need not be on the stack.
+    The stack size differs from the spilled bytes: arrays are also on the stack, and spilled registers need not be.
 
     Raises:
-        ValueError: it is not such a log.
+        ValueError: the text is not a log of ``ptxas -v``.
     """
-    # A block for the kernel, and one for each function that it calls and that was not inlined.
+    # The log has one section for the kernel, and one for each called function that was not inlined.
     properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
     registers = re.search(r"Used (\d+) registers", log)
     if not properties or registers is None:
@@ -38,20 +39,20 @@ def read_assembler(log: str) -> dict[str, int]:
 
 
 def count_instructions(ptx: str) -> dict[str, int]:
-    """How often each kind of instruction stands in the PTX; kinds that do not are left out."""
+    """Return the number of instructions in the PTX by kind; kinds without any are left out."""
     code = re.sub(r"//.*", "", ptx)
     found = {kind: len(pattern.findall(code)) for kind, pattern in _INSTRUCTIONS.items()}
     return {kind: count for kind, count in found.items() if count}
 
 
 def assembler_version(text: str) -> str:
-    """``12.9.86`` out of what ``ptxas --version`` prints."""
+    """Return the version, such as ``12.9.86``, from the output of ``ptxas --version``; ``unknown`` if there is none."""
     match = re.search(r"\bV(\d+(?:\.\d+)+)", text)
     return match[1] if match else "unknown"
 
 
 def useful_lines(message: str, most: int = 8) -> str:
-    """Of what a compiler said, the lines that tell most: those with an error, else the last ones."""
+    """Return the most informative lines of a compiler's message: lines with an error, else the last lines."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\b(error|fatal)\b\s*:", line)]
     kept = telling[:most] if telling else lines[-most:]

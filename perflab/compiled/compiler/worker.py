@@ -1,10 +1,12 @@
-"""A compiler process: one request a line on its input, one answer a line on its output.
+"""The program of a compiler process: reads one request a line from its input, and writes one answer a line to its
+output.
 
-Run as a program, in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import::
+The program runs in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import::
 
     python -m perflab.compiled.compiler.worker FILE
 
-Its standard error goes to FILE: what the compiler's native parts say on it is part of the answer.
+The standard error of the process goes to FILE: messages that the compiler's native parts write there are part of the
+answer.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from perflab.errors import PerflabError
 
 
 class Request(Data, frozen=True):
-    """Compile an example; without a ``name``, say what there is."""
+    """A request to compile an example, or, without a ``name``, to list the names of the registered examples."""
 
     registration: str
     arch: int
@@ -32,7 +34,7 @@ class Request(Data, frozen=True):
 
 
 class Answer(Data, frozen=True):
-    """What came of it: one of these."""
+    """The answer to a request: the compiled kernel, the names of examples, or a problem with its remedy."""
 
     compiled: CompiledKernel | None = None
     names: list[str] | None = None
@@ -48,7 +50,7 @@ def _examples(registration: str, arch: int) -> dict[str, KernelExample]:
 
 
 def answer(request: Request, log: Path) -> Answer:
-    """Do what is asked. ``log``: where this process's standard error goes."""
+    """Carry out a request, and return the answer. ``log`` is the file of this process's standard error."""
     said_before = log.stat().st_size
     try:
         examples = _examples(request.registration, request.arch)
@@ -67,15 +69,15 @@ def answer(request: Request, log: Path) -> Answer:
     if compiled.problem is not None:
         sys.stderr.flush()
         diagnosed = useful_lines(log.read_bytes()[said_before:].decode("utf-8", "replace"), most=4)
-        if "error:" in diagnosed:  # MLIR's passes say there what their exception does not
+        if "error:" in diagnosed:  # MLIR's passes write details to standard error that their exception lacks
             compiled = msgspec.structs.replace(compiled, problem=f"{compiled.problem}\n{diagnosed}")
     return Answer(compiled=compiled)
 
 
 def main(log: Path) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever else prints here does not get among the answers
+    os.dup2(2, 1)  # other output of this process must not mix with the answers
     for line in sys.stdin.buffer:
         answers.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Request), log)) + b"\n")
 

@@ -1,1 +1,1 @@
-"""How compiled cases run in pytest, and the ``perflab kernels`` command."""
+"""Runs compiled cases in pytest, and the ``perflab kernels`` command."""

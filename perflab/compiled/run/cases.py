@@ -1,7 +1,7 @@
 """Runs compiled cases in pytest: each registered kernel on each architecture is a test.
 
-All chosen kernels are compiled at once, in processes of their own, before the first of these tests. Each test is
-judged after its body.
+All chosen kernels are compiled at once, in separate processes, before the first of these tests. Each test is judged
+after its body.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def spread(metafunc: pytest.Metafunc) -> None:
         choices = _choices(metafunc.config)
         metafunc.parametrize(FIXTURE, choices, ids=list(map(str, choices)), indirect=True)
     except PerflabError as error:
-        problem = str(error)  # told below, since pytest would show what it came of beside it
+        problem = str(error)  # reported below, since pytest would also show the traceback of an error raised here
     if problem is not None:
         pytest.fail(problem, pytrace=False)
 
 
 def _choices(config: pytest.Config) -> list[Choice]:
-    """Every registered kernel for every architecture, looked up once a session.
+    """Return every registered kernel for every architecture; they are looked up once a session.
 
     Raises:
         PerflabError: nothing is registered, or a registration or a setting cannot be used.
@@ -78,10 +78,10 @@ def _choices(config: pytest.Config) -> list[Choice]:
 
 
 def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
-    """The ``compiled_kernel`` fixture's value.
+    """Return the value of the ``compiled_kernel`` fixture.
 
     Raises:
-        UsageError: the compiling side was not loaded, since nobody could know that the test compiles.
+        UsageError: the test got the fixture by ``getfixturevalue``, so that the compiling plugin was not loaded.
     """
     cases = request.config.pluginmanager.getplugin(_NAME)
     if not isinstance(cases, CompiledCases):
@@ -90,7 +90,7 @@ def kernel_for(request: pytest.FixtureRequest) -> KernelResources:
             "name compiled_kernel among the test's arguments",
         )
     kernel: Any = cases.kernel_for(request.node, request.param)
-    return cast("KernelResources", kernel)  # where it does not compile, the body that would see None does not run
+    return cast("KernelResources", kernel)  # None if the kernel does not compile; the test's body does not run then
 
 
 class CompiledCases:
@@ -107,7 +107,7 @@ class CompiledCases:
         self._pool: CompilerPool | None = None
 
     def check(self, items: list[pytest.Item]) -> None:
-        """Find what would fail later, while nothing is lost: bad markers, unusable baselines.
+        """Detect errors early that would otherwise appear late: bad markers, unusable baselines.
 
         Raises:
             PerflabError: the first problem found.
@@ -123,7 +123,10 @@ class CompiledCases:
             self._store.check(registration)
 
     def kernel_for(self, item: pytest.Item, choice: object) -> KernelResources | None:
-        """The ``compiled_kernel`` fixture's value; None where the kernel does not compile: the body is not to run."""
+        """Return the value of the ``compiled_kernel`` fixture.
+
+        None if the kernel does not compile, in which case the test's body does not run.
+        """
         if not isinstance(choice, Choice):
             raise UsageError(
                 f"{item.nodeid} parametrizes compiled_kernel itself",
@@ -131,7 +134,7 @@ class CompiledCases:
             )
         left_s = self._budget.left_s()
         if choice not in self._found and (left_s is None or left_s > 0):
-            # Workers of pytest-xdist share the cases out as they go: each compiles what it gets.
+            # pytest-xdist distributes the cases during the run: each worker compiles only the kernels that it gets.
             self._compile([choice] if is_worker(self._config) else [*{choice: None, **self._waiting}])
         found = self._found.get(choice)
         if found is None:
@@ -144,7 +147,7 @@ class CompiledCases:
 
     def _compile(self, choices: list[Choice]) -> None:
         self._progress.begin("kernels")
-        # Not beside a measurement: compilers keep all cores busy.
+        # Never during a measurement, since compilers keep all cores busy.
         with machine_turn(self._progress.waiting, self._budget.is_over), self._open_pool() as pool:
             futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
             pending = set(futures)
@@ -155,7 +158,7 @@ class CompiledCases:
                     break
                 done, pending = wait(pending, timeout=0.5 if left_s is None else min(0.5, left_s))
                 for future in done:
-                    error = future.exception()  # a registration may not be what it was
+                    error = future.exception()  # a registration may have changed since collection
                     self._found[futures[future]] = error if isinstance(error, KernelError) else future.result()
             self._progress.clear()
         for choice in choices:
@@ -163,7 +166,11 @@ class CompiledCases:
 
     @contextlib.contextmanager
     def _open_pool(self) -> Iterator[CompilerPool]:
-        """As many processes as cores, ended when all is compiled; in a worker one, kept until the session ends."""
+        """Provide a compiler pool for the length of the block.
+
+        The pool has as many processes as cores, and is closed after the block. In a worker of pytest-xdist it has one
+        process, which is kept until the session ends.
+        """
         if not is_worker(self._config):
             with CompilerPool(patience_s=self._settings.timeout_s) as pool:
                 yield pool
@@ -173,7 +180,7 @@ class CompiledCases:
         yield self._pool
 
     def pytest_unconfigure(self) -> None:
-        """Leave no process behind."""
+        """End the compiler processes."""
         if self._pool is not None:
             self._pool.close()
 
@@ -181,7 +188,7 @@ class CompiledCases:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A test that is run again begins anew."""
+        """Reset the state of a compiled case, also if the test is run again; skip it where kernels are not compiled."""
         if FIXTURE not in getattr(item, "fixturenames", ()):
             return
         item.stash[_STATE] = CaseState(case_id(item), self._settings)
@@ -192,7 +199,7 @@ class CompiledCases:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Run the test's body, then judge its kernel; one that does not compile has no body to run."""
+        """Run the test's body, then judge its kernel; if the kernel does not compile, judge it and skip the body."""
         state = item.stash.get(_STATE, None)
         result = state.result if state is not None else None
         if state is not None and result is not None and not _is_to_run(_of(result).now):
@@ -219,7 +226,7 @@ class CompiledCases:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Hang the case's result on its report."""
+        """Attach the case's result to its report."""
         report = yield
         if report.when == "teardown" or FIXTURE not in getattr(item, "fixturenames", ()):
             return report
@@ -235,7 +242,7 @@ class CompiledCases:
 
 
 def _is_to_run(kernel: CompiledKernel) -> bool:
-    """Whether there is something for the test's body to look at."""
+    """Whether the kernel has resources that the test's body can check."""
     return kernel.resources is not None and not kernel.passed_over
 
 
@@ -245,10 +252,12 @@ def _of(result: Result) -> CompiledCase:
 
 
 def run(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: object) -> list[pytest.Item]:
-    """Compile for the cases that ask for a kernel, of which no job has any; returns the others.
+    """Register the hooks that run the compiled cases, if there are any, and return the other cases.
+
+    The job of a fresh process never contains compiled cases.
 
     Raises:
-        PerflabError: the first thing found that would fail late.
+        PerflabError: the first error found that would otherwise appear late.
     """
     own = [item for item in items if tier_asked_by(item) == "compiled"]
     if own:

@@ -1,4 +1,4 @@
-"""``perflab kernels``: compiles, judges and shows registered kernels without pytest."""
+"""``perflab kernels``: compiles and judges registered kernels without running tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from perflab.store.json_files import check_writable
 from perflab.units import format_names
 
 Stale = dict[tuple[str, str], list[str]]
-"""Stored cases that are registered no more, by registration and Triton's version."""
+"""Stored cases that are no longer registered, by registration and Triton's version."""
 
 
 def compile_kernels(
@@ -51,18 +51,18 @@ def compile_kernels(
     command: Sequence[str],
     say: Callable[[str], None],
 ) -> tuple[Document, list[str]]:
-    """Compile and judge registered kernels; save them if asked to. Returns what the run came to, and notes on it.
+    """Compile and judge registered kernels; with ``update``, save them. Return the run's document, and notes on it.
 
     Args:
-        registrations: ``package.module:attribute``; none: those of the project's ini file.
+        registrations: places such as ``package.module:attribute``; if empty, those of the project's ini file.
         archs: architectures; None: those of the ini file.
-        update: save what can run as the new baselines.
-        reason: why, kept with them.
-        command: how the user asked for it, to tell how it is accepted.
-        say: is told how it goes.
+        update: whether to save the kernels that can run as the new baselines.
+        reason: the reason for saving, which is stored with the baselines.
+        command: the user's command, from which the command that accepts the results is made.
+        say: called with messages about the progress.
 
     Raises:
-        PerflabError: nothing is registered, or not so that it can be used; or baselines cannot be read or written.
+        PerflabError: nothing is registered, a registration cannot be used, or baselines cannot be read or written.
     """
     project = read_project()
     sys.path[:] = list(dict.fromkeys([os.getcwd(), str(project.root), *project.import_path]))
@@ -75,7 +75,7 @@ def compile_kernels(
         store.check(registration)
     if update:
         check_writable(settings.baselines)
-    with machine_turn(say), CompilerPool(patience_s=settings.timeout_s) as pool:  # no compiler beside a measurement
+    with machine_turn(say), CompilerPool(patience_s=settings.timeout_s) as pool:  # never compile during a measurement
         pool.start()
         names = {registration: pool.names(registration, archs or own.archs) for registration in registered}
         found = _compile(pool, choices_of(names), say)
@@ -108,10 +108,10 @@ def compile_kernels(
 def _compile(
     pool: CompilerPool, choices: Sequence[Choice], say: Callable[[str], None]
 ) -> list[tuple[Choice, CompiledKernel]]:
-    """Compile them all.
+    """Compile all chosen kernels.
 
     Raises:
-        KernelError: a registration is not what it was.
+        KernelError: a registration has changed since its kernels were listed.
     """
     futures = {pool.submit(one.registration, one.name, one.arch): one for one in choices}
     for done, _ in enumerate(as_completed(futures), start=1):

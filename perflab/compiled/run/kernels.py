@@ -1,4 +1,4 @@
-"""From registered names to judged results: what tests and ``perflab kernels`` share."""
+"""Selects, judges and saves registered kernels: the code that tests and ``perflab kernels`` share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Choice:
 
 
 def choices_of(names: Mapping[str, Mapping[int, Sequence[str]]]) -> list[Choice]:
-    """Every kernel with every architecture that it is registered for: kernel by kernel, in the order of registration.
+    """Return each kernel with each of its architectures: kernel by kernel, in the order of registration.
 
-    ``names`` is by registration and architecture.
+    ``names`` holds the names of kernels by registration and architecture.
 
     Raises:
-        KernelError: there is none, or two registrations have a kernel of one name.
+        KernelError: a registration has no kernel, or two registrations have a kernel of the same name.
     """
     found: list[Choice] = []
     for registration, by_arch in names.items():
@@ -57,7 +57,7 @@ def choices_of(names: Mapping[str, Mapping[int, Sequence[str]]]) -> list[Choice]
 
 
 def result_of(case: str, kernel: CompiledKernel, store: KernelStore) -> Result:
-    """Judge a compiled kernel by its baseline.
+    """Judge a compiled kernel by its baseline, and return the result.
 
     Raises:
         BaselineError: a baseline file is damaged or foreign.
@@ -75,10 +75,12 @@ def save_kernels(
     reason: str | None,
     stale: Mapping[tuple[str, str], Sequence[str]] | None = None,
 ) -> list[Path]:
-    """Save compiled kernels as baselines, and remove what is stale (by registration and Triton). Returns the files.
+    """Save compiled kernels as baselines, and remove stale cases. Return the paths of the files.
+
+    ``stale`` holds the stale cases by registration and Triton's version.
 
     Raises:
-        BaselineError: a file cannot be read first, or cannot be written.
+        BaselineError: an existing file cannot be read, or a file cannot be written.
     """
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     by_file: dict[tuple[str, str], dict[str, KernelBaseline]] = {
@@ -95,7 +97,7 @@ def save_kernels(
 
 
 def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
-    """Whether a kernel can run, its own test did not fail and no tuner passes it over, and an option wants it saved."""
+    """Whether to save a kernel: it can run, its test did not fail, no autotuner passes it over, and an option asks."""
     if (
         not isinstance(result.outcome, CompiledCase)
         or result.outcome.now.resources is None
@@ -107,10 +109,10 @@ def is_to_be_saved(result: Result, *, update: bool, update_new: bool) -> bool:
 
 
 def save(saving: Saving) -> None:
-    """Save the kernels that the run was asked to save.
+    """Save the kernels that the run's options ask to save.
 
     Raises:
-        BaselineError: a file cannot be read first, or cannot be written.
+        BaselineError: an existing file cannot be read, or a file cannot be written.
     """
     settings = saving.settings
     chosen = [

@@ -1,1 +1,1 @@
-"""Which commit of a range made a case's quantity step: the paired comparison, by halves."""
+"""Bisection: finds the commit of a range that changed a case's quantity, by halving and paired comparisons."""

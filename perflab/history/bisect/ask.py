@@ -1,4 +1,4 @@
-"""What a bisection is asked for: the case by a part of its name, the range by an event of its history."""
+"""Finds the case of a bisection by a part of its name, and the range by an event of the case's history."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def ask(
     options: Sequence[str],
     told: Callable[[str], None],
 ) -> Answer:
-    """Bisect the range that the ends name, or else that of the case's newest event.
+    """Bisect the range between the given ends, or else the range of the case's newest event.
 
     Args:
-        case: a node id; with a source, a part of one.
-        source: reads the history; only asked where an end is missing.
-        ends: the good and the bad commit, as far as they are named.
-        quantity: what stepped; None: what the event says, or else the time.
-        build: run in each worktree first.
-        options: what else pytest is given.
-        told: told of progress.
+        case: the case's node id; if an end is missing, a part of the node id.
+        source: reads the history; only called if an end is missing.
+        ends: the good and the bad commit; None: the end of the event's range.
+        quantity: the quantity that changed; None: the event's, or the latency if both ends are given.
+        build: the command to run in each worktree before pytest; empty: none.
+        options: further options for pytest.
+        told: called with messages about the progress.
 
     Raises:
-        UsageError: nothing to bisect is named.
+        UsageError: the folder is in no git repository, or the arguments name nothing that can be bisected.
     """
     root = Path().resolve()
     if top_of(root) is None:
@@ -61,7 +61,10 @@ def ask(
 
 
 def expected_step(member: Member) -> float | None:
-    """The step on one machine: of what changed with it, what it leaves; None where that may go either way."""
+    """Return the ratio to expect on an unchanged machine: without the machine's part, if the machine changed too.
+
+    None if that remainder may be in either direction, or is unknown.
+    """
     if member.machine is None:
         return member.ratio
     if member.rest is None or member.rest_low is None or member.rest_high is None:
@@ -81,7 +84,10 @@ def _case(contents: Contents, text: str) -> tuple[str, str]:
 
 
 def _event(contents: Contents, case: str, variant: str, quantity: str | None) -> tuple[EventRow, int]:
-    """The newest event of the case, and its series in it: alarms before what is only possible, times before counts."""
+    """Return the newest event of the case, and the index of the case's series in it.
+
+    Alarms and accepted changes come before possible changes; of equally new events, times before exact quantities.
+    """
     series = contents.series
     asked = [one for one in series if (one.case, one.variant) == (case, variant) and one.quantity == quantity]
     if quantity is not None and quantity != LATENCY and asked and not any(one.exact for one in asked):

@@ -1,8 +1,9 @@
-"""A bisection from its range to its answer: compares the ends, then tries commits by halves, and keeps what it found.
+"""Runs a bisection: compares the ends of the range, then tries commits by halves, and saves each result.
 
-An exact quantity decides by its value. The time of a call is compared in turns with the good commit, and the threshold
-lies half of the step away from it; where that comparison cannot tell, the bisection stops, since a guess would name a
-commit that may have done nothing. Of anything else that varies, two readings differ without a reason: it is refused.
+The value of an exact quantity decides which side of the step a commit is on. The time of a call is compared with the
+good commit in interleaved runs, with half of the step as the threshold. If that comparison is inconclusive, the
+bisection stops, since a guess could name a commit that changed nothing. Any other quantity that varies is refused: two
+readings of it differ without a change of the code.
 """
 
 from __future__ import annotations
@@ -23,40 +24,43 @@ from perflab.units import format_change, format_count, format_interval
 
 LATENCY = "latency"
 THRESHOLD = 0.02
-"""By which the ends must differ, where no event says how large the step is: as for --perf-against."""
+"""The share by which the ends must differ if no event says how large the step is: as for --perf-against."""
 _LEAST_THRESHOLD = 0.003
 _SHORT = 7
 
 
 @dataclass(frozen=True)
 class Range:
-    """What is searched, and for what."""
+    """The range of commits to search, and the quantity whose step is searched for."""
 
     good: str
     bad: str
     quantity: str
     ratio: float | None = None
-    """The step that an event says; None: nobody knows yet."""
+    """New level / old level according to an event; None: unknown."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a bisection came to."""
+    """The result of a bisection."""
 
     lines: list[str]
     is_found: bool
 
 
 class _UnclearError(Exception):
-    """The step is inside of the noise; the text is the evidence."""
+    """Raised if the evidence is inconclusive: the step is absent, within the noise, or in the other direction.
+
+    The text of the error is the evidence.
+    """
 
 
 def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer:
-    """Find the commit; ``told`` is told of every one that is tried.
+    """Find the commit that caused the change; ``told`` is called with a line for every commit that is tried.
 
     Raises:
-        UsageError: the range is none.
-        StateError: an interrupted bisection's file is damaged.
+        UsageError: the range holds no commits, an end of it cannot be tested, or the quantity cannot be bisected.
+        StateError: the file of an interrupted bisection is damaged.
     """
     good, bad = _commit(bench.root, searched.good), _commit(bench.root, searched.bad)
     commits = _path(bench.root, good, bad)
@@ -83,10 +87,11 @@ def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer
 
 
 def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
-    """The state with what the ends of the range show.
+    """Return the state with the levels that the ends of the range show.
 
     Raises:
-        _UnclearError: they do not differ beyond the noise, or the other way round.
+        UsageError: an end of the range cannot be tested.
+        _UnclearError: the ends do not differ beyond the noise, or differ in the other direction.
     """
     try:
         if state.quantity != LATENCY:
@@ -111,10 +116,10 @@ def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
 
 
 def _tried(bench: Bench, state: State, commit: str) -> Trial:
-    """What a commit shows.
+    """Try a commit, and return which side of the step it is on; ``skipped`` if the case does not run there.
 
     Raises:
-        _UnclearError: the comparison cannot tell.
+        _UnclearError: the comparison is inconclusive.
     """
     try:
         if state.quantity != LATENCY:
@@ -133,11 +138,11 @@ def _by_value(bench: Bench, state: State, commit: str) -> Trial:
 
 
 def _exact_value(bench: Bench, commit: str, quantity: str) -> tuple[float, str]:
-    """The value, with its unit.
+    """Return the value of a quantity at a commit, with its unit.
 
     Raises:
-        UntestableError: the case does not run there.
-        UsageError: single readings of it say nothing.
+        UntestableError: the case does not run at the commit.
+        UsageError: the quantity is not exact, so a single reading of it proves nothing.
     """
     found = bench.value(commit, quantity)
     if not found.is_exact:
@@ -146,7 +151,7 @@ def _exact_value(bench: Bench, commit: str, quantity: str) -> tuple[float, str]:
 
 
 def inexact(quantity: str) -> UsageError:
-    """What is to be said of a quantity whose two readings differ although nothing changed."""
+    """Return the error for a quantity whose readings differ although the code did not change."""
     return UsageError(
         f"--quantity={quantity}: its readings differ without a change of the code",
         f"bisect {LATENCY}, which is compared A/B, or an exact quantity: a count, peak",
@@ -156,7 +161,7 @@ def inexact(quantity: str) -> UsageError:
 def _by_turns(bench: Bench, state: State, commit: str) -> Trial:
     assert state.ratio is not None
     is_slowdown = state.ratio > 1.0
-    # What is judged is whether the head is slower: of a step for the better, the old side is the head.
+    # The judgement says whether the head is slower. Of a speed-up, the old side is therefore the head.
     head, base = (commit, state.good) if is_slowdown else (state.good, commit)
     judgement, change = bench.compare(head, base, _half(state.ratio))
     said = _said(change) if is_slowdown else f"{state.good[:_SHORT]} is {_said(change)} against it"
@@ -172,14 +177,17 @@ def _is_slower(judgement: Judgement) -> bool:
 
 
 def _is_unclear(judgement: Judgement, change: Change, step: float) -> bool:
-    """Whether what was found may be the step: it looks so, or the comparison is open and does not rule it out."""
+    """Whether a change may be the step.
+
+    It may be if it is at least half of the step, or if the comparison is inconclusive and does not rule the step out.
+    """
     if change.ratio >= math.sqrt(step):
         return True
     return judgement.verdict is Verdict.INCONCLUSIVE and not (change.high is not None and change.high < step)
 
 
 def _half(ratio: float) -> float:
-    """The threshold in the middle of a step, as a share."""
+    """Return the threshold in the middle of a step, as a share; at least ``_LEAST_THRESHOLD``."""
     return max(_LEAST_THRESHOLD, math.exp(abs(math.log(ratio)) / 2.0) - 1.0)
 
 
@@ -200,7 +208,11 @@ def _commit(root: Path, name: str) -> str:
 
 
 def _path(root: Path, good: str, bad: str) -> list[str]:
-    """The commits after ``good`` up to ``bad``, oldest first; a merge stands for what it merged."""
+    """Return the commits after ``good`` up to ``bad``, oldest first; a merge stands for the commits that it merged.
+
+    Raises:
+        UsageError: ``good`` is no ancestor of ``bad``, or no commit lies between them.
+    """
     if ask_git(root, "merge-base", "--is-ancestor", good, bad) is None:
         raise UsageError(
             f"{good[:_SHORT]} is not an ancestor of {bad[:_SHORT]}",
@@ -232,7 +244,7 @@ def _answer(root: Path, commits: Sequence[str], state: State) -> Answer:
 
 
 def _told(root: Path, commits: Sequence[str], state: State) -> list[str]:
-    """What was asked, and the evidence so far, oldest commit first."""
+    """Return a line with the question of a bisection, then the evidence so far, oldest commit first."""
     head = f"{state.quantity} of {state.case}: {state.good[:_SHORT]}..{state.bad[:_SHORT]}"
     lines = [f"{head} ({format_count(len(commits), 'commit')}){': ' if state.ends else ''}{state.ends}"]
     by_commit = {trial.commit: trial for trial in state.trials}

@@ -1,4 +1,7 @@
-"""What a bisection has found so far, and tries next; in `.perflab/bisect.json`, so that an interrupted one resumes."""
+"""The evidence of a bisection so far, and the commit to try next.
+
+``.perflab/bisect.json`` keeps the evidence, so that an interrupted bisection resumes.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from perflab.plugin.session.folder import own_folder
 from perflab.reading import decoded
 
 Side = Literal["good", "bad", "skipped"]
-"""``good``: the old level; ``bad``: the new one; ``skipped``: the case does not run there."""
+"""Side of a commit. ``good``: the old level; ``bad``: the new level; ``skipped``: the case does not run there."""
 SCHEMA = 1
 PLACE = Path(".perflab/bisect.json")
 
 
 class Trial(Data, frozen=True):
-    """What one commit showed."""
+    """The result of trying one commit."""
 
     commit: str
     side: Side
@@ -29,7 +32,7 @@ class Trial(Data, frozen=True):
 
 
 class State(Data, frozen=True):
-    """One bisection: what it is about, and what was tried."""
+    """One bisection: its question, the levels at its ends, and the commits tried so far."""
 
     schema: int
     case: str
@@ -37,26 +40,26 @@ class State(Data, frozen=True):
     good: str
     bad: str
     options: str
-    """What else pytest was given: numbers of other options are other numbers."""
+    """Further options for pytest, then the build command. Numbers measured with other options are not reused."""
     old: float | None = None
-    """The old level, of an exact quantity."""
+    """The old level of an exact quantity; None for a time, and until the ends have been compared."""
     new: float | None = None
     ratio: float | None = None
-    """New over old, as the ends showed it."""
+    """New level / old level of a time, as measured at the ends; None for an exact quantity."""
     ends: str = ""
-    """What the ends showed, in words; empty: they have not been compared yet."""
+    """The evidence from the ends, in words; empty: the ends have not been compared yet."""
     trials: list[Trial] = []
 
 
 class StateError(PerflabError):
-    """A state file that cannot be read."""
+    """Raised for a state file that cannot be read."""
 
 
 def resumed(wanted: State, root: Path) -> State:
-    """What is known of this very bisection; ``wanted`` itself if the last one was another, or there was none.
+    """Return the saved state of this very bisection; ``wanted`` itself if no state, or another one's, is saved.
 
     Raises:
-        StateError: the file is damaged.
+        StateError: the file is damaged, or cannot be read.
     """
     try:
         raw = read_regular(root / PLACE)
@@ -78,10 +81,10 @@ def resumed(wanted: State, root: Path) -> State:
 
 
 def keep(state: State, root: Path) -> None:
-    """Write the state.
+    """Write the state to ``.perflab/bisect.json``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     own_folder(root)
     write_whole(root / PLACE, to_readable_json(state).encode())
@@ -89,18 +92,19 @@ def keep(state: State, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of a range."""
+    """The commits that may have caused the step, and the commit to try next."""
 
     suspects: Sequence[str]
-    """Commits of which one brought the step, oldest first. The last is known to be bad."""
+    """The commits of which one caused the step, oldest first. The last of them is known to be bad."""
     next: str | None
-    """What to try next; None: nothing is left that could tell more."""
+    """The commit to try next; None: no untried commit is left that could narrow the range."""
 
 
 def standing(commits: Sequence[str], tried: Mapping[str, Side]) -> Standing:
-    """Where a bisection stands.
+    """Return where a bisection stands: the suspects, and the commit to try next.
 
-    ``commits`` came after the good one, up to the bad one, oldest first. The last is bad without being in ``tried``.
+    ``commits`` are those after the good commit up to the bad commit, oldest first. The last one is bad without being
+    in ``tried``.
     """
     last = next((at for at, one in enumerate(commits) if tried.get(one) == "bad"), len(commits) - 1)
     first = next((at + 1 for at in reversed(range(last)) if tried.get(commits[at]) == "good"), 0)

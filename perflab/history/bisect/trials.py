@@ -1,7 +1,7 @@
-"""Runs a case at commits of a project: one commit alone for an exact quantity, two in turns for a time.
+"""Runs a case at commits of a project: one commit alone for an exact quantity, two commits interleaved for a time.
 
-Each commit is checked out into a cached worktree, and the session's pytest runs there. What a session of pytest says is
-read from its results file.
+Each commit is checked out into a cached worktree, where pytest runs under the Python of this process. The numbers are
+read from pytest's results file.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from perflab.records import Change, Judgement, Verdict
 from perflab.results import Document
 
 _PATIENCE_S = 3600.0
-"""A session that takes longer hangs."""
+"""Seconds after which a session of pytest, or a build, counts as hung."""
 
 
 class UntestableError(Exception):
-    """A commit at which the case cannot be run; the text says why."""
+    """Raised for a commit at which the case cannot be run; the text says why."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how a case is run."""
+    """The project, the case and the options of a bisection's trials."""
 
     root: Path
-    """The project's folder, in its repository."""
+    """The project's folder, inside its git repository."""
     case: str
-    """Node id."""
+    """The case's node id."""
     variant: str
-    """Its mode's suffix, or the GPU of a prediction; mostly empty."""
+    """The suffix of the case's mode, or the GPU of a prediction; mostly empty."""
     options: Sequence[str]
-    """What else pytest is given."""
+    """Further options for pytest."""
     build: Sequence[str]
-    """A command that is run in each worktree first; empty: none."""
+    """The command to run in each worktree before pytest; empty: none."""
     told: Callable[[str], None]
-    """Told what is waited for."""
+    """Called with a message if another session of pytest uses the same worktree."""
 
     def value(self, commit: str, quantity: str) -> Reading:
-        """A quantity of the case at a commit, as one session reads it.
+        """Return the reading of a quantity of the case at a commit, from one session of pytest.
 
         Raises:
-            UntestableError: the case does not run there, or has no such quantity.
+            UntestableError: the case does not run at the commit, or has no such quantity.
         """
         with self._checked_out(commit) as tree:
             raw = self._session(tree, ["--perf-check=off"])
@@ -68,10 +68,10 @@ class Bench:
         return found[quantity]
 
     def compare(self, head: str, base: str, threshold: float) -> tuple[Judgement, Change]:
-        """Two commits in turns: the judgement on the case at ``head``, and how its time compares with ``base``.
+        """Measure two commits in turns; return the judgement on the case at ``head``, and its time against ``base``.
 
         Raises:
-            UntestableError: the case does not run at one of them.
+            UntestableError: the case does not run at one of the commits.
         """
         with self._checked_out(head) as tree:
             options = [
@@ -113,7 +113,11 @@ class Bench:
             raise UntestableError(f"it cannot be built: {last}")
 
     def _session(self, tree: Path, options: Sequence[str]) -> bytes:
-        """The results file of one session in a worktree."""
+        """Run one session of pytest in a worktree, and return the content of its results file.
+
+        Raises:
+            UntestableError: pytest hung, or wrote no results file.
+        """
         with workplace() as folder:
             results = folder / "results.json"
             command = [sys.executable, "-m", "pytest", "-m", "perf", self.case, f"--perf-json={results}"]
@@ -128,7 +132,7 @@ class Bench:
         raise UntestableError(_why(done.said) or f"pytest ended with {done.status}")
 
     def _path(self, tree: Path) -> list[str]:
-        """The import path that the worktree's own code is found on, also of what is installed from the project."""
+        """Return the import path that finds the worktree's own code, also of packages installed from the project."""
         top = top_of(self.root)
         here = top.resolve() if top is not None else self.root
         worktree = tree if here == self.root else Path(str(tree)[: -len(str(self.root.relative_to(here))) - 1])
@@ -137,13 +141,16 @@ class Bench:
 
 
 def _run(command: Sequence[str], tree: Path, environment: Mapping[str, str]) -> Ended:
-    """Run it to its end or to that of patience; nothing that it has started goes on beside the next trial."""
+    """Run a command to its end, or end it after ``_PATIENCE_S``.
+
+    No process that the command started continues beside the next trial.
+    """
     no_sign = tree / ".perflab-no-sign-of-life"
     return run_child(command, directory=tree, environment=environment, sign=no_sign, patience_s=_PATIENCE_S)
 
 
 def _why(said: str) -> str:
-    """The line of what pytest said that says most."""
+    """Return the most telling line of pytest's output: its first error, or else its last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR", "E  ", "ImportError", "error:"))]
     return (errors or lines or [""])[-1 if not errors else 0].removeprefix("E").strip()

@@ -41,7 +41,7 @@ def _compiled(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Callable[..., Any]:
-    """What runs one configuration. The arguments that it does not read tell configurations apart."""
+    """Return one configuration's compiled function. Arguments that it does not read tell configurations apart."""
     asked: Any = dict(settings)
     function = naive_attention_with_logsumexp if with_logsumexp else naive_attention
 

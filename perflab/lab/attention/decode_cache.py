@@ -16,7 +16,7 @@ from perflab.lab.attention.scoring import Scoring, default_scale
 from perflab.lab.ranges import ranged
 
 IMPLS = {"torch": IMPLEMENTATIONS["decode"], "triton": IMPLEMENTATIONS["triton-decode"]}
-"""What can compute it, with the variant of `attention` that is the same algorithm."""
+"""Implementations of attention over a cache, each with the variant of `attention` that is the same algorithm."""
 
 
 @ranged("attention: decode_attention")

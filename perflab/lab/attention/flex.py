@@ -52,7 +52,7 @@ def _compiled(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Callable[..., Any]:
-    """What runs one configuration. The arguments that it does not read tell configurations apart."""
+    """Return one configuration's compiled function. Arguments that it does not read tell configurations apart."""
     from torch.nn.attention import flex_attention as flex
 
     asked: dict[str, Any] = {}

@@ -15,7 +15,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class BackendRefusedError(RuntimeError):
-    """What was pinned does not take these inputs, or is not there; the text holds the reasons. Nothing was computed."""
+    """The pinned backend is missing or does not take these inputs; the message gives reasons. Nothing was computed."""
 
 
 def cast_as_autocast_does(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -42,7 +42,7 @@ def check_inputs(
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, dtypes: Sequence[torch.dtype], dims: Sequence[int]
 ) -> tuple[type[Exception], str, str] | None:
-    """What is wrong, as the error, what was wanted, and the remedy. Every call comes by here: no text is made ahead."""
+    """Return what is wrong with the inputs: error type, wanted values, remedy. Each call runs this: texts come last."""
     if q.dim() not in dims:
         layouts = " or ".join("(batch, heads, seq, head_dim)" if n == 4 else "(batch, seq, head_dim)" for n in dims)
         return ValueError, f"q, k and v as {layouts}", ". Reshape or transpose them"

@@ -31,7 +31,7 @@ class BlockLists(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Which keys each query sees, for N queries and as many keys; see the module.
+    """A block-sparse pattern: the keys that each query sees, for N queries and N keys; see the module.
 
     length     N, tokens
     block      side of a block, one of BLOCKS
@@ -83,11 +83,11 @@ class Pattern:
         return self.sees(positions[:, None], positions[None, :])
 
     def key_lists(self, device: torch.device | str = "cpu") -> BlockLists:
-        """For each block of queries the blocks of keys that it sees."""
+        """Return, for each block of queries, the blocks of keys that the block sees."""
         return _lists(self, False, torch.device(device))
 
     def query_lists(self, device: torch.device | str = "cpu") -> BlockLists:
-        """For each block of keys the blocks of queries that see it."""
+        """Return, for each block of keys, the blocks of queries that see the block."""
         return _lists(self, True, torch.device(device))
 
     def blocks_a_row(self) -> Tensor:
@@ -101,14 +101,14 @@ class Pattern:
         return torch.where(i < self.globals_, everything, seen)
 
     def _on_one_side(self, others: Tensor) -> Tensor:
-        """Of so many blocks on one side of the diagonal, those that are local or strided."""
+        """Count the local and strided blocks among so many blocks on one side of the diagonal."""
         near = others.clamp(max=self.local - 1)
         if not self.stride:
             return near
         return near + (others // self.stride - (self.local - 1) // self.stride).clamp(min=0)
 
     def _global_alone(self, i: Tensor) -> Tensor:
-        """Of the first blocks those that lie before block i's band, and at no stride of it."""
+        """Count the global blocks that lie before block i's band and at no stride of block i."""
         first = (i - self.local + 1).clamp(min=0, max=self.globals_)
         if not self.stride:
             return first

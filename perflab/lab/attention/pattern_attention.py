@@ -78,7 +78,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> Te
 def _compiled_flex(
     scale: float, query_shape: torch.Size, key_shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> Callable[..., Any]:
-    """What runs one configuration. The arguments that it does not read tell configurations apart."""
+    """Return one configuration's compiled function. Arguments that it does not read tell configurations apart."""
     from torch.nn.attention import flex_attention as flex
 
     enable_gqa = query_shape[1] != key_shape[1]

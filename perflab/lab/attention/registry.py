@@ -18,7 +18,7 @@ _UP_TO_32_BIT = (torch.float32, *_16_BIT)
 _ALL = (torch.float64, *_UP_TO_32_BIT)
 
 FEATURES = ("causal", "bottom-right", "window", "softcap", "grouped-heads", "sinks")
-"""What attention can be asked for beyond whole matrices; `scoring` says what each means."""
+"""Features that attention can be asked for beyond whole matrices; `scoring` says what each means."""
 DROPOUT = "dropout"
 """A feature apart: its result is drawn, so no grid can hold it against a reference, and few variants have it."""
 _EVERY_FEATURE = frozenset(FEATURES)
@@ -183,7 +183,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
 
 
 def needed_features(q: Tensor, k: Tensor, **settings: Unpack[Settings]) -> frozenset[str]:
-    """Which of FEATURES, and whether DROPOUT, these tensors and settings ask for."""
+    """Return the FEATURES, and DROPOUT, that these tensors and settings ask for."""
     is_causal, window_size = settings.get("is_causal", False), settings.get("window_size")
     has_window = window_size is not None and tuple(window_size) != (-1, -1)
     bottom_right = settings.get("causal_alignment") == "bottom-right"

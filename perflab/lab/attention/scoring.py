@@ -48,7 +48,7 @@ class Scoring:
     sinks: int = 0
 
     def visible(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which of `keys` (n_k,) each of `queries` (n_q,) sees, both int64 positions: (n_q, n_k) of bool."""
+        """Return which of `keys` (n_k,) each of `queries` (n_q,) sees, both int64 positions: (n_q, n_k) of bool."""
         ahead = keys[None, :] - queries[:, None]
         seen = torch.ones_like(ahead, dtype=torch.bool)
         if self.lower is not None:
@@ -58,7 +58,7 @@ class Scoring:
         return seen
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """Which pairs are not seen, (N_q, N_k) of bool; None where every query sees every key."""
+        """Return the pairs that are not seen, (N_q, N_k) of bool; None where every query sees every key."""
         if self.lower is None and self.upper is None:
             return None
         ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
@@ -84,7 +84,7 @@ class Scoring:
 
 
 class Settings(TypedDict, total=False):
-    """What attention can be asked for beside its tensors; the module says what each means."""
+    """The settings of attention beside its tensors; the module says what each means."""
 
     is_causal: bool
     scale: float | None

@@ -159,7 +159,7 @@ def _summed(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _tiles_seen(own: slice, others: int, lower: int | None, upper: int | None, tile: int) -> range:
-    """Where those tiles of `others` positions start of which any is seen from the positions `own`."""
+    """Return the starts of the tiles of `others` positions of which any position is seen from the positions `own`."""
     first = 0 if lower is None else max(0, own.start + lower)
     stop = others if upper is None else min(others, own.stop + upper)
     return range(first // tile * tile, stop, tile)

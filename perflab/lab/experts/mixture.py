@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """Where rows go; see the module.
+    """The rows' places in the grouped product; see the module.
 
     order, place  (R,) int64
     ends          (E,) int32
@@ -53,7 +53,7 @@ class Usage(NamedTuple):
 
 
 def planned(chosen: Tensor, num_experts: int, capacity: int | None) -> Plan:
-    """Where the rows of n tokens with `chosen` (n, k) go, where an expert takes `capacity` rows at most."""
+    """Plan the places of n tokens' rows with `chosen` (n, k), where an expert takes at most `capacity` rows."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
@@ -173,7 +173,7 @@ def expert_layers(model: nn.Module) -> list[MixtureOfExperts]:
 
 @contextmanager
 def collecting(layers: Sequence[MixtureOfExperts]) -> Iterator[list[RouterLosses]]:
-    """What forward passes in training mode inside of the block add: the losses of each of these layers, in order.
+    """Collect the losses of these layers, in order, from forward passes in training mode inside of the block.
 
     Outside of it no layer keeps any: not in the forward that runs again for backward under activation checkpointing,
     whose graph would stay alive.

@@ -30,7 +30,7 @@ from perflab.lab.models.transformer import Linear
 
 
 class Routing(NamedTuple):
-    """What the router decides of n tokens.
+    """The router's decisions for n tokens.
 
     chosen         (n, k) int64, experts of each token
     weights        (n, k) float32 at least, in the order of `chosen`
@@ -45,7 +45,7 @@ class Routing(NamedTuple):
 
 
 class RouterLosses(NamedTuple):
-    """Both losses of one layer, scalars."""
+    """The balance loss and the router z loss of one layer, scalars."""
 
     balance: Tensor
     z: Tensor
@@ -98,13 +98,13 @@ class Router(nn.Module):
 
 
 def router_losses(routing: Routing, counts: Tensor) -> RouterLosses:
-    """Both losses of one layer, whose experts were chosen `counts` (E,) times."""
+    """Return the balance loss and the z loss of one layer, whose experts were chosen `counts` (E,) times."""
     share = counts.to(routing.probabilities.dtype) / routing.chosen.numel()
     balance = counts.numel() * (share * routing.probabilities.mean(0)).sum()
     return RouterLosses(balance, torch.logsumexp(routing.logits, -1).square().mean())
 
 
 def weighted_loss(of_layers: Sequence[RouterLosses], balance_weight: float, z_weight: float) -> Tensor:
-    """What a training step adds to its loss: both losses, means over the layers, by their weights."""
+    """Return what a training step adds to its loss: balance and z loss, means over the layers, weighted."""
     balance, z = zip(*of_layers, strict=True)
     return balance_weight * torch.stack(balance).mean() + z_weight * torch.stack(z).mean()

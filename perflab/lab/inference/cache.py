@@ -36,12 +36,12 @@ from perflab.lab.models.config import ModelConfig
 from perflab.lab.models.mixers import kind_of
 
 KERNELS = ("sdpa", "torch", "triton")
-"""What reads a cache: PyTorch's own attention, or `decode_attention` in PyTorch or Triton."""
+"""Kernels that read a cache: PyTorch's own attention, or `decode_attention` in PyTorch or Triton."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where the new tokens of one call of a model go.
+    """The slots and positions of the new tokens of one model call.
 
     positions  (B, T) of each new token; of padding that lies beyond the context, the context's last
     slots      (B T,) of each new token; of padding, the spare slot

@@ -34,7 +34,7 @@ from perflab.lab.models.mixers import kind_of
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeCost:
-    """What one decode step of a batch moves and computes.
+    """The bytes that one decode step of a batch moves, and its FLOPs.
 
     weight_bytes  weights that are read
     cache_bytes   keys and values that are read, those written are B tokens more; or the state, which is read and
@@ -94,7 +94,7 @@ def decode_cost(
     bits: int | None = None,
     group_size: int = 128,
 ) -> DecodeCost:
-    """What one decode step of B sequences with `context` tokens each costs; the new token is one of them."""
+    """Return the cost of one decode step of B sequences of `context` tokens each, the new token among them."""
     unread = 0 if config.tied_head else config.vocab_size * config.d_model
     if config.feed_forward == "moe":  # of the experts, those that B tokens can choose at most
         experts = config.experts

@@ -36,7 +36,7 @@ class LanguageModel(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """Its dimensions, for the cache."""
+        """The model's dimensions, by which a cache is sized."""
 
     def __call__(self, tokens: Tensor, cache: KVCache | StateCache | None = None, at: Tensor | None = None) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V), behind what the cache has; with `at` (B,), of one token each (B, 1, V)."""

@@ -27,7 +27,7 @@ from perflab.lab.inference.slots import Slots, sent
 from perflab.lab.models.config import ModelConfig, check_cache
 
 Content = tuple[int, tuple[int, ...]]
-"""What decides a page's keys and values: the number of the known page before it (0 at the start), and its tokens."""
+"""The key of a page's content: the number of the known page before it (0 at the start), and its tokens."""
 
 
 class PoolFullError(RuntimeError):

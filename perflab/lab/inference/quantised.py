@@ -25,7 +25,7 @@ from torch.nn import functional as F
 MOST = {8: 127, 4: 7}
 """The largest number by bits; the smallest is its negative."""
 GROUP_SIZES = (32, 64, 128, 256)
-"""Of 4 bits: powers of two, as a kernel's tiles are, and half a group is a tensor core's depth of 16 at least."""
+"""Group sizes of 4 bits: powers of two, as a kernel's tiles are; half a group is at least a tensor core's depth, 16."""
 _Model = TypeVar("_Model", bound=nn.Module)
 PRODUCTS = ("torch", "triton")
 """Dequantise, then multiply; or one kernel that reads the packed weights."""
@@ -80,7 +80,7 @@ class QuantisedLinear(nn.Module):
         return x.double().abs() @ (self.scales.double() / 2).repeat_interleave(self.group_size, dim=1).mT
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Return the layer's settings as `print(model)` shows them."""
         groups = "" if self.bits == 8 else f", group_size={self.group_size}"
         return f"{self.d_in} -> {self.d_out}, bits={self.bits}{groups}, product={self.product!r}"
 

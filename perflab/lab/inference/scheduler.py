@@ -30,7 +30,7 @@ from perflab.lab.models.config import check_cache
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks for.
+    """A request to generate: a prompt and how to continue the prompt.
 
     prompt          token ids
     max_new_tokens  how many tokens are generated at most

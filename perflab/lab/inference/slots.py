@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8)
-"""What keys and values can be kept in."""
+"""Dtypes in which keys and values can be kept."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What lies in some slots of a layer: keys and values (*shape, K, D), and scales (*shape, K) of int8."""
+    """The content of some slots of a layer: keys and values (*shape, K, D), and scales (*shape, K) of int8."""
 
     keys: Tensor
     values: Tensor
@@ -100,7 +100,7 @@ class Slots:
                 memory[target] = memory[source]
 
     def raw(self, layer: int, which: Tensor | slice, shape: tuple[int, int]) -> Stored:
-        """What lies in these slots, as it is stored; of a slice no copy is made."""
+        """Return the content of these slots as stored; a slice is a view."""
         keys, values, key_scales, value_scales = (
             None if x is None else x[layer][which].view(*shape, *x[layer].shape[1:])
             for x in (self.keys, self.values, self.key_scales, self.value_scales)

@@ -32,7 +32,7 @@ _DRAFTS, _ACCEPTS = 1, 2
 
 @dataclass(frozen=True)
 class Speculated:
-    """What speculation generated, and what it took.
+    """The tokens that speculation generated, and what generating the tokens took.
 
     tokens    new tokens of each prompt, as `generate` returns them
     rounds    forward passes of the target after the prompts

@@ -24,7 +24,7 @@ from perflab.lab.models.config import ModelConfig
 from perflab.lab.models.mixers import empty_state, kind_of, make_mixer
 
 COUNTED_FORM = "chunked"
-"""In which form operations are counted: a model's, whatever computes it; token by token they would take minutes."""
+"""The form in which a mixer's operations are counted, whatever form runs: token by token would take minutes."""
 
 
 @lru_cache(maxsize=64)

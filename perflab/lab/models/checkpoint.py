@@ -124,7 +124,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """What is no plain data, and where."""
+    """Yield each value that is no plain data, with the value's place."""
     # Exact types: a subclass (a NumPy float is one of float) is written as itself.
     if type(value) in (list, tuple):
         for position, item in enumerate(value):

@@ -45,7 +45,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 NO_EXPERTS = ExpertConfig()
-"""What `experts` holds where it means nothing; with feed_forward="moe" it is a mixture like any other."""
+"""The value of `experts` where no mixture is asked for; with feed_forward="moe" it is a mixture like any other."""
 
 WITHOUT_A_TENSOR = (
     *("rope_theta", *(f"rope_scaling.{field.name}" for field in fields(RopeScaling))),
@@ -147,7 +147,7 @@ class ModelConfig:
 
 
 def architecture(config: ModelConfig) -> dict[str, int | float | str | bool | None]:
-    """What function `TransformerLM(config)` is, up to its weights: a checkpoint of another one is another model's.
+    """Return the settings that decide which function `TransformerLM(config)` is, up to its weights.
 
     The dimensions and the switches that have a meaning in this configuration: `context_length` where positions are a
     table of that length (RoPE goes on as far as one likes), `rope_theta` and "rope_scaling.kind" where there is RoPE,

@@ -43,7 +43,7 @@ from perflab.lab.models.recompute import check_checkpointing
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCost:
-    """What one pass needs.
+    """The FLOPs and memory that one pass of a model needs.
 
     parameters  trainable parameters, exact
     flops       floating-point operations of the matrix products, exact for this module's formula

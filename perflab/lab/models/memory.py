@@ -50,7 +50,7 @@ _FEW, _MORE = 2, 3
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """What lies in memory at one instant, in bytes.
+    """The content of memory at one instant, by kind, in bytes.
 
     parameters       the weights
     buffers          the rotary tables, if there are any, and other tensors that a model holds
@@ -71,13 +71,13 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all kinds."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What is traced; arguments as `model_cost` has them, but for `batch_size`, of a micro-batch.
+    """One traced pass; arguments are those of `model_cost`, except that `batch_size` is that of a micro-batch.
 
     accumulates  gradients of a micro-batch before are there already
     """
@@ -283,7 +283,7 @@ class _Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._kind[self._numbers[tensor.untyped_storage()]] = kind
 
     def end_forward(self, result: Tensor) -> None:
-        """What is there now, but for the result, is kept for backward; so it was from where it was made."""
+        """Count what is alive now, except for the result, as kept for backward since it was allocated."""
         own = self._numbers.get(result.untyped_storage())
         kept = {number for number in self._live if number != own}
         for stage, (_, live) in self._largest.items():

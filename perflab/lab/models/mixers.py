@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from perflab.lab.models.config import ModelConfig
 
 State = tuple[Tensor, ...]
-"""What a mixer keeps of the tokens before: tensors (B, ...) whose size does not depend on how many there were."""
+"""A mixer's memory of the tokens before: tensors (B, ...) whose size does not depend on how many there were."""
 FORMS = ("definition", "chunked", "triton")
 """How a mixer can be computed: token by token as the equation says, by parallel chunks, by a Triton kernel."""
 
 
 class StateMixer(Protocol):
-    """What a model and a cache call of a mixer with a state; this module's docstring says what each does."""
+    """The methods of a mixer with a state, called by models and caches; this module's docstring describes each."""
 
     def initial_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype) -> State:
         """The state before the first token."""
@@ -182,7 +182,7 @@ def kind_of(config: ModelConfig) -> Kind:
 
 
 def target_of(config: ModelConfig) -> Callable[[ModelConfig], nn.Module]:
-    """What makes the configuration's mixer, imported. ImportError if that fails."""
+    """Import and return the callable that makes the configuration's mixer. ImportError if the import fails."""
     return _found(kind_of(config).target, f"mixer={config.mixer!r}")
 
 

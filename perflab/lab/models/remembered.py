@@ -45,7 +45,7 @@ def remembered(trace: Callable[[ModelConfig, Any], Numbers], config: ModelConfig
 
 
 def _folder() -> Path:
-    """Where tools keep what they can make again (XDG Base Directory Specification)."""
+    """Return the folder for files that can be made again (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perflab" / "memory"
 
 

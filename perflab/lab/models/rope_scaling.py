@@ -96,7 +96,7 @@ def rope_frequencies(
 
 
 def rope_temperature(scaling: RopeScaling) -> float:
-    """What cosines and sines are multiplied by, so that scores are by its square: YaRN's 0.1 ln s + 1; else 1."""
+    """Return the factor of cosines and sines, whose square multiplies the scores: YaRN's 0.1 ln s + 1; else 1."""
     if scaling.kind not in ("yarn", "yarn-rotations"):
         return 1.0
     return 0.1 * math.log(scaling.factor) + 1.0

@@ -33,7 +33,7 @@ from perflab.lab.models.rope_scaling import NO_SCALING, RopeScaling, rope_freque
 
 
 class Cache(Protocol):
-    """What a model keeps of the tokens before these; `perflab.lab.inference` has several."""
+    """A model's memory of the tokens before the new ones; `perflab.lab.inference` has several."""
 
     @property
     def config(self) -> ModelConfig:
@@ -52,7 +52,7 @@ class KeyCache(Cache, Protocol):
 
 
 class StateCache(Cache, Protocol):
-    """What another mixer keeps of tokens before these: its state."""
+    """A mixer's state, which stands for the tokens before the new ones."""
 
     def advance(self, layer: int, mixer: StateMixer, x: Tensor) -> Tensor:
         """The mixer's outputs (B, T, d) for x (B, T, d), behind the layer's state, which moves on."""
@@ -384,7 +384,7 @@ def make_norm(config: ModelConfig) -> RMSNorm | LayerNorm:
 
 
 def dropped(x: Tensor, p: float, training: bool) -> Tensor:
-    """Each number 0 with probability p, else over 1 - p (Srivastava et al. 2014); x itself outside of training."""
+    """Drop each number of x with probability p, scale others by 1 / (1 - p), in training (Srivastava et al. 2014)."""
     return F.dropout(x, p) if p and training else x
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 ALPHABET = "0123456789+=,:.~?"
 """Token i is character i."""
 NEXT, END, NONE = ",", ".", "?"
-"""What ends a step of thought that is not the last, what ends a solution, and a digit of no draft."""
+"""Tokens: the end of a step of thought that is not the last, the end of a solution, and a draft's missing digit."""
 STYLES = ("direct", "thought", "refined")
 _HELD_OUT_IN = 8  # one pair in so many is held out
 _WITHOUT_DRAFT, _RIGHT_DRAFT = 0.75, 0.875  # of the texts of "refined": three quarters have none, an eighth a right one
@@ -118,7 +118,7 @@ class Addition:
         return len(self.prompt((0, 0))) + self.solution_length
 
     def problems(self, count: int, *, seed: int = 0, held_out: bool = True) -> list[Problem]:
-        """So many problems, held out or not, drawn uniformly."""
+        """Draw so many problems uniformly, held out or not."""
         return _drawn(random.Random(f"problems {seed}"), count, self.digits, held_out)
 
     def batches(self, batch_size: int, *, seed: int = 0, device: torch.device | str = "cpu") -> Iterator[Tensor]:

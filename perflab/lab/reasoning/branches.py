@@ -30,7 +30,7 @@ from perflab.lab.inference.slots import sent
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of which model.
+    """A prompt and the model that is to answer the prompt.
 
     prompt          token ids
     max_new_tokens  tokens of an answer at most
@@ -84,7 +84,7 @@ class Branches:
 
     @property
     def growing(self) -> list[bool]:
-        """Which branches have not ended."""
+        """Return, for each branch, whether the branch still grows."""
         return [not branch.has_ended for branch in self.all]
 
     @property

@@ -27,12 +27,12 @@ from perflab.lab.reasoning.branches import Branch, Branches, Question
 Reader = Callable[[list[int]], Hashable | None]
 """Reads the answer out of generated tokens; None: there is none."""
 WARM = Sampling(temperature=0.7)
-"""As Wang et al. 2023 sample from some of their models (section 3.1)."""
+"""Sampling as Wang et al. 2023 sample from some of their models (section 3.1)."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search decided on.
+    """The answer that a search decided on, with its log-probability and the tokens computed.
 
     tokens           the answer, up to and with a stop token
     log_probability  of all its tokens together, in nats
@@ -66,7 +66,7 @@ def samples(question: Question, n: int, sampling: Sampling = WARM) -> Branches:
 
 
 def best_of_n(question: Question, n: int, sampling: Sampling = WARM) -> Found:
-    """Of n samples the one with the largest mean log-probability: Adiwardana et al. 2020, "sample-and-rank".
+    """Return the sample of n with the largest mean log-probability: Adiwardana et al. 2020, "sample-and-rank".
 
     The judge is the model itself; Cobbe et al. 2021 (section 4.2) train one. Of equals the first is taken.
     """
@@ -75,7 +75,7 @@ def best_of_n(question: Question, n: int, sampling: Sampling = WARM) -> Found:
 
 
 def self_consistency(question: Question, n: int, read: Reader, sampling: Sampling = WARM) -> Found:
-    """Of n samples one whose answer most of them have: Wang et al. 2023, section 2, unweighted sum.
+    """Return a sample of n whose answer most samples share: Wang et al. 2023, section 2, unweighted sum.
 
     Samples without an answer have no vote. Of answers with as many votes, and of samples with one answer, the one with
     the largest mean log-probability is taken.

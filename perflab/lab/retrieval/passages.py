@@ -19,7 +19,7 @@ CODE = re.compile(rb"\n +((?=[^\n]*(?: = |\(\w))[^\s#\"'][^\n]{35,})(?=\n)")
 
 
 class Question(NamedTuple):
-    """What is asked, the answer, and the number of the passage that holds both."""
+    """A question with its answer, and the number of the passage that holds the answer."""
 
     asked: bytes
     answer: bytes

@@ -49,7 +49,7 @@ class Retriever:
         return prompt
 
     def answer(self, question: bytes, k: int, *, max_new_tokens: int, nprobe: int = 1) -> bytes:
-        """What the model writes behind the question and its passages, in as much of its context as there is."""
+        """Return the model's text behind the question and the passages, as far as the model's context reaches."""
         max_tokens = self.model.config.context_length - max_new_tokens
         prompt = self.prompt(question, k, max_tokens=max_tokens, nprobe=nprobe)
         (made,) = generate(self.model, [list(prompt)], max_new_tokens=max_new_tokens)

@@ -14,7 +14,7 @@ from perflab.lab.models import CHECKPOINTING
 from perflab.lab.train.precision import PRECISIONS
 
 COMPILE = ("eager", "default", "reduce-overhead", "max-autotune", "attention")
-"""What torch.compile is given: nothing, the model in one of its modes, or each block's attention."""
+"""Values of `compile`: torch.compile gets nothing, the model in one of its modes, or each block's attention."""
 OPTIMIZERS = ("loop", "foreach", "fused")
 """How AdamW goes over the parameters: one by one, operator by operator over all, all in one kernel."""
 

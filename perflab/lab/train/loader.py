@@ -76,7 +76,7 @@ class TextLoader:
         return batch.to(self.device)
 
     def offsets(self, number: int) -> list[int]:
-        """Where in the text each row of batch `number` begins."""
+        """Return the offset in the text at which each row of batch `number` begins."""
         places = len(self.text) - self.seq_len + 1
         drawn = hashlib.shake_256(f"{self.seed} {number}".encode()).digest(8 * self.batch_size)
         return [int.from_bytes(drawn[8 * row : 8 * row + 8], "little") % places for row in range(self.batch_size)]

@@ -47,14 +47,14 @@ class Precision:
 
     @contextmanager
     def applied(self, device_type: str) -> Iterator[None]:
-        """For a forward pass on "cpu" or "cuda": autocast, or none, and the precision of products; restored after."""
+        """Apply autocast, if any, and the precision of products to a forward pass on "cpu" or "cuda"; restore both."""
         autocast = torch.autocast(device_type, dtype=self.autocast, enabled=self.autocast is not None)
         with self.products_applied(), autocast:
             yield
 
     @contextmanager
     def products_applied(self) -> Iterator[None]:
-        """For a backward pass: the precision of float32 products alone. Autograd knows what was cast going forward."""
+        """Apply the precision of float32 products to a backward pass. Autograd knows what the forward pass cast."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.matmul)
         try:
@@ -72,4 +72,4 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
         "pure-bf16": Precision(torch.bfloat16),
     }
 )
-"""By name."""
+"""The precisions of training, by name."""

@@ -19,11 +19,11 @@ from perflab.lab.train.loss import cross_entropy_loss
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a run leaves: the loss of every step, before its update."""
+    """The result of a training run: the loss of every step, before the step's update."""
 
     losses: tuple[float, ...]
     tokens: int
-    """Of all batches together."""
+    """The number of tokens in all batches together."""
 
     def final_loss(self, steps: int = 10) -> float:
         """Mean loss of the last so many steps, or of all if there were fewer; one batch alone is noise.

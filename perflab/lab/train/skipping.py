@@ -103,7 +103,7 @@ class Unwatched:
         """Let it be what it is."""
 
     def overflow(self, found_inf: Tensor) -> NoReturn:
-        """Of scaled gradients an overflow is no accident.
+        """Refuse loss scaling, whose scaled gradients overflow now and then and need steps to be skipped.
 
         Raises:
             RuntimeError: always.
@@ -119,7 +119,7 @@ Watch = WatchOnHost | WatchOnDevice | Unwatched
 
 
 def watch_for(optimizer: str, parameter: Tensor) -> Watch:
-    """On the device of the parameters where nobody has to wait for it then; a CPU's values are the host's own."""
+    """Return a watch on the device where that saves a wait, else one on the host, which has a CPU's values."""
     if optimizer == "fused" and (parameter.device.type != "cpu" or not has_numbers(parameter)):
         return WatchOnDevice(parameter.device)
     return WatchOnHost()

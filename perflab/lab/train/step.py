@@ -121,7 +121,7 @@ class TrainingStep:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before it goes back; 1 without loss scaling. Reading it waits too."""
+        """The factor of the loss before backward; 1 without loss scaling. Reading the factor waits for the device."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def forward(self) -> Tensor:

@@ -113,7 +113,7 @@ def unigram_entropy(text: Tensor) -> float:
 
 
 def _find_sources(root: Path) -> list[_Source]:
-    """All sources below `root`, in the order of the digest of their names."""
+    """Return all sources below `root`, in the order of the digests of the sources' names."""
     names = []
     for parent, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in LEFT_OUT]

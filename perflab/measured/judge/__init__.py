@@ -1,1 +1,1 @@
-"""From a record and its baseline to a verdict: pure functions, without torch and pytest."""
+"""Computes a verdict from a record and its baseline, in pure functions that need neither torch nor pytest."""

@@ -1,14 +1,14 @@
 """Decides what happens to a baseline's anchor and history when it is saved again. Pure.
 
-A baseline follows every ``--perf-update``, so steps that are each too small to count would add up to anything. Its
-anchor does not follow: it keeps the replicates of an older save, and the judge compares with both. An anchor moves
-to the new replicates only where somebody saw the change, or where nothing can hide in it:
+Every ``--perf-update`` replaces a baseline, so steps that are each too small to count could add up without bound. The
+baseline's anchor is not replaced: it keeps the replicates of an older save, and the judge compares with both. An anchor
+moves to the new replicates only if somebody saw the change, or if the change cannot hide a slowdown:
 
 - the step from the last baseline is itself past the limit, in either direction;
 - a reason was given;
 - the new replicates are better than the anchor by more than the limit.
 
-Time and memory have an anchor each: a change of one that everybody saw must not hide what the other has gathered.
+Time and memory have separate anchors: a visible change of one must not hide the accumulated drift of the other.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from perflab.measured.records import Accepted, Anchor, Entry, Exact, MemoryAncho
 from perflab.records import Change, Policy, Verdict
 
 ACCEPTED_KEPT = 10
-"""Accepted changes that an entry remembers."""
+"""Largest number of accepted changes that a stored baseline keeps."""
 
 
 def times_successor(old: Entry | None, new: Entry, policy: Policy, reason: str | None) -> Entry:
-    """What is stored when ``new`` takes the place of ``old``.
+    """Return the times to store when ``new`` replaces ``old``.
 
     Args:
         old: what the file holds now, or None.
-        new: what was measured, with all replicates; it brings no anchor and no history.
+        new: the measurement with all replicates, without an anchor or a history.
         policy: what counts as worse for this case.
         reason: what ``--perf-reason`` says, or None.
 
     Returns:
-        ``new`` with its anchor and the accepted changes. Without an anchor its own replicates are the anchor.
+        ``new`` with its anchor and the accepted changes. If the anchor is None, its own replicates are the anchor.
     """
     told = Accepted(date=new.recorded, reason=reason, commit=new.commit)
     if old is None:
         return changed(new, accepted=_history([], told if reason else None))
     foreign = bool(differences(old.environment, new.environment))
     if foreign or not old.replicates or not new.replicates:
-        # Nothing to compare by number. Memory that ran out, or does no more, is a change that everybody sees.
+        # There are no numbers to compare. That a case began or ceased to run out of memory is visible to everybody.
         seen = not foreign and bool(old.replicates) != bool(new.replicates)
         return changed(new, accepted=_history(old.accepted, told if seen or reason else None))
     step = latency_change(old.replicates, new.replicates, policy)
@@ -56,7 +56,10 @@ def times_successor(old: Entry | None, new: Entry, policy: Policy, reason: str |
 
 
 def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str | None) -> Exact:
-    """The same for what is exact, of which peak memory has an anchor: a threshold lets it grow unseen."""
+    """Return the exact quantities to store when ``new`` replaces ``old``.
+
+    Only peak memory has an anchor, because its threshold would let it grow unseen.
+    """
     told = Accepted(date=new.recorded, reason=reason, commit=new.commit)
     if old is None:
         return changed(new, accepted=_history([], told if reason else None))
@@ -73,14 +76,14 @@ def exact_successor(old: Exact | None, new: Exact, policy: Policy, reason: str |
 
 
 def is_past_anchor(entry: Entry, policy: Policy) -> bool:
-    """Whether an entry's own replicates are slower than its anchor, past the limit."""
+    """Whether an entry's own replicates are slower than its anchor by more than the limit."""
     if entry.anchor is None or not entry.replicates:
         return False
     return _direction(latency_change(entry.anchor.replicates, entry.replicates, policy), policy) > 0
 
 
 def is_past_memory_anchor(exact: Exact, policy: Policy) -> bool:
-    """Whether peak memory is past its anchor by more than is allowed."""
+    """Whether peak memory exceeds its anchor by more than the policy allows."""
     if exact.memory_anchor is None:
         return False
     before, device = [exact.memory_anchor.peak_bytes], exact.environment.device
@@ -93,7 +96,7 @@ def _history(accepted: Sequence[Accepted], change: Accepted | None) -> list[Acce
 
 
 def _direction(change: Change, policy: Policy) -> int:
-    """1 if slower past the limit, -1 if faster, 0 for everything between."""
+    """Return 1 if slower past the limit, -1 if faster past it, 0 otherwise."""
     assert change.limit is not None
     if change.is_vague or abs(change.now - change.before) <= policy.floor_ns:
         return 0
@@ -101,14 +104,17 @@ def _direction(change: Change, policy: Policy) -> int:
 
 
 def _moves(peaks: Change | None, verdict: Verdict, policy: Policy) -> bool:
-    """Whether a step of the peak is past the limit, either way. Less by a byte is an improvement, and no such step."""
+    """Whether a step of the peak is past the limit in either direction.
+
+    A peak that is lower by less than the threshold is an improvement, but not such a step.
+    """
     if verdict is not Verdict.IMPROVED or peaks is None:
         return verdict is Verdict.REGRESSED
     return peaks.now * (1.0 + policy.memory_threshold) < peaks.before
 
 
 def _kept_anchor(old: Entry, new: Entry, policy: Policy) -> Anchor | None:
-    """The old anchor, one step older; None if the new replicates are better than it."""
+    """Return the old anchor with one step more; None if the new replicates are faster than the anchor."""
     anchor = old.anchor or Anchor(recorded=old.recorded, replicates=old.replicates, steps=0, commit=old.commit)
     if _direction(latency_change(anchor.replicates, new.replicates, policy), policy) < 0:
         return None
@@ -116,7 +122,10 @@ def _kept_anchor(old: Entry, new: Entry, policy: Policy) -> Anchor | None:
 
 
 def _kept_memory_anchor(old: Exact, new: Exact, policy: Policy) -> MemoryAnchor | None:
-    """The same for memory; None too where nothing differs, or where one of the two was not measured."""
+    """Return the old memory anchor with one step more.
+
+    None if the new peak is better than the anchor or equal to it, or if either save has no peak.
+    """
     peaks, before = new.peak_bytes, old.peak_bytes
     if not peaks or not before:
         return None

@@ -1,11 +1,11 @@
 """Judges counts: exact counts must not rise; others are not judged. Pure.
 
-A count is *exact* if all of the baseline's replicates agree on it, and those of now among each other. One that is not
-exact regressed if the smallest of now lies above the largest of the baseline by more than the baseline's differ among
-each other; else it is not compared, which is said. One that differs from call to call counts by the least of its calls.
-Exact counts need no second reading. Instructions are never exact:
-they have a slack and a floor, and a baseline whose replicates differ by more is not compared: two ways of warming
-Python up are 0.6 % apart.
+A count is *exact* if all of the baseline's replicates agree on it, and all replicates of now agree on it. A count that
+is not exact regressed if the smallest value now lies above the largest of the baseline by more than the range of the
+baseline's values; otherwise it is not compared, and the judgement says so. A count that differs from call to call is
+represented by the smallest value of its calls. Exact counts need no re-measurement. Instructions are never exact: they
+have a slack and a floor, and a baseline whose replicates differ by more is not compared: two ways of warming Python up
+are 0.6 % apart.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from perflab.records import Change, Judgement, Uncompared, Verdict
 CALLS_DIFFER = "not exact here, since calls differ"
 """Why a quantity that was exact before is not compared."""
 FAILS_ALREADY = "it fails already by what is exact, so its time was not measured on"
-"""Why nothing is said of a case's time."""
+"""Why a case's time is not judged."""
 CALLGRIND = "callgrind_instructions"
-"""Counted in a process of its own, which may fail where the measurement did not."""
+"""Name of the count that Callgrind takes in a separate process, which may fail although the measurement did not."""
 SLACK = {"instructions": 0.01, CALLGRIND: 0.01}
-"""Share by which a count may rise that is not the same from run to run."""
+"""Share by which a count that varies from run to run may rise."""
 _FLOOR = 10_000
-"""Instructions by which such a count may rise: about 3 us. Unchanged Python code differs by up to 4,000 between
+"""Instructions by which a count in ``SLACK`` may rise: about 3 us. Unchanged Python code differs by up to 4,000 between
 processes, whatever it does (hash seeds, addresses); measured in docs/log.md."""
 
 
 def values_of(replicates: Sequence[Replicate]) -> dict[str, list[int]]:
-    """Each count that all of the replicates have, with their values."""
+    """Return the counts that all replicates have: name -> the value of each replicate."""
     names = replicates[0].counts if replicates else ()
     return {name: [r.counts[name] for r in replicates] for name in names if all(name in r.counts for r in replicates)}
 
@@ -44,13 +44,14 @@ def judge_counts(
     """Compare the counts that both sides know.
 
     Args:
-        now: this session's reading, or those of fresh processes where there are some.
+        now: the readings of fresh processes if there are any, else this session's single reading.
         before: the baseline's values, as ``values_of`` gives them.
-        gated: whether one that rose is a regression; else everything is ``ok`` and no change has a limit.
-        lacking: what is said of a count that ``before`` lacks. None: nothing, since baselines keep exact ones alone.
+        gated: whether a count that rose is a regression; else everything is ``ok`` and no change has a limit.
+        lacking: the reason to report for a count that ``before`` lacks. None reports nothing, since baselines keep
+            exact counts alone.
 
     Returns:
-        The changes by name; and the exact counts that are to be gated, and could not be compared.
+        The changes by name; and the exact counts that are gated but could not be compared.
     """
     changes: dict[str, Change] = {}
     missed: list[Uncompared] = []
@@ -77,13 +78,16 @@ def judge_counts(
 
 
 def _least(name: str, replicate: Replicate) -> int | None:
-    """What a call did, at the least where calls differ; None if it was not counted."""
+    """Return the replicate's count of one call, the smallest if calls differ; None if it was not counted."""
     least = replicate.memory.least if replicate.memory is not None else {}
     return replicate.counts.get(name, least.get(name))
 
 
 def _change(name: str, old: Sequence[int], new: Sequence[int], *, gated: bool) -> Change:
-    """From the most before to the least now; with the range of now where its processes differ."""
+    """Return the change from the largest count before to the smallest now.
+
+    If the processes of now differ, ``low`` and ``high`` are the ratios of the smallest and the largest of their counts.
+    """
     before = max(old)
     ratio, most = ((value / before if before else 1.0 + value) for value in (min(new), max(new)))
     low, high = (None, None) if _agree(name, new) else (ratio, most)
@@ -92,7 +96,7 @@ def _change(name: str, old: Sequence[int], new: Sequence[int], *, gated: bool) -
 
 
 def verdict_on(changes: Mapping[str, Change]) -> Verdict:
-    """The verdict on all counts together."""
+    """Return the verdict on all counts together."""
     if any(change.is_past_limit for change in changes.values()):
         return Verdict.REGRESSED
     return Verdict.IMPROVED if any(fell(change) for change in changes.values()) else Verdict.OK
@@ -104,7 +108,7 @@ def fell(change: Change) -> bool:
 
 
 def exactly_worse(judgement: Judgement) -> list[str]:
-    """What of the judgement's ``worse`` needs no second reading: memory, and counts that are exact."""
+    """Return the names in ``judgement.worse`` that need no re-measurement: memory, and counts if an exact one rose."""
     exact = [change for name, change in judgement.counts.items() if name not in SLACK]
     return [
         name
@@ -118,5 +122,5 @@ def _agree(name: str, values: Sequence[int]) -> bool:
 
 
 def _slack(name: str, value: float) -> float:
-    """Share of ``value`` by which such a count may rise."""
+    """Return the share of ``value`` by which the count ``name`` may rise; 0 for an exact one."""
     return max(SLACK[name], _FLOOR / max(value, 1.0)) if name in SLACK else 0.0

@@ -1,8 +1,8 @@
 """Reasons to doubt a difference of times, or the lack of one. Pure.
 
-A slowdown and an improvement are doubted by the same evidence, in opposite directions: of two groups of replicates one
-came out slower, and the question is what else than the code can have made it so. What passes without a difference is
-doubted too, where that evidence says that one is hidden, or where the replicates differ too much to show one.
+A slowdown and an improvement are doubted by the same evidence, in opposite directions: one of two groups of replicates
+came out slower, and the question is whether something other than the code can be the cause. A case without a difference
+is doubted too, if that evidence suggests a hidden one, or if the replicates differ too much to show one.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from perflab.records import Change, Environment, Policy
 from perflab.units import format_change, format_interval, format_ns, format_percent
 
 MACHINE_SLACK = 1.02
-"""A reading of the calibration workload up to this much above the other group's is its own noise."""
+"""A ratio of the two groups' calibration times up to this one is the calibration workload's own noise."""
 SEVERAL_CORES = 1.2
-"""A case that keeps more cores busy than this works in several threads, and waits when one of them has to."""
+"""A case that keeps more cores busy than this runs in several threads, and waits for the slowest of them."""
 SHARING_AT_MOST = 4.0
-"""Work in one thread that keeps its core shares caches, memory and clock with neighbours, and is not slowed more."""
+"""The largest slowdown from neighbours of a thread that keeps its core: they share its caches, memory and clock."""
 KEPT_CORE = 0.9
-"""A thread that gets this share of the CPU time that it got in the other group was not pushed aside."""
+"""A thread that gets at least this share of the other group's CPU time was not displaced from its core."""
 SEEN_AT_LEAST = 2.0
-"""Thresholds: what lets a slowdown of so many pass unseen, says nothing."""
+"""A comparison that would miss a slowdown of this many thresholds proves nothing."""
 
 TOO_NOISY = "these readings are too noisy for a 95 % interval"
 
 
 @dataclass(frozen=True)
 class Sides:
-    """What is compared: replicates of now, and of the baseline or its anchor, and what their medians come to."""
+    """Two groups of replicates to compare, those of now and those of the baseline or its anchor, with their change."""
 
     now: Sequence[Replicate]
     before: Sequence[Replicate]
     change: Change
     environment: Environment
     name: str
-    """What ``before`` is: ``baseline`` or ``anchor``."""
+    """The origin of ``before``: ``baseline`` or ``anchor``."""
     first: float
-    """The ratio of the session's own reading. It may be among ``now``, or have given the reason for them."""
+    """The ratio of the session's own reading, which either is in ``now`` or was the reason to measure ``now``."""
 
     @property
     def is_faster(self) -> bool:
-        """Whether the case came out faster than it was."""
+        """Whether the case came out faster now than before."""
         return self.change.ratio < 1.0
 
     @property
@@ -55,16 +55,16 @@ class Sides:
 
     @property
     def fast(self) -> Sequence[Replicate]:
-        """The other one."""
+        """The group that came out faster."""
         return self.now if self.is_faster else self.before
 
     def as_change(self, slower: float) -> str:
-        """By how much the slow group is slower, seen from the baseline."""
+        """Format ``slower``, the slow group's time / the fast group's, as a change seen from the baseline."""
         return format_change(1.0 / slower if self.is_faster else slower)
 
 
 def single_process(sides: Sides) -> list[str]:
-    """A baseline that does not know its noise proves nothing, however large the difference."""
+    """Return the doubt about a baseline of one process: its noise is unknown, so no difference is proved."""
     if len(sides.before) > 1:
         return []
     remedy = "--perf-update" if sides.name == "baseline" else "--perf-update --perf-reason=TEXT"
@@ -72,7 +72,10 @@ def single_process(sides: Sides) -> list[str]:
 
 
 def difference_doubts(sides: Sides, policy: Policy) -> list[str]:
-    """Why a difference past the limit that fresh processes show may still not be the code's, beside one process."""
+    """Return reasons why a difference past the limit, seen in fresh processes, may have another cause than the code.
+
+    ``single_process`` gives the reason that this function leaves out.
+    """
     change, bound = sides.change, 1.0 + policy.threshold
     assert change.low is not None
     assert change.high is not None
@@ -98,9 +101,10 @@ def difference_doubts(sides: Sides, policy: Policy) -> list[str]:
 
 
 def _too_far_apart(sides: Sides) -> list[str]:
-    """Code that runs at one of several speeds looks faster by chance, and by little more than they are apart.
+    """Return the doubt that an improvement is smaller than the differences between fresh processes warrant.
 
-    By the range, and not by a spread that a few of many do not move: all processes have to agree about an improvement.
+    Code that runs at one of several speeds looks faster by chance, by little more than the speeds differ. The criterion
+    is the range of the processes rather than a robust spread, since all processes must agree on an improvement.
     """
     fastest, slowest = min(r.median_ns for r in sides.now), max(r.median_ns for r in sides.now)
     gap, span = min(r.median_ns for r in sides.before) / slowest, slowest / fastest
@@ -110,7 +114,10 @@ def _too_far_apart(sides: Sides) -> list[str]:
 
 
 def evidence_against(sides: Sides, policy: Policy) -> list[str]:
-    """What says that the machine made the slow group slower, or the processes themselves; one reading has that too."""
+    """Return evidence that the machine, or differences between processes, made the slow group slower.
+
+    A single reading gives such evidence too.
+    """
     ratio = 1.0 / sides.change.ratio if sides.is_faster else sides.change.ratio
     bound = 1.0 + policy.threshold
     doubts = []
@@ -139,17 +146,17 @@ def evidence_against(sides: Sides, policy: Policy) -> list[str]:
 
 
 def hidden(sides: Sides, noise: float, policy: Policy) -> list[str]:
-    """Why a slowdown may be there though the medians show none.
+    """Return reasons why there may be a slowdown although the medians show none.
 
     Args:
-        sides: what is compared; the difference is within the threshold.
-        noise: by how much a reading may be off, as a share.
+        sides: the two groups; their difference is within the threshold.
+        noise: the relative error that a reading may have, as a share.
         policy: what counts as worse.
     """
     change, bound = sides.change, 1.0 + policy.threshold
     unseen = SEEN_AT_LEAST * policy.threshold
     if unseen * change.now <= policy.floor_ns:
-        return []  # what could be hidden does not count
+        return []  # a slowdown that could be hidden is below the floor
     doubts = []
     if change.ratio * (1.0 + noise) > 1.0 + unseen:
         doubts.append(
@@ -157,14 +164,14 @@ def hidden(sides: Sides, noise: float, policy: Policy) -> list[str]:
             f"a slowdown of {format_percent(unseen)} would not be seen"
         )
     fastest_ns, before_ns = (min(r.fastest_ns for r in group) for group in (sides.now, sides.before))
-    # Not where the fastest calls are as typical calls are: then nothing is hidden, and the threshold is the threshold.
+    # If the fastest calls changed as much as the typical ones, nothing is hidden, and the threshold alone decides.
     fastest = fastest_ns / before_ns
     if fastest > max(bound, MACHINE_SLACK * change.ratio) and fastest_ns - before_ns > policy.floor_ns:
         doubts.append(
             f"typical calls took {format_change(change.ratio)}, but the fastest ones "
             f"{format_change(fastest)}: a {sides.name} from a busy machine hides a slowdown"
         )
-    # Of several workloads the middle one: an excuse may rest on one alone, a doubt of what looks well may not.
+    # The middle one of several workloads: one alone may excuse a slowdown, but not cast doubt on a good result.
     ratios = _machine_ratios(sides.before, sides.now)
     workload, machine = ratios[len(ratios) // 2]
     hides = change.ratio * machine > bound and change.now - change.before / machine > policy.floor_ns
@@ -177,7 +184,10 @@ def hidden(sides: Sides, noise: float, policy: Policy) -> list[str]:
 
 
 def _machine_ratios(slow: Sequence[Replicate], fast: Sequence[Replicate]) -> list[tuple[str, float]]:
-    """By how much the machine was slower at fixed work such as this case needs, by workload; ascending."""
+    """Return (calibration workload, slow group's time / fast group's) for workloads like this case, by ascending ratio.
+
+    The pair ``("", 1.0)`` is always among them; ``threads`` only if the case runs in several threads.
+    """
     ratios = {"": 1.0}
     for name in ("interpreter", "memory", "threads") if _several(slow, fast) else ("interpreter", "memory"):
         old = [r.calibration_ns[name] for r in fast if name in r.calibration_ns]
@@ -192,7 +202,10 @@ def _several(*groups: Sequence[Replicate]) -> bool:
 
 
 def _beyond_sharing(sides: Sides) -> bool:
-    """Whether no neighbour can have done this: without it, a busy machine would excuse any slowdown at all."""
+    """Whether the slowdown is too large for neighbours to be its cause.
+
+    Without this bound, a busy machine would excuse any slowdown.
+    """
     kept = [[r.cores_busy for r in group if r.cores_busy is not None] for group in (sides.slow, sides.fast)]
     low, high = sides.change.low, sides.change.high
     if _several(sides.slow, sides.fast) or not all(kept) or low is None or high is None:

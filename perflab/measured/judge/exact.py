@@ -1,7 +1,8 @@
 """Exact quantities (peak memory, counts): what they depend on, and which can be compared. Pure.
 
-What they depend on was tried (docs/measuring.md, "What exact quantities depend on"): the PyTorch build and the kind of
-device always; some of them on more, and those are compared across such a difference only as far as they agree.
+Their dependencies were found by experiment (docs/measuring.md, "What exact quantities depend on"): all depend on the
+PyTorch build and the kind of device. Some depend on more fields; across a difference in those, such a quantity is
+compared only as far as it is equal.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from perflab.records import Change, Drift, Environment, ExactEnvironment, Judgem
 from perflab.units import format_bytes, format_names
 
 DECIDES = ("device", "device_name", "system", "torch", "cuda")
-"""Fields of which another value makes another program: nothing is compared across them."""
+"""Environment fields whose value determines the program: nothing is compared if one of them differs."""
 _COMPILED = frozenset(("graph_breaks", "recompiles"))
-"""Counts that Dynamo takes of Python's bytecode."""
+"""Counts that depend on how Dynamo compiles Python's bytecode."""
 
 
 def _may_matter(quantity: str) -> frozenset[str]:
-    """Fields that a quantity may depend on besides: where they differ, a difference of it tells nothing."""
+    """Return the fields beside ``DECIDES`` that a quantity may depend on: if they differ, its change proves nothing."""
     if quantity == "operators":
         return frozenset()
     return frozenset(("python",)) if quantity in _COMPILED else frozenset(("threads", "isa", "features", "triton"))
@@ -33,15 +34,15 @@ def _may_matter(quantity: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Comparable:
-    """Exact quantities of a baseline beside the environment that a case runs in."""
+    """Exact quantities of a baseline that are comparable in the environment in which a case runs."""
 
     exact: Exact
     doubtful: Mapping[str, str]
-    """Quantities that may differ between the two environments for reasons of their own, and the reasons."""
+    """Quantities that may differ because the two environments do: name -> how the environments differ."""
 
 
 def comparable(exact: Exact, here: Environment) -> Comparable | list[str]:
-    """What of it may be compared here; a list of what differs if nothing may."""
+    """Return the quantities of ``exact`` that may be compared here; a list of the decisive differences if none may."""
     now = exact_environment(here)
     fields = differing(exact.environment, now)
     decisive = [text for field, text in fields.items() if field in DECIDES]
@@ -57,7 +58,7 @@ def comparable(exact: Exact, here: Environment) -> Comparable | list[str]:
 
 
 def saved_elsewhere(fields: Iterable[str], there: ExactEnvironment, here: ExactEnvironment) -> str:
-    """``saved with 2 threads and AVX512, here 1 and AVX2``."""
+    """Format a difference of environments: ``saved with 2 threads and AVX512, here 1 and AVX2``."""
     pairs = [_in_words(field, getattr(there, field), getattr(here, field)) for field in fields]
     return f"saved with {' and '.join(old for old, _ in pairs)}, here {' and '.join(new for _, new in pairs)}"
 
@@ -66,23 +67,23 @@ def _in_words(field: str, there: object, here: object) -> tuple[str, str]:
     old, new = str(there or "none"), str(here or "none")
     if field == "threads":
         return f"{old} thread{'s' * (old != '1')}", new
-    if field == "features":  # instructions, and sizes of the caches behind a comma: which of the two it is
+    if field == "features":  # instructions, a comma, cache sizes: name the part that differs
         (old, _, old_caches), (new, _, new_caches) = old.partition(", "), new.partition(", ")
         return (old, new) if old != new else (f"caches of {old_caches or 'unknown size'}", new_caches or "unknown")
     return (old, new) if field == "isa" else (f"{field.capitalize()} {old}", new)
 
 
 CUDA_ROUNDING_BYTES = 512
-"""The CUDA caching allocator hands out multiples of this."""
+"""The CUDA caching allocator rounds block sizes up to multiples of this."""
 
 
 def peaks_of(replicates: Sequence[Replicate]) -> list[int]:
-    """Peak memory of the replicates that have an exact one, in bytes."""
+    """Return the peak memory, in bytes, of each replicate that has an exact one."""
     return [r.memory.peak_bytes for r in replicates if r.memory is not None and r.memory.exact_bytes is not None]
 
 
 def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: str, policy: Policy) -> Finding:
-    """Exact: the least that was needed now against the most that was needed before."""
+    """Judge peak memory: the smallest peak now against the largest before, both in bytes."""
     if not before_bytes or not now_bytes:
         return NOT_COMPARED
     before, after = max(before_bytes), min(now_bytes)
@@ -100,9 +101,10 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
 def judge_peaks(
     before_bytes: Sequence[int], now: Sequence[Replicate], device: str, policy: Policy
 ) -> tuple[Finding, list[Uncompared]]:
-    """Compare peaks with those of before; where calls differ, what is held after warm-up: past them or no verdict.
+    """Judge the peaks of ``now`` against those before. Return the finding, and what was not compared.
 
-    Returns the finding, and what was not compared.
+    If calls differ, the memory held after warm-up stands for the peak: it regressed if it exceeds the peaks before, and
+    is not compared otherwise.
     """
     needed = [r.memory.least.get("memory", r.memory.peak_bytes) for r in now if r.memory is not None]
     found = judge_memory(before_bytes, needed, device, policy)
@@ -115,7 +117,10 @@ def judge_peaks(
 
 
 def unless_calls_differ(judgement: Judgement, now: Sequence[Replicate]) -> Judgement:
-    """The same, but nothing is ok whose later calls found nothing to do, or differ in what was exact before."""
+    """Return the judgement, made inconclusive if later calls found nothing to do or differ in what was exact before.
+
+    Only the verdicts ``ok`` and ``improved`` change.
+    """
     used_up = any(r.memory is not None and r.memory.used_up for r in now)
     lost = [one.quantity.replace("_", " ") for one in judgement.not_compared if one.calls_differ]
     said = ["later calls found nothing to do, so this is not the time of the work"] if used_up else []
@@ -127,7 +132,7 @@ def unless_calls_differ(judgement: Judgement, now: Sequence[Replicate]) -> Judge
 
 
 def needed_more(found: Comparable, record: Record, policy: Policy) -> bool:
-    """Whether a case that ran out of memory had certainly passed its baseline's peak: by what it held and asked for."""
+    """Whether the bytes that an out-of-memory case held and asked for certainly exceed its baseline's peak."""
     ran_out = record.out_of_memory
     if ran_out is None or not found.exact.peak_bytes or "memory" in found.doubtful:
         return False
@@ -138,7 +143,7 @@ def needed_more(found: Comparable, record: Record, policy: Policy) -> bool:
 
 @dataclass(frozen=True)
 class Needs:
-    """What is said of a case's memory and counts."""
+    """The comparison of a case's memory and counts with their baseline."""
 
     memory: Finding
     counts: dict[str, Change]
@@ -147,7 +152,7 @@ class Needs:
 
     @property
     def is_compared(self) -> bool:
-        """Whether anything of them is, or could be if calls did not differ."""
+        """Whether memory or any count is compared, or would be if calls did not differ."""
         tells = any(change.limit is not None for change in self.counts.values())
         return self.memory.change is not None or tells or any(one.calls_differ for one in self.not_compared)
 
@@ -155,16 +160,16 @@ class Needs:
 def judge_exact(
     record: Record, now: Sequence[Replicate], found: Comparable | Sequence[str], times: Entry | None, policy: Policy
 ) -> Needs:
-    """Compare a case's memory and counts with what is comparable of its baseline.
+    """Compare a case's memory and counts with the comparable part of its baseline.
 
     Args:
         record: the case.
         now: the readings that are judged.
-        found: what is comparable here; else what differs, or nothing where nothing is stored.
-        times: the baseline's times on this machine, which have the counts that depend on its processor; or None.
+        found: the comparable quantities; else the decisive differences, empty if nothing is stored.
+        times: the baseline's times on this machine, which hold the counts that depend on its processor; or None.
         policy: thresholds.
     """
-    counted = values_of(times.replicates) if times is not None else {}  # with its slack: these stand with the times
+    counted = values_of(times.replicates) if times is not None else {}  # counts with a slack are stored with the times
     if not isinstance(found, Comparable):
         why = f"baseline from another environment: {', '.join(found)}" if found else "no baseline yet"
         counts, _ = judge_counts(now, counted, gated=policy.gate_counts)

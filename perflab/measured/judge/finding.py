@@ -8,32 +8,35 @@ from dataclasses import dataclass
 from perflab.records import Change, Drift, Verdict
 
 _ORDER = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK)
-"""What is told first, of two verdicts on one case."""
+"""Verdicts in the order of precedence: the first one found decides for the case."""
 BAD = (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One quantity against one baseline or anchor."""
+    """The verdict on one quantity, compared with one baseline or anchor."""
 
     change: Change | None
     verdict: Verdict
     reasons: Sequence[str] = ()
     is_plain: bool = False
-    """Whether it is slower, and all that there is to doubt it is how many processes the baseline has."""
+    """Whether the case is slower, and the only possible doubt is the baseline's number of processes."""
 
 
 NOT_COMPARED = Finding(None, Verdict.OK)
-"""A quantity of which there is nothing to compare."""
+"""The finding on a quantity without values to compare."""
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of what is said of a case's quantities, what is said of the case."""
+    """Return the verdict on a case from the verdicts on its quantities."""
     return min(verdicts, key=_ORDER.index)
 
 
 def worse_of_two(newer: Finding, older: Finding, recorded: str, steps: int) -> tuple[Finding, Drift]:
-    """Of a finding against the baseline and one against its anchor, what counts. An anchor only makes it worse."""
+    """Choose between a finding against the baseline and one against its anchor; return the finding and the drift.
+
+    The anchor can only make the verdict worse.
+    """
     assert older.change is not None
     decides = older.verdict in BAD and _ORDER.index(older.verdict) < _ORDER.index(newer.verdict)
     drift = Drift(recorded=recorded, steps=steps, change=older.change, decides=decides)

@@ -1,4 +1,4 @@
-"""Judges whether replicates are fit for a baseline: interference, and the slowdown that they could show. Pure."""
+"""Judges whether replicates are fit for a baseline: interference, and the smallest detectable slowdown. Pure."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from perflab.units import format_percent
 
 @dataclass(frozen=True)
 class Fitness:
-    """What is to be known of replicates before they become a baseline."""
+    """The quality of replicates, to know before they become a baseline."""
 
     disturbed: list[str]
-    """What disturbed the typical one, as sentences."""
+    """Disturbances of the typical replicate, as sentences."""
     sees: float
-    """The smallest slowdown that counts against them, as a share."""
+    """The smallest slowdown that a comparison with these replicates reports, as a share."""
     is_blind: bool
-    """Whether a slowdown of twice the threshold would pass unseen."""
+    """Whether the comparison would miss a slowdown of twice the threshold."""
     is_alone: bool = False
-    """Whether it is one process, whose noise nobody knows: no slowdown counts against it."""
+    """Whether the replicates are one process, whose noise is unknown: no slowdown is proved against it."""
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is wrong with them."""
+        """Whether the replicates are undisturbed and precise enough."""
         return not (self.disturbed or self.is_blind)
 
     @property
     def marks(self) -> list[str]:
-        """As sentences, empty for a baseline that nothing is wrong with."""
+        """The problems of the replicates, as sentences; empty for a faultless baseline."""
         differ = f"its replicates differ so much that only slowdowns above {format_percent(self.sees)} count"
         return [*([differ] if self.is_blind else []), *self.disturbed]
 
 
 def fitness(replicates: Sequence[Replicate], environment: Environment, policy: Policy) -> Fitness:
-    """How fit replicates are, of which there is one at least."""
+    """Return the fitness of replicates, at least one."""
     change = latency_change(replicates, replicates, policy)
     assert change.limit is not None
     sees = change.limit - 1.0
@@ -50,7 +50,7 @@ def fitness(replicates: Sequence[Replicate], environment: Environment, policy: P
 
 
 def calmest(replicates: Sequence[Replicate], wanted: int, environment: Environment) -> list[Replicate]:
-    """All that nothing disturbed; where they are fewer than ``wanted``, the disturbed ones that came first too."""
+    """Return all undisturbed replicates; if they are fewer than ``wanted``, add the first disturbed ones."""
     disturbed = [bool(disturbances([one], [], environment)) for one in replicates]
     calm = [one for one, is_disturbed in zip(replicates, disturbed, strict=True) if not is_disturbed]
     others = [one for one, is_disturbed in zip(replicates, disturbed, strict=True) if is_disturbed]

@@ -1,7 +1,7 @@
 """Finds interference that the baseline did not have: other processes, stolen time, a throttled GPU. Pure.
 
-A pure function of the figures that replicates carry. Those that a replicate does not know (older baselines, other
-systems, samples too short to say) count as undisturbed.
+The result depends only on the figures that replicates carry. A figure that a replicate lacks (older baselines, other
+systems, samples that were too short) counts as undisturbed.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from perflab.records import Environment
 from perflab.units import format_percent
 
 NEIGHBOURS_CORES = 0.15
-"""An idle machine's housekeeping, and the error of its counters over a quarter of a second, stay below this."""
+"""Cores: the housekeeping of an idle machine, and the error of its counters over a quarter of a second, stay below."""
 ROOMY = 0.5
-"""While less than this share of the cores is in use, neighbours have others: two hardware threads share one core."""
+"""Below this share of cores in use, neighbours run on other physical cores: two hardware threads share one."""
 STEAL_SHARE = 0.02
-"""Less cannot make up half of a slowdown of 5 %, the default threshold."""
+"""A smaller share of stolen CPU time cannot cause half of a slowdown of 5 %, the default threshold."""
 SLOWED_DOWN = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
-"""Reasons for low clocks that are the machine's: heat and its power supply. A power cap is reached by the work."""
+"""Reasons for low clocks whose cause is the machine: heat and its power supply. A power cap is reached by the work."""
 
 
 def disturbances(
     group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, *, earlier: bool = False
 ) -> list[str]:
-    """What disturbed a group, as sentences with figures; compared with the other one, since both may be alike.
+    """Return the disturbances of ``group`` that ``other`` did not have as much, as sentences with figures.
 
-    ``earlier``: the group is the baseline. What is gone now has made its times too long.
+    ``earlier``: ``group`` is the baseline, so that a disturbance that has ceased made the baseline's times too long.
     """
     found = []
     when, otherwise = ("while the baseline was taken", "now") if earlier else ("meanwhile", "in the baseline")
@@ -52,7 +52,7 @@ def disturbances(
 
 
 def is_witnessed(now: Sequence[Replicate], environment: Environment) -> bool:
-    """Whether the replicates know enough for their silence to mean that nothing disturbed them."""
+    """Whether the replicates carry enough figures for an absence of disturbances to be proved."""
     figures = [r.neighbours_cores is not None and r.steal_share is not None for r in now]
     if environment.device == "cuda":
         figures += [r.temperature_c is not None and r.gpu_neighbours is not None for r in now]
@@ -60,7 +60,7 @@ def is_witnessed(now: Sequence[Replicate], environment: Environment) -> bool:
 
 
 def _has_room(now: Sequence[Replicate], cores: float, environment: Environment) -> bool:
-    """Whether the neighbours and the case fit beside each other."""
+    """Whether the machine has enough cores for the neighbours and the case together."""
     own = _typical(r.cores_busy if r.cores_busy is not None else environment.cores for r in now)
     return own + cores < ROOMY * environment.cores
 

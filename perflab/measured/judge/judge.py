@@ -1,34 +1,34 @@
 """Judges a measured case: a record, its baseline and a policy in, a judgement out. Pure.
 
-Exact quantities are compared wherever the code is the same program, times only where they are this machine's. Without
-such times memory and counts are judged alone, and the judgement says so (``no_times``).
+Exact quantities are compared if the environment makes the code the same program, times only if they are this machine's.
+Without such times, memory and counts are judged alone, and the judgement says so (``no_times``).
 
-How a slowdown is told from a bad moment of the machine:
+A slowdown is distinguished from a disturbance of the machine in these steps:
 
-1. The case is *suspect* if its median lies past the limit, the larger of the threshold and what the baseline's
-   own replicates are seen to differ by, and the difference is larger than an absolute floor.
-2. A suspect is measured again, in fresh processes (the caller's work), and judged by those alone: the reading
-   that raised the suspicion was picked for being high, so it is no fair witness.
-3. It regressed if the baseline has replicates to know its noise from; if the whole interval of the ratio lies past
-   the threshold; if every fresh process was slower than all of the baseline's; if even the fastest sample of the
-   fresh processes is past the threshold, since a busy machine delays most samples but not all; if fixed pieces
-   of work, timed between the samples, do not tell that the machine itself became slower by as much; and if nothing
-   disturbed them that could be the cause and was not there when the baseline was taken (``interference.py``).
-   If it looks worse and one of these does not hold, nobody can tell: ``inconclusive``, with the reason. Against a
-   machine's own history of fewer than ``ENOUGH_RUNS`` that is said of all such cases at once (``few_runs``), and memory
-   and counts are the verdict, unless all but the baseline's number of processes speaks for a slowdown.
+1. The case is *suspect* if its median lies past the limit (the larger of the threshold and the differences between
+   the baseline's own replicates), and the difference is larger than an absolute floor.
+2. A suspect is re-measured by the caller in fresh processes, and judged by those alone: the reading that raised the
+   suspicion was selected for being high, so it is biased.
+3. The case regressed if all of these conditions hold: the baseline has several replicates, so that its noise is known;
+   the whole interval of the ratio lies past the threshold; every fresh process was slower than all of the baseline's;
+   even the fastest sample of the fresh processes is past the threshold, since a busy machine delays most samples but
+   not all; fixed pieces of work, timed between the samples, do not show that the machine itself became slower by as
+   much; and no disturbance that the baseline did not have could be the cause (``interference.py``).
+   If the case looks worse and one of these conditions fails, it is ``inconclusive``, with the reason. Against a
+   machine's own history of fewer than ``ENOUGH_RUNS``, the report says so once for all such cases (``few_runs``), and
+   memory and counts decide the verdict, unless everything but the baseline's number of processes indicates a slowdown.
 
-4. An improvement of time is looked at and doubted in the same way, with the two groups in each other's place. What
-   shows no difference is inconclusive too where the same evidence says that one is hidden (``doubts.py``).
-5. What stored numbers cannot tell is *unsettled*: improved, inconclusive, or ok by a median that a busy baseline let
-   pass while even the fastest calls are slower. The caller may then measure the case in turns with the code that the
-   baseline was saved from (``record.paired``; ``record.paired_to_anchor`` for the anchor's), and what the turns say
-   counts.
+4. An improvement of time is examined and doubted in the same way, with the two groups exchanged. A case without a
+   difference is inconclusive too if the same evidence indicates a hidden one (``doubts.py``).
+5. A case that stored numbers cannot decide is *unsettled*: improved, inconclusive, or ok by a median that a busy
+   baseline let pass although even the fastest calls are slower. The caller may then measure the case interleaved with
+   the code that the baseline was saved from (``record.paired``; ``record.paired_to_anchor`` for the anchor's code), and
+   the result of that interleaved run decides.
 
-Memory and counts are ``measured/judge/exact.py``'s.
+``measured/judge/exact.py`` judges memory and counts.
 
-Time and memory are each compared with the baseline and, where that has one, with its older anchor, by the same
-rules; the worse of the two verdicts counts. So accepted steps too small to be seen cannot add up unseen.
+Time and memory are each compared with the baseline and with the baseline's older anchor, if it has one, by the same
+rules; the worse of the two verdicts counts. Accepted steps too small to see therefore cannot add up unseen.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from perflab.records import ENOUGH_RUNS, Change, Drift, Judgement, Policy, Uncom
 from perflab.units import format_bytes, format_change, format_percent
 
 NOISE_FACTOR = 3.0
-"""How many spreads of the baseline's replicates a reading must lie above it to be suspect."""
+"""A reading is suspect if it lies more than this many spreads of the baseline's replicates above the baseline."""
 MISSED_SELDOM = 2.0
-"""How many spreads a reading may well lie below what the case takes: more in one of forty cases."""
+"""Spreads by which a reading may lie below the case's true time: it lies lower in one of forty cases."""
 LEAST_NOISE = 0.003
-"""Replicates that agree better than this do so by luck: processes on one machine differ by about as much."""
+"""The least relative noise that is assumed: processes on one machine differ by about as much, and replicates that
+agree better do so by luck."""
 _RAN_OUT = "it ran out of memory"
 _FITS_AGAIN = "ran out of memory in the baseline, and fits now"
 
@@ -66,14 +67,14 @@ def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     """Compare a case with its baseline.
 
     Args:
-        record: the case; ``record.fresh`` holds what fresh processes measured once it was suspect, ``record.paired``
-            what turns with the baseline's commit said once it was unsettled.
-        baseline: what is stored of it. Exact quantities and times are each compared if they are there and comparable.
+        record: the case; ``record.fresh`` holds the readings of fresh processes once it was suspect, ``record.paired``
+            the result of interleaving with the baseline's commit once it was unsettled.
+        baseline: the stored numbers. Exact quantities and times are each compared if they exist and are comparable.
         policy: thresholds.
 
     Returns:
-        The verdict. With ``suspect`` set it is provisional: measure again in fresh processes and judge again. With
-        ``unsettled`` it is as good as stored numbers allow, and turns may better it.
+        The verdict. With ``suspect`` set it is provisional: re-measure in fresh processes and judge again. With
+        ``unsettled`` it is as good as stored numbers allow, and an interleaved run may improve it.
     """
     judgement = _judge(record, baseline, policy)
     measurement = record.measurement
@@ -85,7 +86,7 @@ def judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         known = [one for one in judgement.not_compared if one.quantity not in off and "counts" not in off]
         judgement = changed(judgement, not_compared=[*known, *missed])
     if record.paired is not None or record.paired_to_anchor is not None:
-        return judgement  # whoever took the turns knows what went on beside them
+        return judgement  # the interleaved run itself reports its disturbances
     shown = record.fresh or ([record.summary] if record.summary is not None else [])
     return changed(judgement, beside=disturbances(shown, [], record.environment))
 
@@ -97,7 +98,7 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     if here is None:
         return _judge_out_of_memory(record, baseline, times, policy)
     fits_again = times is not None and not times.replicates
-    if fits_again:  # the case has no times there; memory and counts of an older save are compared all the same
+    if fits_again:  # the baseline has no times; memory and counts of an older save are still compared
         times, no_times = None, f"this machine's times say: {_RAN_OUT}"
         if baseline.exact is None:
             return Judgement(verdict=Verdict.IMPROVED, reasons=[_FITS_AGAIN])
@@ -116,13 +117,13 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[f"baseline {reason}" for reason in missed])
     in_turns = record.paired is not None or record.paired_to_anchor is not None
     few_runs = None if in_turns else _few_runs(baseline, latency)
-    if few_runs is not None and latency.finding.verdict is not Verdict.REGRESSED:  # which is measured again
+    if few_runs is not None and latency.finding.verdict is not Verdict.REGRESSED:  # a regression is re-measured
         latency = replace(latency, finding=Finding(latency.finding.change, Verdict.OK))
     verdicts = {"latency": latency.finding.verdict, "memory": needs.memory.verdict, "counts": verdict_on(needs.counts)}
     worst = worst_of(verdicts.values())
     if fits_again and worst is Verdict.OK:
         worst = Verdict.IMPROVED
-    # What is exact needs no reason, and those for which its time can't be told are none of such a failure.
+    # A regressed exact quantity needs no reason; the reasons why time is inconclusive do not belong to such a failure.
     is_exact = worst is Verdict.REGRESSED is not latency.finding.verdict
     of_time = [_FITS_AGAIN] if fits_again else [] if is_exact else latency.finding.reasons
     disturbed = disturbances(now, latency.before, record.environment) if not in_turns else []
@@ -155,7 +156,10 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
 
 
 def _without_baseline(foreign: Sequence[str]) -> Judgement:
-    """Nothing that is stored can be compared with, since it differs in this; or nothing is stored."""
+    """Return the judgement of a case with no comparable baseline.
+
+    ``foreign`` lists how the stored environment differs; it is empty if nothing is stored.
+    """
     if not foreign:
         return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
     reasons = [f"baseline from another environment: {text}" for text in foreign]
@@ -163,7 +167,7 @@ def _without_baseline(foreign: Sequence[str]) -> Judgement:
 
 
 def _comparable_times(times: Entry | None, record: Record) -> tuple[Entry | None, str]:
-    """The times, if they may be compared, and else why not, in words that many cases have in common."""
+    """Return the times if they are comparable, else None, with the reason in words that many cases share."""
     if times is None or times.environment.machine != record.environment.machine:
         name = record.environment.machine
         return None, f"no times of {'this machine' if name is None or stands_for_itself(name) else name} yet"
@@ -175,13 +179,13 @@ def _comparable_times(times: Entry | None, record: Record) -> tuple[Entry | None
 
 @dataclass(frozen=True)
 class _Times:
-    """What is said of a case's time, against its baseline and its anchor."""
+    """The comparison of a case's time with its baseline and its anchor."""
 
     finding: Finding = NOT_COMPARED
     drift: dict[str, Drift] = field(default_factory=dict)
     unsettled: list[str] = field(default_factory=list)
     before: Sequence[Replicate] = ()
-    """What it was compared with in the end."""
+    """The replicates of the comparison that decided: the baseline's or the anchor's."""
 
 
 def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], times: Entry, policy: Policy) -> _Times:
@@ -204,7 +208,7 @@ def _judge_times(record: Record, here: Replicate, now: Sequence[Replicate], time
 
 
 def _few_runs(baseline: Baseline, latency: _Times) -> int | None:
-    """How many runs a machine's own history has, where they are too few to tell what a difference may be."""
+    """Return the number of runs in a machine's own history if it is too small to interpret a difference, else None."""
     kept = len(latency.before) if baseline.times_are_own and latency.before else ENOUGH_RUNS
     is_doubtful = latency.finding.verdict is not Verdict.OK and not latency.finding.is_plain
     return kept if is_doubtful and kept < ENOUGH_RUNS else None
@@ -215,21 +219,24 @@ def _judge_out_of_memory(record: Record, baseline: Baseline, times: Entry | None
     found = comparable(baseline.exact, record.environment) if baseline.exact is not None else None
     if isinstance(found, Comparable) and found.exact.peak_bytes:
         reasons.append(f"the baseline needed {format_bytes(max(found.exact.peak_bytes))}")
-    # Without times of this machine nobody knows that it ever held the case: then what was asked for has to tell.
+    # Without times of this machine it is unknown whether the case ever fitted: then the bytes asked for decide.
     fitted = times is not None and bool(times.replicates)
     grew = isinstance(found, Comparable) and needed_more(found, record, policy)
     return Judgement(verdict=Verdict.REGRESSED if fitted or grew else Verdict.OOM, reasons=reasons)
 
 
 def latency_change(before: Sequence[Replicate], now: Sequence[Replicate], policy: Policy) -> Change:
-    """The change of time with its interval, and the limit from which it counts."""
+    """Return the change of time with its 95 % interval and the limit past which it counts."""
     noise = _noise(before, now)
     limit = 1.0 + max(policy.threshold, NOISE_FACTOR * _spread(before, now))
     return changed(compare([r.median_ns for r in before], [r.median_ns for r in now], noise), limit=limit)
 
 
 def _spread(before: Sequence[Replicate], now: Sequence[Replicate]) -> float:
-    """By how much a reading may be off without a reason, as a share: what these replicates are seen to differ by."""
+    """Return the relative error of a reading that noise explains, as a share.
+
+    It is the larger of the spread between the replicates of ``before`` and the noise within the replicates.
+    """
     return max(_between(before), _noise(before, now))
 
 
@@ -244,7 +251,10 @@ def _noise(before: Sequence[Replicate], now: Sequence[Replicate]) -> float:
 
 
 def _judge_latency(record: Record, here: Replicate, before: Sequence[Replicate], policy: Policy, name: str) -> Finding:
-    """``name`` says what ``before`` is: the baseline, or its anchor, which makes a verdict only worse."""
+    """Judge a case's time against ``before``.
+
+    ``name`` is ``baseline`` or ``anchor``, the origin of ``before``. An anchor can only make a verdict worse.
+    """
     now = record.fresh or [here]
     change = latency_change(before, now, policy)
     assert change.limit is not None
@@ -279,7 +289,10 @@ def _not_vague(change: Change) -> Finding:
 
 
 def _judge_faster(sides: Sides, policy: Policy, *, again: bool) -> Finding:
-    """``again``: fresh processes were measured. A single reading has no interval, and may have doubts all the same."""
+    """Judge a case that came out faster. ``again``: fresh processes were measured.
+
+    A single reading has no interval, but may be doubted too.
+    """
     found = _not_vague(sides.change)
     if found.verdict is not Verdict.IMPROVED:
         return found
@@ -289,7 +302,7 @@ def _judge_faster(sides: Sides, policy: Policy, *, again: bool) -> Finding:
 
 
 def launching(now: Sequence[Replicate], old: Sequence[Replicate]) -> Change | None:
-    """The change of what the host takes to launch a call; None where one side does not know it."""
+    """Return the change of the host's time to launch a call, in ns; None if one side has no such time."""
     before, after = ([one.launch_ns for one in side if one.launch_ns is not None] for side in (old, now))
     if not before or not after:
         return None

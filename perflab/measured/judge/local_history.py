@@ -1,7 +1,7 @@
 """Decides which readings form a machine's own history of a case. Pure.
 
-A history is what later runs are compared with, so it holds readings of one state of the code and the machine alone: a
-new one joins those that it agrees with, takes their place, or is left out. They never mix.
+Later runs are compared with a history, so it holds readings of only one state of the code and the machine. A new
+reading joins a history that it agrees with, replaces the history, or is left out. Readings of two states never mix.
 """
 
 from __future__ import annotations
@@ -16,43 +16,44 @@ from perflab.records import ENOUGH_RUNS, Policy, Verdict
 from perflab.units import format_ns
 
 KEPT_REPLICATES = 5
-"""Runs of unchanged times that a history is made of. Later ones add nothing that these do not tell."""
+"""The largest number of runs in a history. Later runs with unchanged times add no information."""
 FAR = 1.5
-"""Readings of the same code that are this far apart are of two states of the machine: people are told."""
+"""Readings of the same code whose ratio is at least this come from two states of the machine; the report says so."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run measured of a case."""
+    """A run's measurement of a case."""
 
     entry: Entry
     policy: Policy
-    """What the case is judged by."""
+    """The policy that judges the case."""
     is_worse: bool = False
-    """Whether it regressed: its times are nothing to compare with."""
+    """Whether the case regressed, so that later runs must not be compared with its times."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a run does to a case's history."""
+    """The effect of a run on a case's history."""
 
     entry: Entry
-    """The history from now on."""
+    """The history after the run."""
     is_begun: bool = False
-    """Whether there was none before."""
+    """Whether the case had no comparable history before."""
     begun_anew: str | None = None
-    """Why the reading took the place of a history that times were compared with."""
+    """Why the reading replaced a history that times were compared with; None if it replaced no such history."""
     left_out: str | None = None
-    """The typical time before and now, where it did not, though the code is the same and they are ``FAR`` apart."""
+    """The typical times before and now, if the reading was left out although the code is the same and the times are
+    ``FAR`` apart; None otherwise."""
 
 
 def next_step(old: Entry | None, new: Entry, policy: Policy) -> Step:
-    """What becomes of a history ``old`` once a run has measured ``new``.
+    """Return the step of a history ``old`` once a run has measured ``new``.
 
-    A reading that the judge finds unchanged joins; so does one of the same code that is not ``FAR`` off, while there
-    are too few to know what they differ by. A faster one takes the place of a history of other code, and of a single
-    reading of the same code: what disturbs a reading makes it slower. Any other is left out, else a slowdown would
-    become what later runs are compared with.
+    A reading that the judge finds unchanged joins the history. So does a reading of the same code that is not ``FAR``
+    off, while the history has too few runs to know their noise. A faster reading replaces a history of other code, or a
+    single reading of the same code: a disturbance makes a reading slower. Any other reading is left out, else later
+    runs would be compared with a slowdown.
     """
     if old is None or old.environment != new.environment or not old.replicates:
         return Step(new, is_begun=True)
@@ -69,7 +70,7 @@ def next_step(old: Entry | None, new: Entry, policy: Policy) -> Step:
 
 
 def unexplained(old: Entry, new: Entry) -> str | None:
-    """What is said of times ``FAR`` apart that no change of code explains; None where there is nothing to say."""
+    """Format times ``FAR`` apart that no change of code explains (``1 ms before, 2 ms now``); None if none are."""
     if old.environment != new.environment or not _is_same_code(old, new) or not (old.replicates and new.replicates):
         return None
     before, now = _typical_ns(old), _typical_ns(new)
@@ -89,13 +90,13 @@ def _beside(before_ns: float, now_ns: float) -> str:
 
 
 def _is_mixed(history: Entry, policy: Policy) -> bool:
-    """Whether readings of two states stand in it, as earlier versions let them: it would see no slowdown."""
+    """Whether a history mixes readings of two states, as earlier versions allowed: such a history hides slowdowns."""
     medians = [one.median_ns for one in history.replicates]
     return max(medians) >= FAR * min(medians) and max(medians) - min(medians) > policy.floor_ns
 
 
 def _agrees(old: Entry, new: Entry, policy: Policy) -> bool:
-    """Whether the judge finds the time unchanged. Nothing but time is compared, so nothing else makes it ``new``."""
+    """Whether the judge finds the time unchanged. Only time is compared: missing exact quantities do not matter."""
     time_alone = changed(policy, gate_counts=False)
     replicates = new.replicates
     several = replicates if len(replicates) > 1 else []

@@ -1,4 +1,4 @@
-"""Says what was asked for and what was alive when a case ran out of memory, and what would free some of it. Pure."""
+"""Describes a case that ran out of memory: bytes asked for, memory alive, and ways to free some of it. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from perflab.units import format_bytes
 from perflab.user_lines import with_callers
 
 MOST = 5
-"""Rows of what was alive; the results file has all of them."""
+"""Number of groups of live memory to list; the results file has all of them."""
 _WORTH = 0.05
-"""Share of what was alive that a remedy must free to be worth a word."""
+"""Share of the live memory that a remedy must free to be reported."""
 FORWARD, OPTIMIZER = "made by the forward", "made by the optimizer"
 
 
 def out_of_memory_texts(found: OutOfMemory) -> list[str]:
-    """Sentences: what was asked for and by whom, what was alive, and what would free it."""
+    """Return sentences: the bytes asked for and by which code, the memory alive, and ways to free some of it."""
     asked = f"out of memory: {format_bytes(found.asked_bytes)} asked for" if found.asked_bytes is not None else ""
     by = place(found.asked_by) if found.asked_by is not None else ""
     texts = [f"{asked or 'out of memory'}{f', by {by}' if by else ''}"]
@@ -44,7 +44,7 @@ def out_of_memory_texts(found: OutOfMemory) -> list[str]:
 
 
 def _remedies(alive: Sequence[PeakPart]) -> Iterator[tuple[str, int]]:
-    """What would free some of it, and how much of what was alive at most."""
+    """Yield ways to free some of the live memory, each with the most bytes that it would free."""
     forward = [part for part in alive if part.category == FORWARD and part.module]
     sums = _sums(forward, lambda part: part.module)
     if sums:
@@ -68,7 +68,7 @@ def _sums(parts: Iterable[PeakPart], name_of: Callable[[PeakPart], str]) -> list
 
 
 def place(part: PeakPart) -> str:
-    """Operator, module and line that asked for blocks; empty where none is known."""
+    """Format the operator, module and line that asked for blocks; empty if neither operator nor line is known."""
     where = f" in {part.module}" if part.module else ""
     line = f" ({with_callers(part.line, part.stack)})" if part.line else ""
     return f"{part.operator or 'code'}{where}{line}" if part.operator or part.line else ""

@@ -16,11 +16,11 @@ _MAD_TO_STD = 1.4826
 _SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 
 _LARGEST_LOG = math.log(1e30)
-"""Of an end of an interval: what is further off is no bound, and no number that a file of ours may hold."""
+"""The largest absolute log-ratio of an interval's end: a larger one bounds nothing, and results files reject it."""
 
 
 def robust_spread(values: Sequence[float]) -> float:
-    """Standard deviation estimated from the median absolute deviation; 0 for fewer than two values."""
+    """Return the standard deviation, estimated from the median absolute deviation; 0 for fewer than two values."""
     n = len(values)
     if n < 2:
         return 0.0
@@ -30,11 +30,11 @@ def robust_spread(values: Sequence[float]) -> float:
 
 
 def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Change:
-    """Ratio of two groups of positive numbers by their medians, with a 95 % interval on the logarithm of it.
+    """Return the ratio of two groups of positive numbers by their medians, with a 95 % interval of its logarithm.
 
     The groups' locations are medians and their spread is pooled from the deviations of both, so one disturbed
-    replicate moves neither far. ``noise`` is the relative uncertainty of a single replicate, known from within
-    it; the spread between replicates is never taken to be smaller than that. Without bound, ``high`` is infinite.
+    replicate moves neither far. ``noise`` is the relative uncertainty of a single replicate, known from its own
+    samples; the spread between replicates is never taken to be smaller. Without an upper bound, ``high`` is infinite.
     """
     known = [[math.log(value) for value in group] for group in (before, now) if len(group) > 1]
     weights = [len(group) - 1 for group in known]
@@ -45,7 +45,7 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Chan
     spread = max(pooled, noise)
     # The median of n normal values spreads pi/2 as much as their mean, for all but the smallest n.
     factor = sum((math.pi / 2 if len(group) > 2 else 1.0) / len(group) for group in (before, now))
-    # Median deviations use their values less well than standard deviations do: one degree of freedom fewer brings
+    # A median deviation is less efficient than a standard deviation: one degree of freedom fewer brings
     # the interval's coverage to its nominal rate for two to five replicates a side (simulated in the tests).
     half = student_t_quantile(0.975, max(1, sum(weights) - 1)) * spread * math.sqrt(factor)
     old, new = _middle(before), _middle(now)
@@ -54,21 +54,21 @@ def compare(before: Sequence[float], now: Sequence[float], noise: float) -> Chan
 
 
 def ratio_of(log_ratio: float) -> float:
-    """The ratio that a log-ratio means; infinity or zero where it is so far off that it bounds nothing."""
+    """Return the ratio of a log-ratio; infinity or zero if the log-ratio is so large that it bounds nothing."""
     if abs(log_ratio) >= _LARGEST_LOG:
         return math.inf if log_ratio > 0 else 0.0
     return math.exp(log_ratio)
 
 
 def _middle(values: Sequence[float]) -> float:
-    """Median on a logarithmic scale: between two middle values, their geometric mean."""
+    """Return the median on a logarithmic scale: the geometric mean of the two middle values, if there are two."""
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return low if low == high else math.sqrt(low * high)
 
 
 def student_t_tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t with a whole number of degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
+    """Return P(T > t) of Student's t, for whole degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     if freedom == 1:
@@ -82,9 +82,9 @@ def student_t_tail(t: float, freedom: int) -> float:
     return (1.0 - within) / 2.0
 
 
-@lru_cache(maxsize=4096)  # simulations ask for the same few all the time
+@lru_cache(maxsize=4096)  # simulations call it with few distinct arguments
 def student_t_quantile(probability: float, freedom: int) -> float:
-    """The t with P(T <= t) = ``probability``, for probabilities above a half."""
+    """Return the t with P(T <= t) = ``probability``, for probabilities above a half, of Student's t."""
     low, high = 0.0, 1.0
     while student_t_tail(high, freedom) > 1.0 - probability:
         high *= 2.0

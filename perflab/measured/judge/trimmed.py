@@ -14,39 +14,40 @@ from statistics import fmean
 from perflab.measured.judge.robust import student_t_quantile, student_t_tail
 
 TRIMMED = 0.1
-"""Share of the pairs that is trimmed at each end, and at least one."""
+"""Share of the pairs to trim at each end; at least one pair is trimmed."""
 CONFIDENCE = 0.95
 LEAST_SPREAD = 0.004
-"""Pairs that agree better than this do so by luck: fresh processes of the same code differ by about as much."""
+"""The smallest credible spread of log-ratios. Fresh processes of the same code differ by about as much; pairs that
+agree better do so by luck."""
 LEAST_PAIRS = 5
-"""Fewer have no interval: one at each end is trimmed, and two degrees of freedom must be left."""
+"""Fewer pairs have no interval: one at each end is trimmed, and two degrees of freedom must be left."""
 _RANGE = {2: 1.128, 3: 1.693, 4: 2.059}
-"""Expected range of so many normal values, in standard deviations."""
+"""Number of normal values -> their expected range, in standard deviations."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A log-ratio with its interval."""
+    """An estimated log-ratio with its 95 % interval."""
 
     value: float
     low: float
     high: float
     error: float
-    """Standard error."""
+    """Standard error of ``value``."""
     freedom: int
     """Degrees of freedom of ``error``."""
     interval_freedom: int
-    """Those that the interval is made with, for its coverage."""
+    """Degrees of freedom of the interval: one fewer where its coverage needs it."""
     lowest: float
-    """The lowest pair that was not trimmed."""
+    """The lowest log-ratio that was not trimmed."""
     allowance: float = 0.0
-    """How much of ``value`` may be the machine's: the size of the null control."""
+    """The part of ``value`` that the machine may cause: the size of the null control."""
 
     def chance_of(self, bound: float) -> float:
         """One-sided p-value: how likely an estimate this high is if the true value is ``bound`` or lower.
 
-        Pairs that do not even agree on the sign are no evidence, whatever their mean: code that runs at one of
-        several speeds gives such.
+        Pairs that disagree on the sign are no evidence, whatever their mean: code that runs at one of several speeds
+        gives such pairs.
         """
         if self.lowest <= 0.0:
             return 1.0
@@ -54,7 +55,7 @@ class Estimate:
 
 
 def estimate(log_ratios: Sequence[float]) -> Estimate:
-    """Trimmed mean of at least LEAST_PAIRS log-ratios, with a 95 % interval."""
+    """Return the trimmed mean of at least LEAST_PAIRS log-ratios, with a 95 % interval."""
     ordered = sorted(log_ratios)
     n = len(ordered)
     trimmed = max(1, math.floor(TRIMMED * n))
@@ -73,10 +74,10 @@ def estimate(log_ratios: Sequence[float]) -> Estimate:
 
 
 def half_width(error: float, freedom: int) -> float:
-    """Half of the 95 % interval of something with this standard error."""
+    """Return half of the width of the 95 % interval of an estimate with this standard error."""
     return student_t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0, freedom) * error
 
 
 def spread_of(few: Sequence[float]) -> float:
-    """Standard deviation of two to four values, from their range; 0 for fewer."""
+    """Estimate the standard deviation of two to four values from their range; 0 for fewer."""
     return (max(few) - min(few)) / _RANGE[min(len(few), max(_RANGE))] if len(few) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Judges a result of one run by that of another, as if the first one were the case's baseline. Pure."""
+"""Judges a result of one run against the result of another run, as if that were the case's baseline. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perflab.results import Result
 
 
 def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
-    """The judgement of ``now`` by the numbers of ``before``; None where one of them has none.
+    """Return the judgement of ``now`` against ``before``; None if one has no record, or ``before`` no times.
 
-    A run that measured in one process does not know its noise. It is believed where all other evidence agrees, as a
-    machine's own history of few runs is.
+    A run that measured in one process does not know its noise. It is believed if all other evidence agrees, like a
+    machine's own history of few runs.
     """
     base, head = before.record, now.record
     if base is None or head is None or base.summary is None:
@@ -32,5 +32,5 @@ def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
 
 
 def _judged(record: Record, summary: Replicate) -> list[Replicate]:
-    """The processes that the run's own verdict rests on."""
+    """Return the replicates on which the run's own verdict rests."""
     return record.fresh or [summary]

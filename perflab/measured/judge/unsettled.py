@@ -1,7 +1,7 @@
-"""Finds what stored numbers cannot decide, and judges it by an interleaved run with the baseline's commit. Pure.
+"""Finds cases that stored numbers cannot decide, and judges them by interleaving with the baseline's commit. Pure.
 
-A stored number is as good as the hour in which it was taken. The commit that it was taken at is as good today: on a
-shared machine the two versions, side by side, tell in a few pairs what medians of two hours never will.
+A stored time depends on the state of the machine at the hour in which it was taken; the baseline's commit does not. On
+a shared machine, a few interleaved pairs of the two versions decide what medians of two hours cannot.
 """
 
 from __future__ import annotations
@@ -18,46 +18,49 @@ from perflab.records import Policy, Verdict
 from perflab.units import format_change
 
 LOOKS = (7, 9, 12, 16)
-"""Numbers of pairs after which a suspect is judged. Fewer than where an A/B comparison was asked for: the
-threshold is a larger one, and somebody waits for a test."""
+"""Numbers of pairs after which a suspect is judged. They are smaller than in an A/B comparison that a user asks for:
+the threshold is larger, and a user waits for the test."""
 
 
 def turns_policy(policy: Policy) -> PairedPolicy:
-    """How turns are judged that settle what stored numbers cannot tell: by the threshold of stored numbers."""
+    """Return the policy of interleaved runs that decide unsettled cases: the threshold is that of stored numbers."""
     return PairedPolicy(threshold=policy.threshold, looks=LOOKS)
 
 
 def is_unsettled(stored: Finding, now: Sequence[Replicate], before: Sequence[Replicate], policy: Policy) -> bool:
-    """Whether more than stored numbers is needed to tell whether the code became slower, or faster."""
+    """Whether stored numbers cannot tell whether the code became slower or faster."""
     if stored.verdict is not Verdict.OK:
         return stored.verdict in (Verdict.INCONCLUSIVE, Verdict.IMPROVED)
-    # Medians of a busy hour hide a slowdown. The fastest calls hide less, and those of one process against the
-    # fastest of three are a hard standard on purpose: most cases that fail it are innocent, which costs each two
-    # pairs of processes, and of those that became a tenth slower few pass it (docs/measuring.md, "The gate, tried").
+    # Medians of a busy hour hide a slowdown. The fastest calls hide less. One process's fastest call against the
+    # fastest of three processes is a strict test on purpose: most cases that fail it are unchanged, which costs each
+    # two pairs of processes, and few cases that became a tenth slower pass it (docs/measuring.md, "The gate, tried").
     fastest_ns, before_ns = (min(r.fastest_ns for r in group) for group in (now, before))
     return fastest_ns / before_ns > 1.0 + policy.threshold / 2.0 and fastest_ns - before_ns > policy.floor_ns
 
 
 def as_ratios(logs: Sequence[float]) -> list[float]:
-    """Log-ratios as ``Paired`` keeps them: seven digits, however small, since a ratio of 0 would have no logarithm."""
+    """Return log-ratios as the ratios that ``Paired`` keeps: seven significant digits, since 0 has no logarithm."""
     return [float(f"{ratio_of(log):.7g}") for log in logs]
 
 
 def _found_in_turns(paired: Paired, policy: Policy) -> PairedFinding:
-    """What the pairs say, by the rules of an A/B comparison."""
+    """Return the finding on the pairs, by the rules of an A/B comparison."""
     assert paired.base_ns is not None
     screen, confirm, control = (
         [math.log(ratio) for ratio in ratios] for ratios in (paired.screen, paired.confirm, paired.control)
     )
     floor = math.log1p(policy.floor_ns / paired.base_ns)
-    # The control's ratios are of the calls that are judged already, and have no excess left.
+    # The control's ratios are already of the calls that are judged, with the excess removed.
     case = PairedCase(screen, confirm, paired.judged, paired.uneven, floor=floor)
     found = latency_findings({"": case}, {"": [Reading(log) for log in control]}, turns_policy(policy))[""]
     return found.timed(paired.base_ns, policy.floor_ns)
 
 
 def after_turns(stored: Finding, paired: Paired, policy: Policy) -> Finding:
-    """What counts of a case's time once it was measured A/B with the code that the stored one was saved from."""
+    """Return the finding on a case's time once it was measured interleaved with the code of the stored times.
+
+    ``stored`` is the finding against the stored times, which the reasons mention if the two disagree.
+    """
     assert stored.change is not None
     found = _found_in_turns(paired, policy)
     said = f"A/B with {paired.against}: {format_change(found.change.ratio)}"

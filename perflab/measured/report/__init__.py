@@ -1,1 +1,1 @@
-"""Measured cases as text: columns of tables, failures, what was not compared. Pure."""
+"""Measured cases as text: columns of tables, failures, quantities that were not compared. Pure."""

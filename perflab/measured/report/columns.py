@@ -1,7 +1,7 @@
-"""The columns of tables: their names, what they read of a case, and how they write it.
+"""The columns of tables: their names, the value that each reads from a case, and the format of that value.
 
-A value is in its column's unit: nanoseconds, bytes, per second, a share of one. What the units of standard columns are
-stands here; a fact's is the ending of its name.
+A value is in its column's unit: nanoseconds, bytes, per second, a share of one. This module defines the units of
+standard columns; the ending of a fact's name defines the fact's unit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOTHING = "–"
 
 _TIMES = (*STATISTICS, *QUANTILES, "first", *OF_TOKENS)
 _OF_A_CALL = ("median", "min", "mean")
-"""Times that have the ratio of a call's time."""
+"""Columns of times that show the ratio of a call's time."""
 _NOT_IN_TURNS = (
     "they were not measured in turns, and measured one after another the same code differs too "
     "-> run these cases together"
@@ -54,11 +54,11 @@ _WRITTEN: dict[str, Callable[[float], str]] = {
     "spread": format_noise,
     "vs_base": format_change,
 }
-"""What is not written as its unit is."""
+"""Formats of columns that are not written as other values of their unit."""
 _TITLES = {"ops": "ops/s", "vs_base": "vs base"}
 _RATE = "/s"
 WORK = {"flops": "FLOP", "bytes": "B"}
-"""Units of work, as rates write them."""
+"""Unit of work -> its name in a rate."""
 _ENDINGS: dict[str, tuple[str, Callable[[float], str]]] = {
     "_per_s": ("per second", format_si),
     "_ns": ("ns", format_ns),
@@ -67,27 +67,27 @@ _ENDINGS: dict[str, tuple[str, Callable[[float], str]]] = {
     "_share": ("share", format_percent),
     "_ratio": ("ratio", format_ratio),
 }
-"""Of a fact's name, in the order of looking: its unit, and how that is written."""
+"""Ending of a fact's name -> the fact's unit and format. The first ending that matches applies."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column. ``name`` is what ``columns=`` calls it, and ``title`` what stands at its head."""
+    """One column. ``name`` is its name in ``columns=``, and ``title`` the text in its head."""
 
     name: str
     title: str
     source: str | None = None
-    """Of what is quoted: where from."""
+    """The source of a column of quoted times; None for any other column."""
     is_phase: bool = False
-    """Whether it is the time of a phase."""
+    """Whether the column is the time of a phase."""
 
     def has(self, result: Result) -> bool:
-        """Whether the case has something to show here; a fact that was noted as None is something."""
+        """Whether the case has something to show in this column; a fact that was noted as None counts."""
         record = result.record
         return self.value(result) is not None or (record is not None and self.name in record.facts)
 
     def value(self, result: Result) -> Value:
-        """What the case has here; None if nothing."""
+        """Return the case's value in this column; None if there is none."""
         record, reading = result.record, judged(result)
         if record is None or record.summary is None or reading is None:
             return None
@@ -97,7 +97,7 @@ class Column:
 
     @property
     def unit(self) -> str:
-        """Of the values: ``ns``, ``s``, ``bytes``, ``per second``, ``share``, ``ratio``, or none."""
+        """The unit of the values: ``ns``, ``s``, ``bytes``, ``per second``, ``share``, ``ratio``, or empty."""
         if self.source is not None or self.is_phase or self.name in _TIMES:
             return "ns"
         if self.name.endswith(_RATE):
@@ -107,7 +107,7 @@ class Column:
         return _ending(self.name)[1]
 
     def text(self, value: Value) -> str:
-        """A value as the table has it."""
+        """Format a value for the table."""
         if value is None:
             return NOTHING
         if isinstance(value, bool):
@@ -121,17 +121,20 @@ class Column:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is compared by turns."""
+        """Whether the column is compared by interleaved runs of a case and its base."""
         return self.source is None and (self.is_phase or self.name in _OF_A_CALL or self.name.endswith(_RATE))
 
     def change(self, now: Value, base: Value) -> tuple[float, str] | None:
-        """The ratio of exact values and how it is shown; None of any other column."""
+        """Return the ratio of exact values, now / base, and its text; None for a column without exact values."""
         if self.name != "peak" or not isinstance(now, int | float) or not isinstance(base, int | float) or base <= 0:
             return None
         return now / base, _grown(now / base)
 
     def in_turns(self, result: Result, base: Result) -> Ratio | None:
-        """What turns with the base say: the column's value as a multiple of the base's."""
+        """Return the column's value as a multiple of the base's, from an interleaved run with the base.
+
+        None if the column is not timed or the interleaved run has no such ratio.
+        """
         found, record, other = turns_with(result, base), result.record, base.record
         if record is None or other is None or not self.is_timed:
             return None
@@ -147,9 +150,9 @@ class Column:
 
 
 def named(name: str, phases: Collection[str] = ()) -> Column:
-    """The column of a name; a fact's title is its name without the unit, which its values have.
+    """Return the column of a name. A fact's title is its name without the unit, since the values show the unit.
 
-    ``phases`` are those of the table's cases.
+    ``phases`` are the phases of the table's cases.
     """
     if name in STANDARD:
         return Column(name, _TITLES.get(name, name.replace("_", " ")))
@@ -163,17 +166,17 @@ def named(name: str, phases: Collection[str] = ()) -> Column:
 
 
 def own_phases(record: Record) -> Collection[str]:
-    """The phases of a case."""
+    """Return the names of a case's phases."""
     return record.summary.phases_ns if record.summary is not None else ()
 
 
 def phases_of(results: Iterable[Result]) -> list[str]:
-    """The phases of several cases, as they come."""
+    """Return the names of the phases of several cases, in the order of their first occurrence."""
     return list(dict.fromkeys(name for one in results if one.record is not None for name in own_phases(one.record)))
 
 
 def own_columns(results: Sequence[Result]) -> list[str]:
-    """Names of what cases have besides standard columns: phases, rates, facts, counts per token."""
+    """Return the names of the columns of cases besides standard ones: phases, rates, facts, statistics of tokens."""
     records = [one.record for one in results if one.record is not None]
     found = phases_of(results)
     for record in records:
@@ -183,37 +186,40 @@ def own_columns(results: Sequence[Result]) -> list[str]:
 
 
 def generation_in(measurement: Measurement | None) -> Generation | None:
-    """That of a reading of which the samples are there."""
+    """Return the generation in a measurement; None without a measurement or a generation."""
     return measurement.generation if measurement is not None else None
 
 
 def phase_in(unit: str, phases: Iterable[str]) -> str:
-    """The phase with whose name a unit of work begins, such as ``backward_flops``; ``""``: it is of the whole call."""
+    """Return the phase whose name begins a unit of work (``backward_flops``); ``""`` for one of the whole call."""
     return max((name for name in phases if unit.startswith(f"{name}_")), key=len, default="")
 
 
 def work_title(unit: str, phases: Iterable[str]) -> str:
-    """A unit of work in words: ``backward FLOP``."""
+    """Return a unit of work in words: ``backward FLOP``."""
     phase = phase_in(unit, phases)
     rest = unit.removeprefix(f"{phase}_") if phase else unit
     return f"{phase.replace('_', ' ')} {WORK.get(rest, rest)}" if phase else WORK.get(rest, rest.replace("_", " "))
 
 
 def quoted(sources: list[str]) -> list[Column]:
-    """A column for each source, numbered where there are several: the sources stand below the table."""
+    """Return a column for each source, numbered if there are several. The table lists the sources below its rows."""
     if len(sources) == 1:
         return [Column("quoted", "quoted", sources[0])]
     return [Column("quoted", f"quoted {number}", source) for number, source in enumerate(sources, 1)]
 
 
 def shown_ns(result: Result) -> float | None:
-    """The time of one call that a case is shown with; None where nothing was measured."""
+    """Return the time of one call that the report shows for a case, in ns; None if nothing was measured."""
     reading = judged(result)
     return reading.median_ns if reading is not None else None
 
 
 def interval_ns(result: Result) -> tuple[float, float] | None:
-    """95 % interval of that time, within the process or by the pairs; None of one sample, or where nobody can tell."""
+    """Return the 95 % interval of ``shown_ns``, within the process or by the interleaved pairs.
+
+    None for a single sample, or if the noise is unknown or 100 % or more.
+    """
     reading = judged(result)
     if reading is None or reading.samples < 2 or reading.noise is None or reading.noise >= 1.0:
         return None
@@ -221,18 +227,18 @@ def interval_ns(result: Result) -> tuple[float, float] | None:
 
 
 def turns_with(result: Result, base: Result) -> Beside:
-    """What turns with this reading of the base said of a case, or that there were none."""
+    """Return the result of interleaving a case with this reading of its base, or a record that there is none."""
     none = Beside(base=base.case, base_ns=shown_ns(base) or math.inf, problem=_NOT_IN_TURNS)
     return next((one for one in result.beside if (one.base, one.base_ns) == (none.base, none.base_ns)), none)
 
 
 def told(ratio: Ratio | None) -> str:
-    """A ratio with its interval: ``×1.07 (1.03…1.11)``."""
+    """Format a ratio with its interval: ``×1.07 (1.03…1.11)``; empty for None."""
     return f"{format_ratio(ratio.value)} {format_between(ratio.low, ratio.high)}" if ratio is not None else ""
 
 
 def without_ratio(rows: Sequence[tuple[str, Result, Result]]) -> list[str]:
-    """Why rows have no ratio of times, a line a reason. ``rows``: their labels, and each with its base."""
+    """Return why rows have no ratio of times, one line for each reason. ``rows``: (label, case, its base)."""
     reasons: dict[str, list[str]] = {}
     for label, result, base in rows:
         found = turns_with(result, base)
@@ -245,7 +251,7 @@ def without_ratio(rows: Sequence[tuple[str, Result, Result]]) -> list[str]:
 
 
 def rate(unit: str, record: Record, reading: Reading) -> float | None:
-    """A unit's amount per second, by the time of its phase or else of the whole call; None where that is not known."""
+    """Return a unit's amount per second, by the time of its phase or else of the whole call; None if unknown."""
     amount = record.work.get(unit)
     phase = phase_in(unit, own_phases(record))
     ns = reading.phases_ns.get(phase) if phase else reading.median_ns
@@ -282,18 +288,21 @@ def _read(name: str, result: Result, record: Record, summary: Replicate, reading
 
 
 def told_of_tokens(reading: Reading) -> dict[str, Statistic]:
-    """Statistics of a generation, where the reading has them."""
+    """Return the statistics of a generation by name; empty if the reading has no generation."""
     generation = generation_in(reading.measurement)
     return generation.known if generation is not None else {}
 
 
 def whole(statistic: Statistic) -> int | float:
-    """An exact count for each token, if that is the same for all."""
+    """Return the value of a count per token: an int if it is whole, as it is if all tokens agree."""
     return int(statistic.value) if statistic.value.is_integer() else statistic.value
 
 
 def quantiles_of(measurement: Measurement) -> dict[str, tuple[float, float, float]]:
-    """Quantiles of a call's time in nanoseconds with their 95 % intervals, without those of too few samples."""
+    """Return name -> (quantile of a call's time, low, high), in ns with a 95 % interval.
+
+    A quantile that has too few samples for an interval is left out.
+    """
     calls_ns = sorted(per_call_ns(measurement.samples_ns, measurement.repetitions))
     found = {name: quantile_interval(calls_ns, share) for name, share in SHARES.items()}
     return {
@@ -302,7 +311,7 @@ def quantiles_of(measurement: Measurement) -> dict[str, tuple[float, float, floa
 
 
 def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
-    """What only the samples themselves tell."""
+    """Return the columns that need the samples themselves; empty without a measurement."""
     if measurement is None:
         return {}
     calls_ns = sorted(per_call_ns(measurement.samples_ns, measurement.repetitions))
@@ -316,10 +325,10 @@ def _of_samples(measurement: Measurement | None) -> dict[str, Value]:
 
 
 def _interquartile_range(ordered: Sequence[float]) -> float | None:
-    """Third less first quartile; None of a single sample.
+    """Return the third quartile minus the first; None for a single sample.
 
-    Of an odd number of samples a quartile is the mean of the halves' medians without and with the middle sample in
-    both, as pytest-benchmark has it: the numbers of the two are the same.
+    For an odd number of samples, a quartile is the mean of two medians of a half: without the middle sample, and with
+    it. pytest-benchmark uses the same definition, so the numbers agree.
     """
     size = len(ordered)
     if size < 2:
@@ -331,7 +340,7 @@ def _interquartile_range(ordered: Sequence[float]) -> float | None:
 
 
 def _ending(name: str) -> tuple[str, str]:
-    """A fact's name without its unit, and the unit."""
+    """Split a fact's name: the name without its unit, and the unit, which may be empty."""
     for ending, (unit, _) in _ENDINGS.items():
         if name.endswith(ending):
             return name.removesuffix(ending), unit
@@ -339,7 +348,7 @@ def _ending(name: str) -> tuple[str, str]:
 
 
 def _grown(ratio: float) -> str:
-    """A change of memory: ``-38%``, ``+2.5%``, ``0%``; three times and more is ``×3.10``."""
+    """Format a change of memory: ``-38%``, ``+2.5%``, ``0%``; a ratio of three or more as ``×3.10``."""
     percent = 100.0 * (ratio - 1.0)
     if ratio >= 3.0:
         return format_ratio(ratio)
@@ -349,7 +358,7 @@ def _grown(ratio: float) -> str:
 
 
 def ordered(results: Sequence[Result], view: View) -> list[Result]:
-    """The results in the view's order; those with nothing in its column stand last, as they were collected."""
+    """Return the results in the view's order; those without a number in the sorting column come last, as collected."""
     by, down = view.sort.removeprefix("-"), view.sort.startswith("-")
     if by == COLLECTED:
         return list(reversed(results)) if down else list(results)
@@ -368,6 +377,9 @@ def ordered(results: Sequence[Result], view: View) -> list[Result]:
 
 
 def _function(case: str) -> str:
-    """``tests/test_x.py::TestY::test_step[small]`` -> ``test_step[small]``; parameters may hold any separator."""
+    """Return the test's part of a node id: ``tests/test_x.py::TestY::test_step[small]`` -> ``test_step[small]``.
+
+    Parameters may hold any separator.
+    """
     path, bracket, parameters = case.partition("[")
     return path.rpartition("::")[2] + bracket + parameters

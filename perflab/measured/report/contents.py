@@ -1,4 +1,4 @@
-"""What a report has of a case that ran: times, memory, counts, calibration, profile, evidence. Pure."""
+"""A report's contents for a case that ran: times, memory, counts, calibration, profile, evidence. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROWS = 12
 
 
 def describe(result: Result, case: Case) -> Case:
-    """The case with its numbers."""
+    """Return the case with its numbers added."""
     record = result.record
     if record is None:
         return case
@@ -126,7 +126,7 @@ def _beside(memory: Memory) -> dict[str, int]:
 
 
 def _profile(profile: Profile) -> list[Table]:
-    """Categories, which add up to the call, and the rows that take most time."""
+    """Return two tables: the categories, which add up to the call, and the rows that take most time."""
     whole = profile.whole_ns
     categories: list[Sequence[str | float | int | None]] = [
         (name, time_ns, time_ns / whole, round(instances, 1), flops or None)

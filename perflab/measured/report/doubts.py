@@ -1,4 +1,4 @@
-"""Lines below the tables about what the numbers cannot show. Pure."""
+"""Lines below the tables about the limits of the numbers. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perflab.results import Result
 from perflab.units import format_names, format_percent, format_rate
 
 _NO_LIMIT = 1.0
-"""A baseline whose limit is this much above it sees nothing: code may take twice as long."""
+"""A limit this share above the baseline detects nothing: code may take twice as long."""
 
 
 def beyond_the_rate(results: Sequence[Result]) -> list[str]:
-    """A line on the cases whose share of the matmul rate cannot be told, and why."""
+    """Return a line on the cases whose share of the matmul rate is implausible, and why."""
     beyond = [result for result in with_best_rates(results) if _is_beyond(result)]
     if not beyond:
         return []
@@ -40,7 +40,7 @@ def _is_beyond(result: Result) -> bool:
 
 
 def noisy_baselines(results: Sequence[Result], threshold: float, width: int) -> list[str]:
-    """What the run could not have seen: cases whose baselines differ by far more than the threshold."""
+    """Return lines on slowdowns that the run cannot detect: cases whose limit is more than twice the threshold."""
     limits = {
         result.case: result.judgement.latency.limit - 1.0
         for result in results

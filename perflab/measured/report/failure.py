@@ -1,4 +1,4 @@
-"""The text of a failing measured case: before and now, where, how sure, and how to accept it. Pure."""
+"""The text of a failing measured case: numbers before and now, place, certainty, and the command to accept. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from perflab.units import (
 from perflab.user_lines import CALLERS
 
 NO_TELLING = "can't tell"
-"""In the place of an interval: readings that are too few, or that differ too much."""
+"""Text in place of an interval if readings are too few, or differ too much."""
 _CAUSE_LINES = 12
 UNCHANGED = 0.02
-"""A phase that moved less than this is called unchanged."""
+"""A phase whose ratio differs from 1 by no more than this is called unchanged."""
 
 
 def explain(result: Result, accept: str | None) -> str:
-    """The text of a failure. ``accept`` is the command that takes the numbers as the new baseline, if there is one."""
+    """Return the text of a failure. ``accept`` is the command that saves the numbers as the new baseline, if any."""
     result = result_for_reading(result)
     judgement, record = result.judgement, result.record
     drifted = any(drift.decides for drift in judgement.drift.values())
@@ -61,7 +61,7 @@ def explain(result: Result, accept: str | None) -> str:
 
 
 def _causes(record: Record, *, timed: bool) -> list[str]:
-    """What the code does otherwise than before, in a few lines; all of it stands in the results file."""
+    """Return a few lines on what the code does differently from before; the results file has all of it."""
     explained, peak = record.explained, record.explained_peak
     most = _CAUSE_LINES // 2 if explained is not None else _CAUSE_LINES
     ways = ((many, callers) for many in range(MOST, 0, -1) for callers in (CALLERS, 0))
@@ -73,16 +73,16 @@ def _causes(record: Record, *, timed: bool) -> list[str]:
 
 
 def _cause_ways(explained: Explanation, *, timed: bool) -> Iterator[list[Row]]:
-    """The same explanation, shorter and shorter: what is unexplained and why is in each."""
+    """Yield an explanation in shorter and shorter forms; each has the unexplained part and its reason."""
     for most in range(MOST, -1, -1):
         for brief in (False, True) if most else (True,):
             yield explanation_rows(explained, timed=timed, most=most, brief=brief)
 
 
 def _fitting(title: str, ways: Iterable[Sequence[Row]], most: int) -> list[str]:
-    """The first of these that fits into so many lines; of none, as much of the last one as does.
+    """Return the first of ``ways`` that fits into ``most`` lines; if none fits, the last one cut to that length.
 
-    The cause has a line of its own, and what else changed is a table below it.
+    The first row has a line of its own, and the other rows are a table below it.
     """
     indent = " " * (len(title) + 2)
     lines: list[str] = []
@@ -122,7 +122,7 @@ def _headline(result: Result) -> str:
 
 def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: float) -> list[str]:
     latency, memory = judgement.latency, judgement.memory
-    # Which of the two is compared with its anchor, and not with the baseline.
+    # Names of the quantities that are compared with the anchor instead of the baseline.
     to_anchor = [name for name, drift in judgement.drift.items() if drift.decides]
     rows: list[Quantity] = []
     if latency is not None:
@@ -147,7 +147,7 @@ def _numbers(judgement: Judgement, counts: dict[str, Change], memory_threshold: 
 
 
 def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
-    """How it was looked at again, and what else was going on then, unless that is a reason of the verdict's."""
+    """Return lines on how the case was re-measured, and on disturbances that the verdict's reasons do not mention."""
     paired = _paired(record, judgement)
     beside = ["nothing disturbed it"] if judgement.disturbed == [] else []
     beside += [text for text in judgement.disturbed or () if text not in judgement.reasons]
@@ -169,7 +169,7 @@ def _evidence(record: Record | None, judgement: Judgement) -> list[str]:
 
 
 def _paired(record: Record | None, judgement: Judgement) -> Paired | None:
-    """The turns that the verdict on time rests on, if it rests on any."""
+    """Return the interleaved run on which the verdict on time rests; None if it rests on none."""
     if record is None:
         return None
     by_anchor = "latency" in judgement.drift and judgement.drift["latency"].decides

@@ -1,4 +1,4 @@
-"""The reading of a case that was judged: all figures of its row come from it, so that they belong together. Pure."""
+"""The judged reading of a case: all figures of the case's row come from this reading, so that they agree. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perflab.results import Result
 
 @dataclass(frozen=True)
 class Reading:
-    """Times of one call in nanoseconds. None is what only a reading that was not judged would tell."""
+    """Times of one call in nanoseconds. A field is None if the judged reading does not have it."""
 
     median_ns: float
     noise: float | None
-    """Half the width of its 95 % interval, as a share; None where that is unknown."""
+    """Half the width of the median's 95 % interval, as a share; None if unknown."""
     samples: int
     fastest_ns: float | None = None
     mean_ns: float | None = None
@@ -24,23 +24,24 @@ class Reading:
     first_ns: float | None = None
     phases_ns: dict[str, float] = field(default_factory=dict)
     measurement: Measurement | None = None
-    """The samples themselves; None where the judged ones were taken by other processes."""
+    """The samples themselves; None if other processes took the judged samples."""
 
 
 def judged(result: Result) -> Reading | None:
-    """The session's own reading, the middle of the fresh processes', or what the pairs say; None: nothing was measured.
+    """Return the session's own reading, the middle of the fresh processes', or that of interleaved pairs.
 
-    Of pairs, only typical times are known, of the whole call and, in an A/B comparison, of its phases.
+    None if nothing was measured. Pairs give typical times only: of the whole call and, in an A/B comparison, of its
+    phases.
     """
     record, latency = result.record, result.judgement.latency
     if record is None or record.summary is None:
         return None
     here = record.summary
     if latency is not None and (record.paired or record.paired_to_anchor):
-        # Phases of an unsettled case were judged before the turns, by other readings.
+        # Phases of an unsettled case were judged by other readings, before the interleaved run.
         phases = result.judgement.phases if record.compares else {}
         phases_ns = {name: change.now for name, change in phases.items()}
-        low, high = latency.low, latency.high  # the pairs', not the samples'
+        low, high = latency.low, latency.high  # of the pairs, not of the samples
         noise = (high - low) / (2 * latency.ratio) if low is not None and high is not None and latency.ratio else None
         return Reading(latency.now or here.median_ns, noise, here.samples, phases_ns=phases_ns)
     if record.fresh:
@@ -59,7 +60,10 @@ def judged(result: Result) -> Reading | None:
 
 
 def _middle(fresh: Sequence[Replicate], judged_ns: float | None) -> Reading:
-    """Figure by figure, as the judge has it; figures that are in order in each process stay so."""
+    """Return the middle of fresh processes, figure by figure.
+
+    The median is the judge's. Figures that are in order in each process stay in order.
+    """
 
     def of(read: Callable[[Replicate], float]) -> float:
         return median(map(read, fresh))

@@ -1,4 +1,4 @@
-"""Says whether a GPU waits for the host in a call, and whether launching or the device's work made it longer. Pure."""
+"""Tells whether a GPU waits for the host, and whether launching or the device's work made a call longer. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from perflab.records import Change
 from perflab.units import format_change, format_ns
 
 WAITS = 0.9
-"""A call that takes the host this share of its time to launch is as long as that: the device waits for it."""
+"""If launching a call takes the host this share of the call's time, launching determines it: the device waits."""
 _MOST_OF_IT = 0.5
-"""Share of a call's change that launching has to account for, to be what changed."""
+"""Share of a call's change for which launching must account to be named as the cause."""
 
 
 def waits_for_host(call_ns: float, launch_ns: float) -> bool:
-    """Whether the call takes what launching it takes, so that its time is no kernel's."""
+    """Whether launching determines the call's time, so that kernels do not."""
     return launch_ns >= WAITS * call_ns
 
 
 def launching_fact(call_ns: float, launch_ns: float | None) -> list[str]:
-    """Words for a row whose time is the host's; none for any other."""
+    """Return a fact for a row whose time the host determines; an empty list for any other."""
     if launch_ns is None or not waits_for_host(call_ns, launch_ns):
         return []
     return [f"launching takes the host {format_ns(launch_ns)} a call, and the device waits for it"]
 
 
 def launching_text(call: Change, launching: Change) -> str:
-    """What launching a call takes now and before, and which part of the call's change that is."""
+    """Describe the time to launch a call before and now, and whether launching caused the call's change."""
     took = f"{format_ns(launching.before)} -> {format_ns(launching.now)} ({format_change(launching.ratio)})"
     more_ns, launching_more_ns = call.now - call.before, launching.now - launching.before
     waits, waited = waits_for_host(call.now, launching.now), waits_for_host(call.before, launching.before)

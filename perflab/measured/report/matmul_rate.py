@@ -1,7 +1,7 @@
 """Shares of the measured rate of matrix products (MFU), by the best rate that was read in the run. Pure.
 
-Each case reads the rate for a moment, and a moment can be disturbed: then the work would seem to do more than the
-device can. The rate is the device's, and not the case's, so that of the quietest moment is every case's.
+Each case reads the rate for a moment, and a disturbance in that moment makes the work seem faster than the device
+allows. The rate is a property of the device rather than the case, so the rate of the quietest moment holds for all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from perflab.results import Result
 _Key = tuple[str, str | None]
 NO_TELLING = "can't tell"
 _ROUNDED_TO_ALL = 1.005
-"""A share up to this is written as 100 %: reading the rate is no more precise."""
+"""A share must be below this to be plausible: the reading of the rate is no more precise."""
 
 
 def share_of_rate(flops: float, ns: float, record: Record) -> float | str | None:
-    """Which share of the rate work reached; None where there is no rate, and words where it would be more than all."""
+    """Return the share of the matmul rate that the work reached.
+
+    None without a rate; ``NO_TELLING`` if the share would exceed 100 %.
+    """
     rate = record.matmul_flops_per_second
     if rate is None or ns <= 0:
         return None
@@ -29,7 +32,7 @@ def share_of_rate(flops: float, ns: float, record: Record) -> float | str | None
 
 
 def with_best_rates(results: Sequence[Result]) -> list[Result]:
-    """The results, each record's rate raised to the best of its machine and precision in the run."""
+    """Return the results, each record's rate raised to the best of its machine and precision in the run."""
     best: dict[_Key, float] = {}
     for record in (result.record for result in results if result.record is not None):
         if record.matmul_flops_per_second is not None:
@@ -40,7 +43,7 @@ def with_best_rates(results: Sequence[Result]) -> list[Result]:
 def _raised(result: Result, best: dict[_Key, float]) -> Result:
     record = result.record
     if record is None or record.matmul_flops_per_second is None or record.matmul_precision is None:
-        return result  # of older files nobody knows the precision
+        return result  # older files do not have the precision
     return changed(result, outcome=changed(record, matmul_flops_per_second=best[_key(record)]))
 
 

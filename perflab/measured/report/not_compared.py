@@ -1,4 +1,4 @@
-"""Lines below the table about what was not compared with a baseline, and why. Pure."""
+"""Lines below the table about quantities that were not compared with a baseline, and why. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perflab.units import format_count
 
 
 def what_was_compared(results: Sequence[Result]) -> list[str]:
-    """Cases whose time, memory or counts were not compared, though something of them was: one line a reason."""
+    """Return a line for each reason why time, memory or counts of cases were not compared."""
     return [*_without_times(results), *_without_quantities(results)]
 
 
@@ -26,17 +26,17 @@ def _without_times(results: Sequence[Result]) -> list[str]:
 
 
 def _of_cases(compared: Counter[str]) -> str:
-    """``of 4 cases only memory and counts, of 2 only operators``, with its verb."""
+    """Format what was compared, with its verb: ``of 4 cases only memory and counts, of 2 only operators were``."""
     said = [f"of {format_count(many, 'case')} {f'only {it}' if it else 'nothing'}" for it, many in compared.items()]
     plural = len(compared) > 1 or next(iter(compared)) not in ("memory", "")
     return f"{', '.join(said)} {'were' if plural else 'was'}"
 
 
 def _exact_of(one: Judgement) -> str:
-    """Exact quantities that a case's verdict rests on."""
+    """Return the exact quantities on which a case's verdict rests, in words."""
     counts = [in_words(name) for name, change in one.counts.items() if change.limit is not None]
     if not any(missed.quantity != "memory" for missed in one.not_compared) and counts:
-        counts = ["counts"]  # all that there are
+        counts = ["counts"]  # all counts were compared
     return listed(["memory"] * (one.memory is not None) + counts)
 
 
@@ -61,16 +61,16 @@ def _without_quantities(results: Sequence[Result]) -> list[str]:
 
 
 def reasons_of(judgement: Judgement) -> list[tuple[str, list[str]]]:
-    """Why exact quantities of a case were not compared, and which."""
+    """Return the reasons why exact quantities of a case were not compared, each with the quantities."""
     reasons = dict.fromkeys(missed.reason for missed in judgement.not_compared)
     return [(why, [one.quantity for one in judgement.not_compared if one.reason == why]) for why in reasons]
 
 
 def listed(names: Sequence[str]) -> str:
-    """``memory, allocations and operators``."""
+    """Join names into a list in words: ``memory, allocations and operators``."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def in_words(quantity: str) -> str:
-    """``graph_breaks`` -> ``graph breaks``."""
+    """Return a quantity's name in words: ``graph_breaks`` -> ``graph breaks``."""
     return quantity.replace("_", " ")

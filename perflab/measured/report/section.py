@@ -1,4 +1,4 @@
-"""The tables of cases that ran, in a run's report: a line a case, side by side, studies. Pure."""
+"""The tables of cases that ran, in a run's report: one line for each case, side by side, studies. Pure."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ from perflab.results import Document, Result
 from perflab.units import format_count, format_names, format_ns
 
 _PAGE = 160
-"""Characters in a line of a page."""
+"""Characters in a line of a report page."""
 _OTHER_TIME, _OTHER_TIME_OF_MODE = 0.25, 0.05
-"""From which share on the time of the calls beside a profile and that of the case differ; in a mode, which is why."""
+"""Smallest shares by which the profiled calls' time must differ from the case's to be reported.
+
+The second applies to a case in another mode than the default: the mode is then the reason.
+"""
 _NO_TENSORS = "peak –: no tensor memory"
 _MOST_UNDECIDED = 8
-"""Inconclusive cases that a brief table lists though they stand elsewhere too: those that look slowest."""
+"""Number of inconclusive cases that a brief table lists although other tables have them too: the slowest-looking."""
 
 
 def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
-    """Environments, the table, levels side by side, studies."""
+    """Return the report's lines: environments, the table, levels side by side, studies, profiles."""
     measured = list(results) if view.every else without_skipped(results)
     groups, found = side_by_side(measured, view.side_by_side), studies(measured, document.findings)
     listed, left_out = measured, list[str]()
@@ -62,7 +65,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
 
 
 def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
-    """The same for a page; empty where no case has a line."""
+    """Return the sections of a report page; empty if no case has a line."""
     measured = ordered(list(results) if view.every else without_skipped(results), view)
     if not measured:
         return []
@@ -80,14 +83,14 @@ def sections(document: Document, results: Sequence[Result], view: View) -> list[
 
 
 def notes(document: Document, results: Sequence[Result], width: int) -> list[str]:
-    """What the tables cannot show: what was not compared, and what noise hides."""
+    """Return lines below the tables: quantities that were not compared, and slowdowns that noise hides."""
     said = [*what_was_compared(results), *beyond_the_rate(results)]
     noisy = noisy_baselines(results, document.threshold, width) if document.baselines is not None else []
     return [*(text for one in said for text in textwrap.wrap(one, width, subsequent_indent="  ")), *noisy]
 
 
 def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
-    """Studies and levels side by side, each where there are any."""
+    """Return the data of studies and of levels side by side, each only if there are any."""
     found = {
         "studies": study_data(studies(results, document.findings)),
         "side_by_side": side_by_side_data(side_by_side(results)),
@@ -96,14 +99,14 @@ def data(document: Document, results: Sequence[Result]) -> dict[str, object]:
 
 
 def _unknown(measured: Sequence[Result], view: View) -> list[str]:
-    """Columns that are left out, since no case has anything of that name; nothing where no case has numbers."""
+    """Return a line on columns that are left out because no case has them; nothing if no case has numbers."""
     known = any(one.record is not None and one.record.summary is not None for one in measured)
     said = unknown_columns(view, own_columns(measured)) if known else []
     return [f"left out: {'; '.join(said)}"] if said else []
 
 
 def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str]:
-    """Where the time goes of each case that was profiled, or why it is not known."""
+    """Return the lines of each profile, or the reason why a case has none."""
     found: list[str] = []
     for result in results:
         measurement = result.record.measurement if result.record is not None else None
@@ -119,7 +122,7 @@ def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str
 
 
 def _other_time(result: Result, profile: Profile) -> list[str]:
-    """What is said where the case's own time is another than that of the calls that were profiled."""
+    """Return a note if the case's own time differs from the time of the profiled calls."""
     summary = result.record.summary if result.record is not None else None
     most = _OTHER_TIME if result.mode == DEFAULT else _OTHER_TIME_OF_MODE
     if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= most:
@@ -131,7 +134,7 @@ def _other_time(result: Result, profile: Profile) -> list[str]:
 
 
 def environments(document: Document) -> list[list[str]]:
-    """Facts of each environment that was measured in, the directory of its baselines (if any) last."""
+    """Return the facts of each environment of the measurements, the baselines' directory (if any) last."""
     found = [result.record.environment for result in document.results if result.record is not None]
     seen: dict[str, Environment] = {slug(environment): environment for environment in found}
     return [
@@ -146,7 +149,7 @@ def environments(document: Document) -> list[list[str]]:
 
 
 def _has_marks(measured: Sequence[Result], groups: Sequence[Group], view: View) -> bool:
-    """Whether a table marks disturbed cases at their names."""
+    """Whether a table marks a disturbed case at its name."""
     named = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
     return any(one.judgement.beside and (view.brief or one.case in named) for one in measured)
 
@@ -159,7 +162,10 @@ def _has_no_tensors(result: Result) -> bool:
 def _in_brief(
     measured: Sequence[Result], groups: Sequence[Group], found: Sequence[Study]
 ) -> tuple[list[Result], list[Group], list[str]]:
-    """Of a long run: the cases that need a look or stand nowhere else, some groups, and what is said of the others."""
+    """Shorten a long run: return the cases to list, the groups to show, and notes on what is left out.
+
+    A case is listed if it needs attention or no other table has it.
+    """
     elsewhere = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
     undecided = [one for one in measured if one.case in elsewhere and one.judgement.verdict is Verdict.INCONCLUSIVE]
     passed_over = {one.case for one in sorted(undecided, key=_looks_slower, reverse=True)[_MOST_UNDECIDED:]}

@@ -1,8 +1,8 @@
 """Side by side: compares the levels of one parameter, in every case that has it. Pure.
 
-A group is one test with all of its other parameters; its lines are the levels, fastest first. Ratios, those of phases
-too, are to the first line, and come from turns with it (``Result.beside``). What a case quotes from elsewhere
-stands below, and takes part in no ratio.
+A group is one test with fixed values of all other parameters; its lines are the levels, fastest first. Ratios, also of
+phases, are relative to the first line, and come from interleaved runs with it (``Result.beside``). Quoted times stand
+below and have no ratios.
 """
 
 from __future__ import annotations
@@ -41,50 +41,50 @@ _FLOPS = "flops"
 
 @dataclass(frozen=True)
 class Level:
-    """One level in a group. ``cells`` are by column, empty for what is not known; ``said`` stands in their place."""
+    """One level in a group. ``cells``: column -> text. ``said`` replaces the cells of a level without numbers."""
 
     name: str
     cells: dict[str, str] = field(default_factory=dict)
     phases: list[str] = field(default_factory=list)
     said: str = ""
     ns: float | None = None
-    """Time of one call; ``cells`` has it as text."""
+    """Time of one call in nanoseconds; ``cells`` has it as text."""
     result: Result | None = None
 
     @property
     def marked(self) -> str:
-        """The name as tables have it."""
+        """The level's name with the mark of a disturbed case, for tables."""
         return with_mark(self.name, disturbed=self.disturbed)
 
     @property
     def disturbed(self) -> bool:
-        """Whether anything disturbed it while it was measured."""
+        """Whether anything disturbed the level while it was measured."""
         return self.result is not None and is_disturbed(self.result)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The levels of a parameter in one test, its other parameters being the same."""
+    """The levels of one parameter in one test; all other parameters are equal."""
 
     parameter: str
     title: str
     levels: list[Level]
     cases: list[str] = field(default_factory=list)
-    """Node ids of its members."""
+    """Node ids of the group's cases."""
 
     @property
     def head(self) -> str:
-        """What stands over groups of one parameter."""
+        """The headline of all groups of one parameter."""
         return f"side by side: {self.parameter}"
 
     @property
     def timed(self) -> list[tuple[str, Result]]:
-        """Levels that were measured, the fastest first: the others are held against it."""
+        """The measured levels, fastest first; the fastest one is the base of all others."""
         return [(level.name, level.result) for level in self.levels if level.result is not None]
 
     @property
     def untold(self) -> list[str]:
-        """Why levels have no ratio."""
+        """Lines on why levels have no ratio."""
         return without_ratio([(name, result, self.timed[0][1]) for name, result in self.timed[1:]])
 
 
@@ -96,7 +96,7 @@ class _Member:
 
 @dataclass(frozen=True)
 class _Key:
-    """What the members of a group have in common. Ratios across machines would say nothing of the code."""
+    """The common properties of a group's members. A ratio across machines would say nothing about the code."""
 
     parameter: str
     function: str
@@ -105,10 +105,10 @@ class _Key:
 
 
 def side_by_side(results: Sequence[Result], parameter: str | None = None) -> list[Group]:
-    """The groups of ``parameter``, or of what each case asks for, in the order of the cases.
+    """Return the groups of ``parameter``, or of the parameter that each case asks for, in the order of the cases.
 
-    Where there is nothing to set beside a case, no quoted number either, it is left out; and what was predicted is
-    nothing to set beside what was measured.
+    A case without another level or a quoted number to compare with is left out. Predicted cases are not compared with
+    measured ones.
     """
     members: dict[_Key, list[_Member]] = {}
     titles: dict[_Key, str] = {}
@@ -126,7 +126,7 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
             without_record.append((key, member))
         else:
             members.setdefault(key, []).append(member)
-    for key, member in without_record:  # no machine is known of it: it stands beside those of each
+    for key, member in without_record:  # its machine is unknown: it joins the group of each machine
         for other in [other for other in members if replace(other, environment=None) == key]:
             members[other].append(member)
     groups = [
@@ -137,14 +137,17 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
 
 
 def levels_with_bases(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
-    """Levels whose times are held against their group's fastest, each with it; what a summary shows comes first."""
+    """Yield (level, fastest level of its group), for comparing times; groups that a summary shows come first."""
     groups = side_by_side(results)
     for group in sorted(groups, key=lambda one: any(one.cases == left.cases for left in in_brief(groups)[1])):
         yield from ((result, group.timed[0][1]) for _, result in group.timed[1:])
 
 
 def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """The last group of each test, in most grids its largest work, without phases; and those left out."""
+    """Return the last group of each test, without phases, and the groups left out.
+
+    In most grids the last group has the largest work.
+    """
     last = {group.cases[0].partition("[")[0]: group for group in groups}
     shown = [group for group in groups if any(group is one for one in last.values())]
     left_out = [group for group in groups if all(group is not one for one in last.values())]
@@ -152,7 +155,7 @@ def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
 
 
 def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
-    """Groups as text no wider than ``width`` (80 at least)."""
+    """Return groups as lines no wider than ``width`` (80 at least)."""
     if not groups:
         return []
     cells = {title: [level.cells.get(title, "") for group in groups for level in group.levels] for title in _COLUMNS}
@@ -174,7 +177,7 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
             if level.said:
                 lines.append(Line(f"{name}  {level.said}"[: max(width, 80)]))
                 continue
-            if level.result is None and len(name) > names:  # a source is worth more than its place in a column
+            if level.result is None and len(name) > names:  # show a source in full, even out of its column
                 text = f"{name}  {level.cells['median']}"[: max(width, 80)]
             else:
                 shown = (name if len(name) <= names else name[: names - 1] + "…").ljust(names)
@@ -187,7 +190,7 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
 
 
 def side_by_side_markdown(groups: Sequence[Group]) -> list[str]:
-    """Each group as a Markdown table, and as bars of letters."""
+    """Return each group as a Markdown table, and as bars of letters."""
     blocks = []
     for group in groups:
         used = [title for title in _COLUMNS if any(level.cells.get(title) for level in group.levels)]
@@ -203,7 +206,7 @@ def side_by_side_markdown(groups: Sequence[Group]) -> list[str]:
 
 
 def side_by_side_data(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Each group as dicts and lists: times in nanoseconds, ratios to its first, noise as a share, memory in bytes."""
+    """Return groups as dicts and lists: times in ns, ratios to the first level, noise as a share, memory in bytes."""
     return [
         {
             "parameter": group.parameter,
@@ -244,7 +247,10 @@ def _level_data(group: Group, level: Level) -> dict[str, Any]:
 
 
 def _title(case: str, level: str, others: Parameters) -> str:
-    """The case's short name without the level; what its id does not show as it is, by name."""
+    """Return the case's short name without the level.
+
+    If the id does not show the level literally, the other parameters are given as ``name=value``.
+    """
     function, bracket, identifier = short_name(case).partition("[")
     if not bracket or not others:
         return function
@@ -303,6 +309,6 @@ def _share(flops: float, ns: float, record: Record) -> str:
 
 
 def _phases(result: Result) -> dict[str, float]:
-    """Times of the phases, where there are several."""
+    """Return the times of the phases in nanoseconds; empty unless there are several."""
     reading = judged(result)
     return reading.phases_ns if reading is not None and len(reading.phases_ns) > 1 else {}

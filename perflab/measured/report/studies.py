@@ -1,8 +1,8 @@
-"""Studies: tables of the cases of one title. Data; ``study_forms.py`` writes them.
+"""Studies: tables of the cases of one title, as data; ``study_forms.py`` formats them.
 
-A row whose case names a base (``versus``) shows its times, rates and peak against the case that has the base's level of
-that parameter and is the same otherwise: one test, all other parameters equal. Ratios of times are those of turns with
-that case (``Result.beside``). Machines never share a table.
+A row whose case names a base (``versus``) compares its times, rates and peak with the case that has the base's level of
+that parameter in the same test, all other parameters being equal. Ratios of times come from interleaved runs with that
+case (``Result.beside``). Machines never share a table.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _MORE = "…"
 
 @dataclass(frozen=True)
 class Cell:
-    """A value, as text and as it is in the column's unit; its change against the base's, where it is compared."""
+    """A value as text and as a number in the column's unit, with its change from the base's value if compared."""
 
     text: str
     value: Value = None
     change: str = ""
     ratio: float | None = None
     turns: Ratio | None = None
-    """The same with its interval, where it is no exact one."""
+    """The ratio with its interval, if it comes from an interleaved run; None for an exact ratio."""
     interval: tuple[float, float] | None = None
-    """95 %, of a median."""
+    """The 95 % interval of a median, in nanoseconds; None for other columns."""
 
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One case: a cell for each column, or what is ``said`` in their place."""
+    """One case: a cell for each column, or the text ``said`` in place of the cells."""
 
     case: str
     label: str
@@ -61,29 +61,29 @@ class StudyRow:
     said: str = ""
     disturbed: bool = False
     noise: float | None = None
-    """Half the width of the median's interval within the process, as a share; None of a single sample."""
+    """Half the width of the median's interval within the process, as a share; None for a single sample."""
 
     @property
     def marked(self) -> str:
-        """The label as tables have it."""
+        """The label with the mark of a disturbed case, for tables."""
         return with_mark(self.label, disturbed=self.disturbed)
 
 
 @dataclass(frozen=True)
 class StudyTable:
-    """The study's cases on one machine. ``head`` stands over the labels, and holds what these have in common."""
+    """The study's cases on one machine. ``head`` is the title of the labels: the part that all case names share."""
 
     environment: Environment | None
-    """None where nothing was measured."""
+    """The environment of the measurements; None if nothing was measured."""
     head: str
     columns: list[Column]
     rows: list[StudyRow]
     untold: list[str] = field(default_factory=list)
-    """Why rows have no ratio of times to their base."""
+    """Lines on why rows have no ratio of times to their base."""
 
     @property
     def nothing(self) -> str:
-        """What stands in the table's place where no case has numbers; why not, the table of all cases says."""
+        """The text in place of a table without numbers, else empty. The table of all cases has the reasons."""
         if any(row.cells for row in self.rows):
             return ""
         many = len(self.rows)
@@ -92,25 +92,25 @@ class StudyTable:
 
 @dataclass(frozen=True)
 class Study:
-    """A study of a run."""
+    """One study of a run: its tables and findings."""
 
     name: str
     versus: list[str]
-    """What its rows are held against, ``parameter=level``."""
+    """The bases of the rows, each ``parameter=level``."""
     missing: list[str]
-    """Those of which no case has numbers."""
+    """The items of ``versus`` for which no case has numbers."""
     tables: list[StudyTable]
     findings: list[str]
 
     @property
     def title(self) -> list[str]:
-        """Facts of its head line."""
+        """Facts of the study's head line."""
         against = (f"against {one}{', which has no numbers' * (one in self.missing)}" for one in self.versus)
         return [f"study: {self.name}", *against]
 
 
 def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None = None) -> list[Study]:
-    """The studies that the cases belong to, in the order of their first cases. What was predicted is in none."""
+    """Return the studies of the cases, in the order of their first cases. Predicted cases are left out."""
     found = []
     for name, cases in by_study(with_best_rates(results)).items():
         versus = dict.fromkeys(one.versus for one in cases if one.versus is not None)
@@ -122,7 +122,7 @@ def studies(results: Sequence[Result], findings: Mapping[str, list[str]] | None 
 
 
 def rows_with_bases(results: Sequence[Result]) -> Iterator[tuple[Result, Result]]:
-    """Rows whose times studies hold against a base, each with it."""
+    """Yield (case, base) for the rows whose times a study compares with a base."""
     for cases in by_study(results).values():
         for group in _by_machine(cases):
             if any(column.is_timed for column in _columns(group)):
@@ -131,7 +131,7 @@ def rows_with_bases(results: Sequence[Result]) -> Iterator[tuple[Result, Result]
 
 
 def without_quotes(study: Study) -> Study:
-    """The study without the columns of what others measured."""
+    """Return the study without the columns of quoted times."""
     tables = []
     for table in study.tables:
         kept = [at for at, column in enumerate(table.columns) if column.source is None]
@@ -141,7 +141,7 @@ def without_quotes(study: Study) -> Study:
 
 
 def _by_machine(results: Sequence[Result]) -> list[list[Result]]:
-    """Cases that were measured on one machine, and with each of these those that were not measured at all."""
+    """Return the cases grouped by machine; each group also has all cases that were not measured."""
     machines = list(dict.fromkeys(slug(one.record.environment) for one in results if one.record is not None))
     if len(machines) < 2:
         return [list(results)]
@@ -173,7 +173,7 @@ def _table(results: list[Result]) -> StudyTable:
 
 
 def _columns(results: Sequence[Result]) -> list[Column]:
-    """Those that the cases name, or all that there is to show."""
+    """Return the columns that the cases name; if they name none, all that there is to show."""
     wanted = dict.fromkeys(name for result in results for name in result.columns)
     records = [result.record for result in results if result.record is not None]
     if not wanted:
@@ -187,7 +187,7 @@ def _columns(results: Sequence[Result]) -> list[Column]:
 
 
 def _told_apart(columns: Sequence[Column]) -> list[Column]:
-    """Facts that would be called like another column without their unit keep it."""
+    """Return the columns; a fact whose title equals another column's keeps its unit in the title."""
     often = Counter(column.title for column in columns)
     return [
         replace(column, title=column.name) if often[column.title] > 1 and column.name not in STANDARD else column
@@ -201,7 +201,7 @@ _Key = tuple[str, str, tuple[tuple[str, object], ...]]
 
 
 def _bases(results: Sequence[Result]) -> dict[_Key, Result]:
-    """The cases that others may be held against, by what they have in common with these and their own level."""
+    """Return the cases that may be a base: (test, ``parameter=level``, other parameters) -> case."""
     wanted = {result.versus for result in results if result.versus is not None}
     bases: dict[_Key, Result] = {}
     for result in results:
@@ -212,14 +212,14 @@ def _bases(results: Sequence[Result]) -> dict[_Key, Result]:
 
 
 def _key(result: Result, versus: str) -> _Key:
-    """The test, its base, and all other parameters."""
+    """Return the test, its base ``versus``, and all other parameters."""
     parameter = versus.partition("=")[0]
     others = tuple((name, value) for name, value in parameters_of(result).items() if name != parameter)
     return result.case.partition("[")[0], versus, others
 
 
 def _base_of(result: Result, bases: Mapping[_Key, Result]) -> Result | None:
-    """The other case that a measured one is held against, if that was measured too."""
+    """Return the base of a measured case; None if it has none, is its own base, or the base was not measured."""
     base = bases.get(_key(result, result.versus)) if result.versus is not None else None
     measured = all(one is not None and one.record is not None and one.record.summary for one in (result, base))
     return base if base is not result and measured else None
@@ -241,7 +241,10 @@ def _cell(column: Column, result: Result, base: Result | None) -> Cell:
 
 
 def _labels(results: Sequence[Result]) -> tuple[str, list[str]]:
-    """The head of the labels, and the labels: names of the cases without what all of them share, modes behind them."""
+    """Return the head of the labels, and the labels.
+
+    A label is a case's name without the parts that all names share, with the mode appended unless all modes are equal.
+    """
     modes = [result.mode.suffix for result in results]
     names = [name.removesuffix(mode) for name, mode in zip(names_of(results), modes, strict=True)]
     head, labels = _without_what_is_shared(names)

@@ -1,4 +1,4 @@
-"""Writes a study's tables as text, as Markdown and as plain data for JSON."""
+"""Formats a study's tables as text, as Markdown and as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from perflab.report.view import CHARTED
 
 _GAP = 2
 _LEAST_COLUMN = 24
-"""What labels leave to the widest column, at least."""
+"""Least width, in characters, that the labels leave to a column."""
 
 
 def study_lines(found: Sequence[Study], width: int = 80) -> list[Line]:
-    """Studies as text no wider than ``width`` (80 at least); what does not fit beside the labels stands below."""
+    """Return studies as lines no wider than ``width`` (80 at least); columns that do not fit stand in blocks below."""
     width = max(width, 80)
     lines: list[str] = []
     for study in found:
@@ -41,7 +41,7 @@ def study_lines(found: Sequence[Study], width: int = 80) -> list[Line]:
 
 
 def _blocks(table: StudyTable, width: int) -> list[list[int]]:
-    """Which columns stand beside each other: as many as fit, in their order."""
+    """Return blocks of column indices: each block has as many columns as fit beside each other, in their order."""
     room = width - _label_width(table, width)
     blocks: list[list[int]] = [[]]
     left = room
@@ -56,7 +56,7 @@ def _blocks(table: StudyTable, width: int) -> list[list[int]]:
 
 
 def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
-    """The lines of one block; what is said in place of numbers stands in the first one alone."""
+    """Return the lines of one block. Only the first block has the text of rows without numbers."""
     labels = _label_width(table, width)
     sizes = [_widths(table, at, width - labels - _GAP) for at in columns]
     is_first = not columns or columns[0] == 0
@@ -85,7 +85,7 @@ def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
 
 
 def _widths(table: StudyTable, at: int, room: int) -> tuple[int, int]:
-    """Of a column: its texts, and its changes with the space before them."""
+    """Return two widths of a column: its texts, and its changes with the space before them."""
     cells = [row.cells[at] for row in table.rows if row.cells]
     change = max((1 + len(cell.change) for cell in cells if cell.change), default=0)
     text = max([len(cell.text) for cell in cells] + [len(table.columns[at].title) - change])
@@ -116,7 +116,7 @@ def _sources(table: StudyTable) -> list[str]:
 
 
 def study_markdown(found: Sequence[Study]) -> list[str]:
-    """Each study as blocks of GitHub Markdown: its title, tables, and findings as a list."""
+    """Return studies as blocks of GitHub Markdown: title, tables, and findings as a list."""
     blocks: list[str] = []
     for study in found:
         blocks.append(f"#### {escape(' · '.join(study.title))}")
@@ -144,7 +144,7 @@ def _rows_of_markdown(table: StudyTable) -> Iterator[str]:
 
 
 def _bars(table: StudyTable) -> list[str]:
-    """The first column that can be drawn, as bars of letters."""
+    """Return the first column that can be drawn, as bars of letters; empty if there is none."""
     for at, column in enumerate(table.columns):
         if column.unit in CHARTED and column.source is None:
             cells = [(row.marked, row.cells[at]) for row in table.rows if row.cells]
@@ -167,7 +167,7 @@ def _drawable(value: Value) -> float | None:
 
 
 def study_data(found: Sequence[Study]) -> list[dict[str, Any]]:
-    """Each study as dicts and lists: values in their columns' units, ratios to the base, the machine."""
+    """Return studies as dicts and lists: values in their columns' units, ratios to the base, the machine."""
     return [
         {
             "study": study.name,
@@ -205,10 +205,10 @@ def _row_of_data(table: StudyTable, row: StudyRow) -> dict[str, Any]:
 
 
 def _number(value: Value) -> Value:
-    """JSON has no infinities."""
+    """Return the value, or None for an infinity or NaN, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _name(column: Column) -> str:
-    """A column's name; of what is quoted, with its source."""
+    """Return a column's name, with the source of quoted times."""
     return column.name if column.source is None else f"{column.name}: {column.source}"

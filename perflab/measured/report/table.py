@@ -1,6 +1,6 @@
 """The table of measured cases: one line a case, readable at 80 columns and without colour.
 
-Which columns it has says a ``View``. Those that do not fit beside each other stand in blocks, one below the other; the
+A ``View`` determines the columns. Columns that do not fit beside each other stand in blocks, one below the other; the
 last block ends with the verdict, and has the reasons.
 """
 
@@ -40,18 +40,18 @@ _LEAST_WIDTH = {"ns": 9, "bytes": 9}
 _LEAST_OTHER_WIDTH = 8
 _LEAST_NAME_WIDTH = 22
 WORTH_TELLING = 0.05
-"""Share of a cold call's time from which on it is said what an empty one takes."""
+"""Share of a cold call's time from which the report shows the time of an empty call."""
 _REMEDY = "-> give each call fresh arguments, untimed: perf(fn, setup=make)"
 
 
 def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW) -> list[Line]:
-    """All results as lines no longer than ``width`` (80 at least)."""
+    """Return the table of all results, as lines no longer than ``width`` (80 at least)."""
     width = max(width, 80)
     view = without_unknown(view, own_columns(results))
     results = ordered(results, view)
     verdict_width = 2 + max([len(verdict_text(result)) for result in results] + [len("verdict")])
     names = names_of(results)
-    if view.brief:  # there is no room for what disturbed a case: ``MARKED`` says below the table what the mark is
+    if view.brief:  # no room for disturbances: ``MARKED`` explains the mark below the table
         names = [with_mark(name, disturbed=is_disturbed(result)) for name, result in zip(names, results, strict=True)]
     phases = phases_of(results)
     columns = [_Cells.of(named(name, phases), results) for name in view.columns]
@@ -81,14 +81,14 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
 
 
 def _shared_reasons(results: Sequence[Result]) -> dict[tuple[Verdict, str], int]:
-    """Reasons that more than one case gives for one verdict, and how many do."""
+    """Return (verdict, reason) -> number of cases, for reasons that several cases give for one verdict."""
     often = Counter((one.judgement.verdict, reason) for one in results for reason in one.judgement.reasons)
     return {reason: many for reason, many in often.items() if many > 1}
 
 
 @dataclass(frozen=True)
 class _Cells:
-    """A column with what each case has there, as text, and how wide that is with a gap before it."""
+    """A column with the text of each case, and the width of these texts with a gap before them."""
 
     column: Column
     texts: list[str]
@@ -102,7 +102,7 @@ class _Cells:
 
 
 def _blocks(columns: Sequence[_Cells], room: int, verdict_width: int) -> list[list[_Cells]]:
-    """Columns that stand beside each other, in their order; the last of them has the verdict behind it."""
+    """Return blocks of columns that fit beside each other, in their order; the last block has room for the verdict."""
     blocks: list[list[_Cells]] = [[]]
     for cells in columns:
         needed = cells.width + (verdict_width if cells is columns[-1] else 0)
@@ -113,7 +113,7 @@ def _blocks(columns: Sequence[_Cells], room: int, verdict_width: int) -> list[li
 
 
 def _name_width(names: Sequence[str], room: int) -> int:
-    """Of the names' column, where other columns leave so much room."""
+    """Return the width of the column of names, if other columns leave ``room``."""
     return min(max(room, _LEAST_NAME_WIDTH), max(map(len, [*names, "case"])))
 
 
@@ -123,7 +123,7 @@ def _joined(name: str, cells: Sequence[str], block: Sequence[_Cells], name_width
 
 
 def rows(results: Sequence[Result], view: View = DEFAULT_VIEW) -> list[Row]:
-    """What ``table`` shows, cell by cell; the results are in the view's order already."""
+    """Return the content of ``table`` cell by cell; the results must be in the view's order already."""
     view = without_unknown(view, own_columns(results))
     phases = phases_of(results)
     columns = [named(name, phases) for name in view.columns]
@@ -139,7 +139,7 @@ def rows(results: Sequence[Result], view: View = DEFAULT_VIEW) -> list[Row]:
 
 
 def _skipped_in_line(name: str, result: Result, width: int) -> str | None:
-    """A skipped case on one line, its reason in place of the numbers that there are not; None if it won't fit."""
+    """Return a skipped case on one line, with its reason in place of numbers; None if not skipped, or if too long."""
     if result.judgement.verdict is not Verdict.SKIPPED:
         return None
     line = f"{name}  skipped: {'; '.join(result.judgement.reasons)}"
@@ -147,7 +147,7 @@ def _skipped_in_line(name: str, result: Result, width: int) -> str | None:
 
 
 def said_instead(result: Result) -> str:
-    """What stands in the place of a case's numbers, where there are none: its verdict and why."""
+    """Return the text in place of the numbers of a case that has none: its verdict and the reason."""
     out_of_memory = result.record.out_of_memory if result.record is not None else None
     if result.judgement.verdict is Verdict.OOM or out_of_memory is not None:
         asked = out_of_memory.asked_bytes if out_of_memory is not None else None
@@ -156,7 +156,7 @@ def said_instead(result: Result) -> str:
 
 
 def needs_a_look(result: Result) -> bool:
-    """Whether more is to be said of a case than its numbers."""
+    """Whether a case needs attention beyond its numbers."""
     judgement, verdict = result.judgement, result.judgement.verdict
     if verdict in (Verdict.NEW, Verdict.INCOMPARABLE):
         return False
@@ -171,7 +171,7 @@ def is_disturbed(result: Result) -> bool:
 
 
 def _facts(result: Result, width: int, view: View) -> list[str]:
-    """Numbers of a case that have no column, and intervals of those that have one."""
+    """Return the numbers of a case that have no column, and the intervals of quantiles that have one."""
     reading = judged(result)
     if result.record is None or reading is None:
         return []
@@ -181,9 +181,9 @@ def _facts(result: Result, width: int, view: View) -> list[str]:
 def _why(
     result: Result, width: int, elsewhere: Collection[tuple[Verdict, str]] = (), *, brief: bool = False
 ) -> list[str]:
-    """Why a case's verdict is not a plain ok, but for the reasons that stand ``elsewhere``.
+    """Return why a case's verdict is not a plain ok, without the reasons that stand ``elsewhere``.
 
-    A ``brief`` table has no reasons where nobody can tell, but for the shared ones: most come to a busy machine.
+    A ``brief`` table omits the reasons of an inconclusive case: most are a busy machine. It shows shared reasons once.
     """
     lines: list[str] = []
     judgement, memory = result.judgement, result.judgement.memory
@@ -200,7 +200,7 @@ def _why(
 
 
 def _beside(result: Result, width: int) -> list[str]:
-    """In what a case's calls differ, and what disturbed it, but for what its verdict's reasons say already."""
+    """Return lines on differences between a case's calls, and on disturbances that the verdict's reasons omit."""
     memory = result.record.summary.memory if result.record is not None and result.record.summary is not None else None
     what = "these are not" if memory is not None and memory.exact_bytes is not None else "no peak or count is"
     differ = [*memory.calls_differ, f"{what} exact {_REMEDY}"] if memory is not None and memory.calls_differ else []
@@ -230,7 +230,7 @@ def _measured_facts(record: Record, reading: Reading) -> list[str]:
 
 
 def _quantiles(reading: Reading, view: View) -> list[str]:
-    """Quantiles of calls whose columns are shown, with their intervals."""
+    """Return the quantiles whose columns are shown, with their intervals."""
     if reading.measurement is None or not any(name in view.columns for name in QUANTILES):
         return []
     found = quantiles_of(reading.measurement).items()
@@ -238,7 +238,7 @@ def _quantiles(reading: Reading, view: View) -> list[str]:
 
 
 def _of_tokens(reading: Reading) -> list[str]:
-    """Statistics of a generation, and what is to be said of it."""
+    """Return the statistics of a generation, and its problems."""
     if reading.measurement is None or reading.measurement.generation is None:
         return []
     facts = []
@@ -258,7 +258,7 @@ def _with_interval(column: Column, value: float, low: float | None, high: float 
 
 
 def _rate(unit: str, record: Record, reading: Reading) -> str | None:
-    """A unit's rate in words; one that begins with a phase's name is that phase's work."""
+    """Return a unit's rate in words; a unit that begins with a phase's name is the work of that phase."""
     per_second = rate(unit, record, reading)
     if per_second is None:
         return None

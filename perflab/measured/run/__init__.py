@@ -1,1 +1,1 @@
-"""How measured cases run in pytest: measuring, re-checking suspects, saving."""
+"""Runs measured cases in pytest: measuring, re-checking suspects, saving."""

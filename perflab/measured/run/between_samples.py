@@ -1,4 +1,4 @@
-"""Checks between samples: the case is alive, has not forked, and leaves no work to other threads."""
+"""Checks between samples that the case is alive, has not forked, and leaves no work to other threads."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from perflab.measure.sampling import Progress
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _ENDING_S = 0.2
-"""What a thread with nothing more to do may take to end on a busy machine, such as those of a pool that is gone."""
+"""Seconds that a thread without work, such as one of a closed pool, may take to end on a busy machine."""
 _ENDING_USES_S = 0.002
-"""Processor time that it may take meanwhile."""
+"""Seconds of processor time that a thread without work may use until it ends."""
 _GLANCE_S = 0.0001
 _LOOK_S = 0.005
 _LOOKS = 3
-"""On a busy machine a thread may still be at the last words of its work as the first look begins."""
+"""Number of looks at a thread: on a busy machine it may still be ending its work during the first look."""
 _BUSY_SHARE = 0.5
 _CLOCK_OF_A_THREAD = 4 | 2
-"""``CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`` (linux/posix-timers.h)."""
+"""Bits of a thread's clock number: ``CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`` (linux/posix-timers.h)."""
 
 
 class BetweenSamples:
-    """Shows progress, as it is called for between the samples of a measurement; see there for when.
+    """The ``Progress`` callback between the samples of a measurement: checks the threads, and shows progress.
 
     Args:
-        progress: told what is being done.
-        ran_on: gets the names of threads that ran on when a call had returned: those that a call has started, each
-            time anew, and any that computes on after the last one. What a thread waits for cannot be seen.
+        progress: shows what is being done.
+        ran_on: receives the names of threads that ran on after a call had returned: threads that each call starts anew,
+            and any thread that computes on after the last call. The cause for which a thread waits cannot be seen.
     """
 
     def __init__(self, progress: Progress, ran_on: dict[str, None]) -> None:
         self._progress = progress
         self._ran_on = ran_on
         self._others = set(threading.enumerate())
-        """Threads that are no call's: from before the first, and what the first left for all others."""
+        """Threads that belong to no single call: started before the first call, or by a call for all later ones."""
         self._looks = 0
         self._waiting: set[str] = set()
-        """Threads that one call left behind without work to do: a pool may have grown."""
+        """Names of threads that one call left behind without work: a pool may have grown."""
 
     def __call__(self, what: str) -> None:
-        """Look, and show."""
+        """Check for forks and running threads, and show progress."""
         refuse_forks()
         self._looks += 1
         started = set(threading.enumerate()) - self._others
-        if started and self._looks > 2:  # before the first call, and after it
+        if started and self._looks > 2:  # the first two looks are before and after the first call
             waiting, computing = _running_on(started)
             left = {f"thread {thread.name!r}" for thread in waiting}
-            if left and self._waiting:  # for the second time: each call leaves some
+            if left and self._waiting:  # the second time: each call leaves threads behind
                 self._ran_on |= dict.fromkeys(sorted(self._waiting | left))
             self._waiting |= left
             self._ran_on |= {f"thread {thread.name!r}": None for thread in computing}
@@ -62,7 +62,7 @@ class BetweenSamples:
 
 
 def _running_on(threads: set[threading.Thread]) -> tuple[set[threading.Thread], set[threading.Thread]]:
-    """Those that do not end, and those that compute."""
+    """Split threads into those that do not end and those that compute; leave out threads that end in time."""
     before = {thread: _used_s(thread) for thread in threads}
     deadline_s = time.monotonic() + _ENDING_S
     computing: set[threading.Thread] = set()
@@ -74,7 +74,7 @@ def _running_on(threads: set[threading.Thread]) -> tuple[set[threading.Thread], 
 
 
 def _computing() -> list[threading.Thread]:
-    """Threads of Python's, this one left out, that take processor time though nothing is called."""
+    """Return other Python threads that use processor time although no call runs; empty except on Linux."""
     if not sys.platform.startswith("linux"):
         return []
     found = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
@@ -86,8 +86,11 @@ def _computing() -> list[threading.Thread]:
 
 
 def _used_s(thread: threading.Thread) -> float:
-    """By Linux's own number of its clock: ``pthread_getcpuclockid`` may crash on a thread that has ended."""
+    """Return the thread's processor time in seconds; 0 if the thread has ended or not begun.
+
+    The clock's number is computed as Linux does: ``pthread_getcpuclockid`` may crash on a thread that has ended.
+    """
     try:
         return time.clock_gettime((~(thread.native_id or 0) << 3) | _CLOCK_OF_A_THREAD)
-    except OSError:  # it has ended, or has not begun
+    except OSError:  # the thread has ended, or has not begun
         return 0.0

@@ -1,10 +1,12 @@
 """``--perf-instructions=callgrind``: counts the instructions of one call in a process under valgrind.
 
-Nothing that goes on elsewhere on the machine reaches that processor, so two runs of the same code agree closely even
-where the hardware's counter is not to be had. It is slow, some minutes a case, most of them for importing PyTorch; it
-knows no AVX-512, so PyTorch's AVX2 kernels are what is counted; and its number is no other counter's, so it
-has a name of its own: ``callgrind_instructions``. Its switch holds for the thread that turns it, so the process is
-given one thread, or part of the work would be missing.
+Other activity on the machine does not affect valgrind's simulated processor, so two runs of the same code agree closely
+even if the hardware's counter is unavailable. Callgrind has limits:
+
+- It is slow: some minutes a case, most of them for importing PyTorch.
+- It has no AVX-512, so it counts PyTorch's AVX2 kernels.
+- Its number differs from that of other counters, so it has a separate name: ``callgrind_instructions``.
+- Its switch applies to the thread that toggles it, so the process runs one thread: others would not be counted.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
     from perflab.measure.workload import Workload
 
 WARM_CALLS = 2
-"""Calls before the one that is counted: the first sets libraries up, the second frees what the first one left."""
+"""Calls before the counted one: the first initialises libraries, the second frees the remains of the first."""
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _LAST_LINES = 3
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 def check_callgrind(device: torch.device) -> None:
-    """See early that it can work.
+    """Check early that callgrind can count.
 
     Raises:
         SettingError: valgrind is not installed, PyTorch was built without it, or the device is no CPU.
@@ -62,10 +64,10 @@ def check_callgrind(device: torch.device) -> None:
 
 
 def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
-    """Run a case in a process under callgrind, and return the instructions of one call of what it measures.
+    """Run a case in a process under callgrind, and return the instructions of one call of the measured callable.
 
     Raises:
-        FreshProcessError: nothing was counted there; the end of the process's output is in the error.
+        FreshProcessError: the process counted nothing; the error has the end of its output.
     """
     with workplace() as folder:
         counted = folder / "callgrind.out"
@@ -92,19 +94,22 @@ def _last_words(said: str) -> str:
 
 
 def _wrapper(counted: Path) -> list[str]:
-    """Callgrind, silent until it is toggled; addresses are not randomised, where that can be had."""
+    """Return the command prefix of callgrind, which counts from the first toggle on.
+
+    Addresses are not randomised if ``setarch`` is installed.
+    """
     fixed = ["setarch", "-R"] if shutil.which("setarch") is not None else []
     return [*fixed, "valgrind", "--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={counted}"]
 
 
 def total_of(profile: str) -> int:
-    """Instructions that a callgrind profile holds, 0 if it holds none."""
+    """Return the number of instructions in a callgrind profile, 0 if it has none."""
     match = _TOTAL.search(profile)
     return int(match[1]) if match is not None else 0
 
 
 def run_counted(workload: Workload) -> Any:
-    """Run in the process under callgrind: call the workload, count its last call alone, and return its result."""
+    """Call the workload in the process under callgrind; count the last call alone, and return its result."""
     from perflab.torch_internals.machine import toggle_callgrind
 
     for _ in range(WARM_CALLS):

@@ -1,7 +1,8 @@
 """Runs measured cases in pytest: checks before the first test, measures, judges, reports.
 
-It hands each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and hangs the
-result on the test's own report as plain data. A case that needs a re-check waits for it: ``held_reports.py``.
+It gives each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and attaches
+the result to the test's own report as plain data. The reports of a case that needs a re-check wait:
+``held_reports.py``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
 
 class Cases:
-    """Hooks around the perf cases of this process."""
+    """The pytest hooks around the perf cases of this process."""
 
     def __init__(
         self, config: pytest.Config, settings: Settings, job: Job | None, server: Server | None = None
@@ -75,7 +76,7 @@ class Cases:
         self._progress = ProgressLine(config)
         self._case_settings: dict[str, Settings] = {}
         self._ids: set[str] = set()
-        """Of the cases, as pytest names them while they run."""
+        """Node ids of the cases, as pytest reports them while they run."""
         self._budget = TotalBudget(settings.total_budget_s)
         self._recheck = Recheck(config, settings.baselines, self._progress, self._budget, self._turn)
         self._held_reports = HeldReports(config, self._recheck, self._keep, self._attach)
@@ -86,13 +87,13 @@ class Cases:
         if job is None:
             config.pluginmanager.register(self._held_reports, "perflab-held-reports")
             config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
-            config.pluginmanager.register(self._turns, "perflab-turns")  # who starts a fresh process has its device
+            config.pluginmanager.register(self._turns, "perflab-turns")  # a fresh process uses its parent's device
             config.pluginmanager.register(_Late(self._budget), "perflab-late")
 
     # --- before anything runs -------------------------------------------------------------------------------
 
     def check(self, items: list[pytest.Item]) -> None:
-        """Find what would fail later, while nothing is lost: bad markers, no device, unusable baselines.
+        """Find errors before anything runs: bad markers, no device, unusable baselines.
 
         Raises:
             PerflabError: the first problem found.
@@ -126,14 +127,14 @@ class Cases:
             self._baselines.of(identity(case_id(item), settings.mode), environment)
 
     def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
-        """The ``perf`` fixture's value for a test."""
+        """Return the value of the ``perf`` fixture for a test."""
         state = item.stash[STATE]
-        # Also where a fixture said so, and the body never ran.
+        # The finalizer also covers a fixture that asked for a prediction before a body that never ran.
         item.addfinalizer(state.part(Instead).until_judged.close)
         device = state.device = device_of(item, device)
         if not state.predicts:
             if self._job is None:
-                self._turns.hold(device)  # a device fixture of the project's may give another
+                self._turns.hold(device)  # the project's device fixture may give another device
             state.part(Learned).environment = current_environment(device, self._settings.machine)
         way = self._way(state, device, self._progress.for_case(item))
         return Perf(state, device, way, partial(expect, self._config, state.settings))
@@ -154,14 +155,14 @@ class Cases:
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Generator[None]:
-        """Hold the device; waiting for it takes none of a case's patience: whoever has it has a limit of its own."""
+        """Hold the device. Waiting for it does not count towards a case's timeout: its holder has its own limit."""
         with contextlib.ExitStack() as stack:
             with suspended(self._config):
                 stack.enter_context(device_turn(str(device), self._progress.waiting, self._budget.is_over))
             yield
 
     def _device_to_take(self, item: pytest.Item) -> torch.device | None:
-        """The device that a case will need, as far as is known before its fixtures are made."""
+        """Return the device that a case will probably need, before its fixtures are made; None if none."""
         if STATE not in item.stash or self._settings.predict:
             return None
         self._progress.begin(case_id(item))
@@ -179,11 +180,11 @@ class Cases:
     def _begin(self, item: pytest.Item) -> None:
         settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
         state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=_parameters(item))
-        state.part(Learned)  # from now on
+        state.part(Learned)  # creates this part: the compiler's state is read now
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Run the test's body, then judge what it measured. A test that fails by itself is not judged."""
+        """Run the test's body, then judge its measurement. A test that fails by itself is not judged."""
         state = item.stash.get(STATE, None)
         if state is None:
             return (yield)
@@ -202,7 +203,7 @@ class Cases:
                 learned.out_of_memory = as_out_of_memory(error) if learned.environment is not None else None
                 if learned.out_of_memory is None:
                     raise
-            if learned.out_of_memory is not None:  # outside of perf(): while the model was built, say
+            if learned.out_of_memory is not None:  # outside of perf(), for example while the model was built
                 self._conclude(item, state)
                 pytest.skip("out of memory")
             if getattr(item, "_excinfo", None) or state.subtest_failures:
@@ -224,7 +225,7 @@ class Cases:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Hang the case's result on its report."""
+        """Attach the case's result to its report."""
         report = yield
         state = item.stash.get(STATE, None)
         if state is None:
@@ -239,7 +240,7 @@ class Cases:
         return report
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """One case more is done, also if it ran in a fork, whose reports are made there."""
+        """Count a finished case, also one that ran in a fork, which makes its own reports."""
         if nodeid in self._ids:
             self._budget.case_done()
 
@@ -250,11 +251,11 @@ class Cases:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """In a fresh process: leave at once.
+        """Make a fresh process exit quickly, by exempting its objects from garbage collection.
 
-        What a PyTorch process holds is looked through three times more before it ends, by pytest and by the
-        interpreter, a third of the processor time that a small replicate takes; the system takes it back anyway.
-        Fixtures are torn down by now, and objects that are in no cycle still see their end.
+        pytest and the interpreter would collect the objects of a PyTorch process three times more before it ends. That
+        takes a third of the processor time of a small replicate, and the system frees the memory anyway. Fixtures are
+        torn down by now, and objects that are in no cycle are still finalised.
         """
         if self._job is not None:
             gc.freeze()
@@ -262,10 +263,10 @@ class Cases:
     # --- judging --------------------------------------------------------------------------------------------
 
     def _conclude(self, item: pytest.Item, state: CaseState) -> None:
-        """Judge the case; fail it if it got worse. In a fresh process: report the replicate, nothing else."""
+        """Judge the case, and fail it if it got worse. A fresh process only reports the replicate."""
         if self._job is not None:
             if self._server is not None:
-                return  # it says itself how a case ended
+                return  # the server reports how a case ended
             learned = state.part(Learned)
             if learned.measurement is not None or learned.out_of_memory is not None:
                 found = JobResult(case=state.case, measurement=learned.measurement, out_of_memory=learned.out_of_memory)
@@ -297,14 +298,14 @@ def _parameters(item: pytest.Item) -> Parameters:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold the value as it is: subclasses (NumPy's numbers) and infinities it cannot."""
+    """Whether JSON can hold the value unchanged; it cannot hold subclasses (NumPy's numbers) and infinities."""
     if type(value) is float:
         return math.isfinite(value)
     return type(value) in (str, int, bool, type(None))
 
 
 def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
-    """What the report says of the case; None while it says nothing final."""
+    """Return the case's result from a test report; None if the report is not final."""
     result = _said_of(state, report)
     if result is None:
         return None
@@ -333,7 +334,9 @@ def _said_of(state: CaseState, report: pytest.TestReport) -> Result | None:
 def run(
     config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None, server: Server | None = None
 ) -> list[pytest.Item]:
-    """Measure these cases in this process; leaves none. ``server``: in a side's process, who asks for its turns.
+    """Measure these cases in this process; return the remaining ones: none.
+
+    ``server`` asks for the turns of a process that is one side of an interleaved run.
 
     Raises:
         PerflabError: the first thing found that would fail late.
@@ -349,9 +352,9 @@ def run(
 class _Late:
     """Skips a case that would begin when the run's time is long over.
 
-    Time that is over by little is for the test to see: it may say what it would have cost (perf.requires). Where it
-    does much before that, or never says, the run must come to its end all the same. ``Cases`` cannot skip it: its hook
-    is a wrapper, and what is raised before a wrapper yields keeps others from what they undo in teardown.
+    If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A test
+    that does much work before that, or never states its cost, must not delay the end of the run. ``Cases`` cannot skip
+    the case: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their teardown.
     """
 
     def __init__(self, budget: TotalBudget) -> None:
@@ -359,7 +362,7 @@ class _Late:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip it before anything is set up."""
+        """Skip the case before anything is set up."""
         state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
         if state is not None and left_s is not None and left_s < -GRACE_S:
             state.skip_for_time()

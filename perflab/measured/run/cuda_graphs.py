@@ -1,4 +1,4 @@
-"""CUDA graphs without a GPU: skips a case that asks for one, and refuses a whole run."""
+"""Handles CUDA graphs without a GPU: skips a case whose marker asks for one, and refuses a run that asks for all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def no_graph_for(case: str, settings: Settings, device: torch.device) -> str | None:
-    """Why a case is skipped on this device; None if it is measured.
+    """Return why a case is skipped on this device; None if it is measured.
 
     Raises:
-        SettingError: an option or ini key asks for graphs, which would leave nothing of the run.
+        SettingError: an option or ini key asks for graphs, so every case would be skipped.
     """
     if not settings.cuda_graph or device.type == "cuda":
         return None

@@ -1,7 +1,7 @@
 """Holds the device lock for a case, from before its fixtures until it is judged.
 
-What a case does before it measures loads the machine as much as what is measured: it builds and trains models, compiles
-them, and probes the device's matmul rate. So all of it belongs to the case's turn, and no case begins beside another.
+A case's preparation loads the machine as much as its measurement: it builds, trains and compiles models, and probes the
+device's matmul rate. The case therefore holds the lock for all of it, and no case begins while another one runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Take = Callable[["torch.device"], contextlib.AbstractContextManager[object]]
-"""Holds a device, so that nobody else measures on it."""
+"""A function whose context manager holds a device, so that no other process measures on it."""
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -25,8 +25,8 @@ class CaseTurns:
     """Hooks that hold the device around the cases of this process.
 
     Args:
-        device_of: the device that a test is going to be measured on; None where it is not measured.
-        take: holds it.
+        device_of: returns the device that will measure a test; None if the test is not measured.
+        take: holds a device.
     """
 
     def __init__(self, device_of: Callable[[pytest.Item], torch.device | None], take: Take) -> None:
@@ -36,7 +36,7 @@ class CaseTurns:
         self._held = contextlib.ExitStack()
 
     def hold(self, device: torch.device) -> None:
-        """Hold this device, and no other: who held one and waited for another could wait for ever."""
+        """Hold this device and release any other: holding one while waiting for another could deadlock."""
         if device == self._device:
             return
         self._release()
@@ -44,14 +44,14 @@ class CaseTurns:
         self._device = device
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Take the device before pytest makes fixtures, and after it has skipped what it skips by marks."""
+        """Take the device before pytest makes fixtures, and after it has skipped tests by their marks."""
         device = self._device_of(item)
         if device is not None:
             self.hold(device)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:
-        """Keep it until the case is judged: a re-check at once needs it too."""
+        """Keep the device until the case is judged: an immediate re-check needs it too."""
         try:
             return (yield)
         finally:
@@ -59,7 +59,7 @@ class CaseTurns:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self) -> None:
-        """Give it back where setting up has failed."""
+        """Release the device if the set-up failed."""
         self._release()
 
     def _release(self) -> None:

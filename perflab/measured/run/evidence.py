@@ -1,4 +1,4 @@
-"""Why a measured case became worse: looked into beside its baseline's commit, or held against the stored profile."""
+"""Explains why a measured case became worse, by its baseline's commit or by the profile stored with the baseline."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from perflab.profiles.records import Explanation, PeakExplanation, Profile
 from perflab.profiles.stored import unpacked
 
 CodeFor = Callable[[str, Saved], CodeOf]
-"""The commit that something stored was measured at, if its code is there and differs."""
+"""A function that returns the commit at which stored numbers were measured, if its code exists and differs."""
 
 
 class Evidence:
-    """Looks into cases that fail, as many as are worth it in a run."""
+    """Explains failing cases, up to a maximum number in a run."""
 
     def __init__(self, config: pytest.Config, code_for: CodeFor, progress: ProgressLine, budget: TotalBudget) -> None:
         self._config = config
@@ -49,11 +49,11 @@ class Evidence:
         self._left = MOST
 
     def wanted(self, one: Judged) -> bool:
-        """Whether a case is to be looked into, and something is there to hold it against."""
+        """Whether a case is to be explained, and there is a commit or a profile to compare it with."""
         return self._asked(one) and not self._why_not_at_all(one)
 
     def of(self, one: Judged) -> Judged:
-        """The case with what it does otherwise than its baseline did, or why nobody looked."""
+        """Return the case with an explanation of how it differs from its baseline, or why it has none."""
         if not self.wanted(one):
             return self.or_why_not(one)
         self._left -= 1
@@ -61,7 +61,7 @@ class Evidence:
         return replace(one, record=found.within(one.record))
 
     def or_why_not(self, one: Judged) -> Judged:
-        """The case with the reason for which it is not looked into, if there is one."""
+        """Return the case, with the reason why it cannot be explained if there is one."""
         why = self._why_not_at_all(one) if self._asked(one) else ""
         if not why:
             return one
@@ -71,7 +71,7 @@ class Evidence:
         return one.settings.evidence == "on" and is_to_explain(one.judgement)
 
     def _why_not_at_all(self, one: Judged) -> str:
-        """Empty: it can be looked into."""
+        """Return why a case cannot be explained; empty if it can."""
         if one.record.paired_to_anchor is not None:
             return "it is worse than its anchor, and only the baseline's own commit is looked into"
         if not self._has_code(one) and self._stored(one) is None:
@@ -80,7 +80,7 @@ class Evidence:
         return "" if self._left > 0 else ENOUGH
 
     def _code(self, one: Judged) -> CodeOf:
-        """The commit of what the case became worse than: its times, or else what it needs exactly."""
+        """Return the commit of the numbers that the case is worse than: its times, or else its exact quantities."""
         if one.settings.fresh_process or one.settings.settle != "on":
             return CodeOf(None, "")
         exact, times, drift = one.baseline.exact, one.baseline.times, one.judgement.drift.get("memory")
@@ -128,7 +128,10 @@ class Evidence:
             return not_looked(one.judgement, against, could_not(said))
 
     def _alone(self, one: Judged) -> Found:
-        """Without the other side: by its stored profile, which knows time and calls; of memory it says why not."""
+        """Explain a case without its baseline's code, by the stored profile.
+
+        The profile has time and calls only; for memory, return the reason why it is not explained.
+        """
         why = self._why_no_code(one) if asks_for_peaks(one.judgement) else ""
         return Found(
             self._by_stored(one) if self._stored(one) is not None else None,

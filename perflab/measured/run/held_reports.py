@@ -1,6 +1,6 @@
 """Holds the reports of cases that need a re-check, until all tests have run.
 
-A test's call phase is over by then, and its fixtures are gone; a re-check needs neither, since other processes take
+A test's call phase is over by then, and its fixtures are torn down; a re-check needs neither, since other processes run
 it. So no case waits for its first measurement because another one looks slow.
 """
 
@@ -20,12 +20,12 @@ from perflab.plugin.stash import is_worker
 
 _ENDED = "the run ended before it was measured again"
 _STAND_ASIDE = ("_pytest.runner", "pytest_rerunfailures")
-"""Modules whose protocol ours may replace: pytest's own, and one that acts only where a test is to be run again."""
+"""Modules whose test protocol this one may replace: pytest's, and a plugin that acts only on tests to rerun."""
 
 
 @dataclass(eq=False)
 class _Held:
-    """A test whose reports wait."""
+    """A test whose reports are held back."""
 
     item: pytest.Item
     judged: Judged
@@ -33,13 +33,13 @@ class _Held:
 
 
 class HeldReports:
-    """Runs the perf cases of this process, and keeps back the reports of those that need a re-check.
+    """Runs the perf cases of this process, and holds back the reports of cases that need a re-check.
 
     Args:
         config: the session's configuration.
-        recheck: measures them again.
-        conclude: takes what a case came to, before its reports are given out.
-        attach: hangs a case's result on its report.
+        recheck: re-checks the cases.
+        conclude: receives the judged case before its reports are logged.
+        attach: attaches a case's result to its report.
     """
 
     def __init__(
@@ -56,26 +56,26 @@ class HeldReports:
         self._stops_early = bool(config.getoption("maxfail", 0))
         self._running: pytest.Item | None = None
         self._now: _Held | None = None
-        """The test that is running, once it is held back."""
+        """The running test, once its reports are held back."""
         self._held: list[_Held] = []
 
     # --- while tests run ------------------------------------------------------------------------------------
 
     def hold(self, item: pytest.Item, judged: Judged) -> bool:
-        """Keep the reports of the test that is running; False where it has to be looked at now.
+        """Hold back the reports of the running test; return False if the test must be re-checked now.
 
-        That is so where somebody else runs the test, to run it again if it fails; where it is expected to fail; and
-        where failures end the run (-x), since the first one is to end it before another test begins.
+        It must be if another plugin runs the test, to rerun a failure; if the test is expected to fail; and if failures
+        end the run (-x), since the first one must end it before another test begins.
         """
         if item is not self._running or item.get_closest_marker("xfail") is not None or self._stops_early:
             return False
-        judged.state.exploration = None  # the case's own code made it, and may have a model in its hands
+        judged.state.exploration = None  # made by the case's own code, and may refer to a model
         self._now = _Held(item, judged)
         return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a perf case as pytest would, but that its reports may wait."""
+        """Run a perf case as pytest does, except that its reports may be held back."""
         if item.get_closest_marker("perf") is None or _is_run_by_another(item):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -92,7 +92,7 @@ class HeldReports:
         return True
 
     def _say_that_it_waits(self) -> None:
-        """End the line that ``-v`` has begun; with its outcome the test has another one."""
+        """End the line that ``-v`` has begun for a held test; the test's outcome gets another line."""
         reporter = self._config.pluginmanager.getplugin("terminalreporter")
         if reporter is not None and reporter.verbosity > 0:
             reporter.write("WAITS (re-checked after all tests)")
@@ -101,11 +101,14 @@ class HeldReports:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Log a report at once, as pytest does, unless it is to wait. The outermost wrapper: it is complete here."""
+        """Log a report at once, as pytest does, unless it is held back.
+
+        This wrapper is the outermost one, so that the report is complete here.
+        """
         report = yield
         if item is self._running and not is_of_a_subtest(item):
             if self._now is not None and report.when == "call" and not report.passed:
-                self._now = None  # something else has failed the test, and that is what counts
+                self._now = None  # the test failed for another reason, which has precedence
             if self._now is None:
                 item.ihook.pytest_runtest_logreport(report=report)
             else:
@@ -116,10 +119,10 @@ class HeldReports:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Re-check once all tests have run; if the run ends before, give the reports out all the same."""
+        """Re-check once all tests have run; if the run ends before, log the held reports all the same."""
         try:
             outcome = yield
-            _stop_if_asked(session)  # a worker of pytest-xdist leaves its loop without a word
+            _stop_if_asked(session)  # a worker of pytest-xdist leaves its loop without an exception
             self._check_again(session)
         finally:
             for held in self._held:
@@ -127,7 +130,7 @@ class HeldReports:
         return outcome
 
     def reports_as_they_are(self) -> list[pytest.TestReport]:
-        """What is known of the tests that wait, where the process ends before they are looked at again."""
+        """Return the held tests' call reports with the results so far, for a process that ends before the re-check."""
         found = []
         for held in self._held:
             self._conclude(held.item, without_recheck(held.judged, _ENDED))
@@ -146,7 +149,7 @@ class HeldReports:
             _stop_if_asked(session)
 
         def learned(place: int, judged: Judged) -> None:
-            held[place].judged = judged  # what is given out if the run ends before it was looked into
+            held[place].judged = judged  # the result to report if the run ends before the case is explained
 
         self._recheck.after_all([one.judged for one in held], done, learned)
 
@@ -165,7 +168,7 @@ class HeldReports:
 
     @contextlib.contextmanager
     def _as_running(self, item: pytest.Item) -> Iterator[None]:
-        """In a worker of pytest-xdist: reports go to the controller under the number of the test that is running."""
+        """Mark a test as the running one: a worker of pytest-xdist sends reports under the running test's number."""
         workers = [one for one in self._config.pluginmanager.get_plugins() if hasattr(one, "item_index")]
         if is_worker(self._config):
             for worker in workers:
@@ -174,14 +177,19 @@ class HeldReports:
 
 
 def _fail(item: pytest.Item, report: pytest.TestReport, text: str) -> None:
-    """Make the report of a passed test that of one that called ``pytest.fail(text, pytrace=False)``."""
+    """Change a passed test's report as if the test had called ``pytest.fail(text, pytrace=False)``."""
     call = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when="call")
     assert call.excinfo is not None
     report.outcome, report.longrepr = "failed", item.repr_failure(call.excinfo)
 
 
 def _stop_if_asked(session: pytest.Session) -> None:
-    """As pytest's own loop does after each test: for -x and --maxfail, and for plugins."""
+    """End the session if -x, --maxfail or a plugin asked for it, as pytest's own loop does after each test.
+
+    Raises:
+        session.Failed: ``session.shouldfail`` is set.
+        session.Interrupted: ``session.shouldstop`` is set.
+    """
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     if session.shouldstop:
@@ -189,7 +197,7 @@ def _stop_if_asked(session: pytest.Session) -> None:
 
 
 def _is_run_by_another(item: pytest.Item) -> bool:
-    """Whether a plugin has its own way to run the test, such as again if it fails: its protocol needs the verdict."""
+    """Whether another plugin runs the test itself, for example to rerun a failure: it needs the verdict at once."""
     for one in item.ihook.pytest_runtest_protocol.get_hookimpls():
         if one.hookwrapper or one.wrapper or isinstance(one.plugin, HeldReports):
             continue

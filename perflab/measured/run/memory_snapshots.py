@@ -1,7 +1,7 @@
-"""Memory snapshots of measured cases: ``--perf-snapshots`` records one more call; a failure shows what is new in it.
+"""Memory snapshots of measured cases: ``--perf-snapshots`` records one more call; a failure lists the new memory.
 
-The snapshot of a case that passes stays as ``*-measured``. That of a case that fails, or that nobody judged, lies
-beside it as ``*-measured-now``, and a failure ends with the first lines of ``perflab memory`` for the two.
+The snapshot of a case that passes stays as ``*-measured``. The snapshot of a case that fails, or was not judged, is
+stored beside it as ``*-measured-now``, and a failure ends with the first lines of ``perflab memory`` for the two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOW = "-now"
 def record_where_asked(
     state: CaseState, workload: Workload, device: torch.device, config: pytest.Config, *, runs_out: bool = False
 ) -> None:
-    """Record one more call of a case that was measured, or that ran out of memory, if the run was asked to."""
+    """Record one more call of a case that was measured or ran out of memory, if the run records snapshots."""
     if state.settings.part(Predicting).snapshots:
         folder = own_folder(config.rootpath) / "snapshots"
         name = f"{file_name_for(identity(state.case, state.settings.mode))}-measured"
@@ -54,14 +54,14 @@ def record_where_asked(
 def with_snapshots(
     failure: str | None, snapshot: Path | None, root: Path, *, is_judged: bool, is_whole: bool = True
 ) -> str | None:
-    """A failure with what its snapshot has that the last good one had not; None where the case passed.
+    """Return a failure's text with the changes from the last good snapshot to this one; None if the case passed.
 
     Args:
-        failure: the text so far.
-        snapshot: of the case as it is now.
-        root: paths are shown relative to it.
-        is_judged: whether the case was compared with anything. Else it takes no other snapshot's place.
-        is_whole: whether the call came to its end. Else no case is compared with it later.
+        failure: the text so far; None if the case passed.
+        snapshot: the file of the snapshot of the case now; None if there is none.
+        root: the folder to which shown paths are relative.
+        is_judged: whether the case was compared with anything. Otherwise its snapshot replaces no other one.
+        is_whole: whether the call completed. Otherwise no case is compared with its snapshot later.
     """
     if snapshot is None:
         return failure

@@ -1,7 +1,7 @@
 """Re-checks after all tests: suspects in fresh processes, unsettled cases interleaved, largest first.
 
-All suspects are measured again in fresh processes before any doubt is settled in turns with a baseline's commit, since
-that takes longer; in both, the largest comes first. So what is left of a run's time goes where most is at stake.
+All suspects are re-measured in fresh processes before any unsettled case is interleaved with its baseline's commit,
+which takes longer. In both steps, the largest change comes first: the rest of a run's time goes to the worst cases.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from perflab.records import Judgement, Verdict
 
 
 def needs_recheck(one: Judged) -> bool:
-    """Whether measuring the case again may change what is thought of it."""
+    """Whether re-measuring the case may change its verdict."""
     if one.settings.check == "off" or one.settings.update:
         return False
     return one.judgement.suspect or may_settle(one)
 
 
 def size_of(judgement: Judgement) -> tuple[bool, float]:
-    """How large a suspicion or a doubt is, for sorting.
+    """Return a key that sorts suspects and unsettled cases by size.
 
-    What fails without a re-check needs it most: memory, and exact counts. Then the latency counts, as a share of
-    its limit.
+    Cases that fail even without a re-check come first: by memory or exact counts. The second key is the ratio of the
+    latency, divided by its limit.
     """
     change = judgement.latency
     over = change.ratio / change.limit if change is not None and change.limit is not None else 0.0
@@ -45,16 +45,16 @@ def size_of(judgement: Judgement) -> tuple[bool, float]:
 
 
 def without_recheck(one: Judged, reason: str) -> Judged:
-    """The case with what its first reading says, where it is not re-checked."""
+    """Return a case that is not re-checked, judged by its first reading, with the reason if one is needed."""
     if one.judgement.suspect:
         return one.not_rechecked(reason)
-    if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # others owe no explanation
+    if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # other verdicts need no reason
         return one
     return replace(one, judgement=changed(one.judgement, reasons=[*one.judgement.reasons, reason]))
 
 
 class Recheck:
-    """Re-checks cases; knows what re-checks were of use for so far."""
+    """Re-checks cases; remembers which kinds of re-check were useless in this run."""
 
     def __init__(
         self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget, turn: Take
@@ -67,7 +67,7 @@ class Recheck:
         self._turn = turn
 
     def at_once(self, one: Judged) -> Judged:
-        """Look at one case, whose test has the device."""
+        """Re-check one case whose test holds the device."""
         if one.judgement.suspect:
             one = self._remeasuring.again(one, settles=self._settling.has_code(one))
         return self.evidence.of(self._settling.settle(one) if may_settle(one) else one)
@@ -78,12 +78,12 @@ class Recheck:
         done: Callable[[int, Judged], None],
         learned: Callable[[int, Judged], None],
     ) -> None:
-        """Look at all that were held back.
+        """Re-check all cases that were held back.
 
         Args:
-            cases: those.
-            done: gets each with its place among them, as soon as nothing more is to be looked at.
-            learned: the same as soon as its verdict is known, if that is earlier.
+            cases: the cases.
+            done: receives each case with its index in ``cases``, as soon as nothing more is to be done for it.
+            learned: receives a case with its index as soon as its verdict is known, if that is earlier.
         """
 
         def largest_first(chosen: dict[int, Judged]) -> Iterator[tuple[int, Judged]]:
@@ -95,7 +95,7 @@ class Recheck:
 
         def known(place: int, one: Judged) -> None:
             if self.evidence.wanted(one):
-                failing[place] = one  # looked into when all verdicts are known
+                failing[place] = one  # explained when all verdicts are known
                 learned(place, one)
             else:
                 done(place, self._explained(one))
@@ -119,7 +119,7 @@ class Recheck:
             done(place, self._explained(one))
 
     def _explained(self, one: Judged) -> Judged:
-        """The case with what it does otherwise than before, if it is worth looking into."""
+        """Return the case, with an explanation of its difference from before if one is wanted."""
         if not self.evidence.wanted(one):
             return self.evidence.or_why_not(one)
         with self._looking_at(one):

@@ -1,4 +1,4 @@
-"""Measures a suspect again in fresh processes."""
+"""Re-measures a suspect in fresh processes."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
     import torch
 
 PROCESS_BYTES = 1 << 30
-"""Room that a process needs beside the case's own tensors: an interpreter and PyTorch."""
+"""Bytes that a process needs in addition to the case's own tensors: an interpreter and PyTorch."""
 PROCESS_S = 3.0
-"""What a process takes before it measures: an interpreter, PyTorch, collecting its test."""
+"""Seconds that a process takes before it measures: starting Python, importing PyTorch, collecting its test."""
 IMPROVEMENT_FACTOR = 3
-"""How many times as many fresh processes have to agree about an improvement that no turns settle. Of code that runs at
-one of two speeds, which a process keeps, all of a baseline's three are slow and all of ten later ones fast in less than
-one of a thousand cases, whatever the share of slow ones: p³(1 - p)¹⁰ is 0.0009 at most."""
+"""Factor on the number of fresh processes that must agree on an improvement which no interleaved run settles. If code
+runs at one of two speeds, fixed for each process, all three processes of a baseline are slow and all ten later ones
+fast in less than one of a thousand cases, for any share p of slow processes: p³(1 - p)¹⁰ is 0.0009 at most."""
 _AGAIN = "it could be measured again"
 FURTHER_PROCESSES = 3
-"""How many more fresh processes a suspect may take in place of disturbed ones. Neighbours that stay longer, stay."""
+"""Number of additional fresh processes to replace disturbed ones of a suspect. Longer disturbances do not pass."""
 
 
 class Remeasuring:
-    """Measures suspects again, one after another, and learns whether waiting for a calm moment is of use."""
+    """Re-measures suspects one after another, and remembers whether waiting for a calm moment helped."""
 
     def __init__(self, config: pytest.Config, progress: ProgressLine, budget: TotalBudget) -> None:
         self._config = config
         self._progress = progress
         self._budget = budget
         self._neighbours_pass = True
-        """Whether waiting for a calm moment was of use to the last suspect; if not, the next one does not wait."""
+        """Whether the last suspect got an undisturbed process; if not, the next one does not wait for a calm moment."""
 
     def again(self, one: Judged, among: int = 1, *, settles: bool = False) -> Judged:
-        """Measure a suspect in fresh processes, until one clears it, fails it by what is exact, or there are enough.
+        """Re-measure a suspect in fresh processes until it is cleared, fails by an exact quantity, or has enough.
 
-        One that was disturbed is taken again, so that a neighbour who passes by hides no slowdown.
+        A disturbed process is replaced by another one, so that a short disturbance hides no slowdown.
 
         Args:
             one: a case whose judgement is suspect.
-            among: how many suspects, this one included, what is left of the run's time is for.
-            settles: whether an improvement is measured in turns with its baseline's commit afterwards.
+            among: number of suspects, this one included, that share the rest of the run's time.
+            settles: whether an improvement is interleaved with its baseline's commit afterwards.
         """
         settings = one.settings
         if exactly_worse(one.judgement) == ["counts"]:
             return one.not_rechecked(FAILS_ALREADY)
         before = one.baseline.times.replicates if one.baseline.times is not None else []
-        # What is exact needs no interval: one fresh process says whether this one's past had a part in it.
+        # An exact quantity needs no interval: one fresh process shows whether this process's history was the cause.
         wanted = processes_wanted(one.judgement, settings.replicates, settles=settles)
         slow = 1.0 + settings.threshold
         most = wanted + (FURTHER_PROCESSES if self._neighbours_pass else 0)
@@ -74,9 +74,9 @@ class Remeasuring:
             found = self._measure_again(one, among * wanted - number + 1)
             if isinstance(found, str):
                 if len(calm) + len(disturbed) >= wanted:
-                    break  # what there is will do
+                    break  # the processes so far are enough
                 return one.not_rechecked(found)
-            # What disturbs a process makes it slower: one that is not slow, or only hungrier, needs no excuse.
+            # A disturbance makes a process slower: one that is not slow needs no excuse.
             latency = one.judgement.latency
             is_slow = latency is not None and found.median_ns > slow * latency.before
             by = disturbances([found], before, one.record.environment) if is_slow else []
@@ -94,7 +94,7 @@ class Remeasuring:
         return one
 
     def _measure_again(self, one: Judged, among: int) -> Replicate | str:
-        """A replicate from a fresh process, or why there is none."""
+        """Return a replicate from a fresh process, or the reason why there is none."""
         state, left_s = one.state, self._budget.measuring_s()
         assert state.device is not None
         release_memory(state.device)
@@ -119,20 +119,22 @@ class Remeasuring:
 
 
 def _least_s(record: Record) -> float:
-    """What a fresh process takes of a case at least."""
+    """Return the least time in seconds that a fresh process takes for a case."""
     return PROCESS_S + (CALLS_AT_LEAST * record.summary.median_ns / 1e9 if record.summary is not None else 0.0)
 
 
 def processes_wanted(judgement: Judgement, replicates: int, *, settles: bool) -> int:
-    """How many fresh processes have to agree about a suspect."""
+    """Return the number of fresh processes that must agree on a suspect."""
     if looks_faster(judgement):
         return replicates if settles else IMPROVEMENT_FACTOR * replicates
     return replicates if "latency" in judgement.worse else 1
 
 
 def cleared(judgement: Judgement, threshold: float) -> bool:
-    """Whether no more fresh processes are needed: not worse, not faster either, which one lucky process may be, and not
-    just below the threshold."""
+    """Whether no more fresh processes are needed.
+
+    The case must not be worse, not be faster (one process may be fast by luck), and not be past half of the threshold.
+    """
     if judgement.verdict not in (Verdict.OK, Verdict.IMPROVED) or looks_faster(judgement):
         return False
     changes = [judgement.latency, judgement.drift["latency"].change if "latency" in judgement.drift else None]
@@ -140,13 +142,13 @@ def cleared(judgement: Judgement, threshold: float) -> bool:
 
 
 def looks_faster(judgement: Judgement) -> bool:
-    """Whether the verdict is that the case improved, and its time is a reason for that."""
+    """Whether the case's verdict is ``improved``, and its time is a reason for that."""
     change = judgement.latency
     return judgement.verdict is Verdict.IMPROVED and change is not None and change.is_faster
 
 
 def no_room(record: Record, device: torch.device, processes: int = 1) -> str | None:
-    """Why so many more processes with the same tensors would not fit beside this one; None if they do."""
+    """Return why ``processes`` more processes with the same tensors do not fit beside this one; None if they do."""
     memory = record.measurement.memory if record.measurement is not None else None
     free = available_bytes(device)
     if memory is None or free is None:

@@ -1,4 +1,4 @@
-"""Takes the replicates of a baseline: from this session and from fresh processes."""
+"""Takes the replicates of a baseline, from this session and from fresh processes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Replicates:
 
     Args:
         config: the session's configuration.
-        chosen: those cases.
-        wanted: how many processes measure a case.
-        budget: the run's time; further processes are taken within it alone.
-        notes: takes what went wrong, and what was disturbed.
-        profile_ns: the most that the profile of a case may take, for the evidence of a later failure; 0: none is taken.
+        chosen: the results of these cases.
+        wanted: number of processes that measure a case.
+        budget: the run's time; only the processes that replace noisy ones are limited by it.
+        notes: receives notes on what went wrong.
+        profile_ns: the most time for a case's profile, the evidence for a later failure; 0 takes no profile.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Replicates:
         self._taken: dict[str, list[Replicate]] = {}
         self._profiles: dict[str, Profile] = {}
         self._took_s: dict[str, float] = {}
-        """By case: its share of the last fresh process, where the run's time is limited."""
+        """Case -> its share, in seconds, of the last fresh process's time; only if the run's time is limited."""
         self._given_up: set[str] = set()
-        """Cases of a device whose last process measured none: nor would the next one."""
+        """Cases of a device whose last process failed: the next one would fail too."""
         self._to_profile: list[str] = []
-        """Cases whose next replicate is profiled too."""
+        """Cases whose next replicate is also profiled."""
         for result in chosen:
             if result.record is not None and result.record.summary is not None:
                 self._records[result.case] = result.record
@@ -74,28 +74,31 @@ class Replicates:
 
     @property
     def least(self) -> int:
-        """How many the case with the fewest has."""
+        """The number of replicates of the case that has the fewest."""
         return min(map(len, self._taken.values()), default=0)
 
     def kept(self, case: str) -> list[Replicate]:
-        """What the baseline is made of; nothing of a case without numbers."""
+        """Return the replicates for the case's baseline; empty for a case without numbers."""
         if case not in self._taken:
             return []
         return calmest(self._taken[case], self._wanted, self._records[case].environment)
 
     def profile(self, case: str) -> str | None:
-        """The case's packed profile, as a baseline keeps it."""
+        """Return the case's profile in the packed format of baselines; None if it has none."""
         return packed(self._profiles[case]) if case in self._profiles else None
 
     def fitness(self) -> dict[str, Fitness]:
-        """By case."""
+        """Return the fitness of the kept replicates, by case."""
         return {
             case: fitness(self.kept(case), record.environment, self._policies[case])
             for case, record in self._records.items()
         }
 
     def typical(self, cases: Collection[str]) -> Fitness:
-        """What is to be known of some cases together: what disturbed most of their replicates, and what these see."""
+        """Return one fitness for several cases: disturbances of most replicates, and the median detectable slowdown.
+
+        If these cases are calm together, the fitness of the first case is returned.
+        """
         found = [fit for case, fit in self.fitness().items() if case in cases]
         pooled = [one for case in cases for one in self.kept(case)]
         disturbed = disturbances(pooled, [], self._records[next(iter(cases))].environment)
@@ -104,7 +107,7 @@ class Replicates:
         return found[0] if typical.is_calm else typical
 
     def take(self) -> None:
-        """Measure in fresh processes, and further ones while what there is is noisy."""
+        """Measure in fresh processes, and in further ones while the replicates of cases are noisy."""
         for number in range(2, self._wanted + 1):
             self._measure(list(self._records), f"replicate {number} of {self._wanted}")
         for _ in range(FURTHER_PROCESSES if self._wanted > 1 else 0):
@@ -118,7 +121,10 @@ class Replicates:
             self._measure(restless, "one more replicate to replace noisy ones", share_s)
 
     def _measure(self, wanted: Iterable[str], what: str, budget_s: float | None = None) -> None:
-        """One more replicate of each, which may take so long, as long as its device's processes measure."""
+        """Take one more replicate of each case, within ``budget_s`` seconds.
+
+        Cases of a device whose processes failed are left out.
+        """
         cases = [case for case in wanted if case not in self._given_up]
         if not cases:
             return
@@ -148,7 +154,7 @@ class Replicates:
             self._notes.append(f"a fresh process did not measure {', '.join(missing)}")
 
     def _take(self, found: Mapping[str, JobResult]) -> None:
-        """Keep what a fresh process has measured, whatever comes of those after it."""
+        """Keep the measurements of a fresh process, whether or not later processes fail."""
         for case, result in found.items():
             if result.measurement is not None:
                 self._taken[case].append(replicate_of(result.measurement))
@@ -164,13 +170,13 @@ REFUSED = (
 
 
 def noisy_note(what: str, cases: Sequence[str], many: int, typical: Fitness) -> str:
-    """What is said of noisy times of these cases, by their short names, among so many: one line for all."""
+    """Return one line on the noisy times of ``cases`` (short names) among ``many`` cases."""
     which = cases[0] if len(cases) == 1 else f"{len(cases)} of {many} cases ({format_names(cases, 3)}), typically"
     return f"{what}: {which}: {'; '.join(typical.marks) or 'no slowdown would count against them'}"
 
 
 def alone_notes(cases: Sequence[str]) -> list[str]:
-    """What is said of baselines that are one process each, by the cases' short names."""
+    """Return lines on baselines that are a single process each. ``cases``: short names."""
     if not cases:
         return []
     return [

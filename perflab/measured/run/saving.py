@@ -1,4 +1,4 @@
-"""Saves measured cases: exact quantities and times as baselines, or times for this machine alone."""
+"""Saves measured cases: exact quantities and times as baselines, or times in this machine's own history."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from perflab.units import format_count, format_names
 
 
 def save(saving: Saving) -> None:
-    """Save what was asked; keep the other times for the next run here.
+    """Save the baselines that were asked for; keep the other times for the next run on this machine.
 
     Raises:
         BaselineError: a file cannot be read first, or cannot be written.
-        KeyboardInterrupt: while replicates were measured; what there was is saved.
+        KeyboardInterrupt: raised while replicates were measured; the replicates so far are saved.
     """
     baselines = baselines_of(saving.config, saving.settings)
     refused: dict[str, Entry] = {}
@@ -43,19 +43,19 @@ def save(saving: Saving) -> None:
         _save_what_was_asked(saving, baselines, refused)
     finally:
         saving.fails |= bool(refused)
-        # under a profiler that has ranges opened within calls, times are none of the case's own
+        # under a profiler that opens ranges within calls, times are not those of the case alone
         if saving.settings.against is None and saving.settings.check != "exact" and not ranges_asked():
             _keep_times(saving, baselines, refused)
 
 
 def _measured(saving: Saving) -> dict[str, Record]:
-    """Not of what fails by itself: that is no baseline for anybody."""
+    """Return the records of measured cases, except cases that failed by themselves, which are no baseline."""
     results = {case: one for case, one in saving.results.items() if one.judgement.verdict is not Verdict.FAILED}
     return {case: one.outcome for case, one in results.items() if type(one.outcome) is MeasuredCase}
 
 
 def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str, Entry]) -> None:
-    """``refused`` takes the times that were to be saved, and are too noisy."""
+    """Save the chosen cases; add to ``refused`` the times that are too noisy or from a single process."""
     settings = saving.settings
     exacts, times = _cases_to_save(saving, baselines)
     cases = list(dict.fromkeys([*exacts, *times]))
@@ -78,7 +78,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
         for case, record in records.items()
     }
     accepts = settings.noisy == "accept"
-    # One process where several were asked for is no baseline, unless somebody stopped the run meanwhile.
+    # A single process is no baseline if several were asked for, unless the run was interrupted.
     has_all = settings.replicates == 1 or saving.interrupted or stopped is not None
     refused |= {
         case: entries[case]
@@ -129,7 +129,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
 
 
 def _cases_to_save(saving: Saving, baselines: Baselines) -> tuple[list[str], list[str]]:
-    """The cases of which exact quantities, and times, are to be saved."""
+    """Return the cases whose exact quantities are to be saved, and the cases whose times are."""
     measured = _measured(saving)
     if saving.settings.update:
         return list(measured), list(measured)
@@ -148,7 +148,7 @@ def _cases_to_save(saving: Saving, baselines: Baselines) -> tuple[list[str], lis
 
 
 def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry]) -> None:
-    """Have the next run on this machine compare times, where none are committed."""
+    """Keep times of cases without committed ones, so that the next run on this machine can compare times."""
     runs = {}
     for result in saving.results.values():
         reading = _reading(saving, baselines, result, refused.get(result.case))
@@ -167,7 +167,7 @@ def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry])
 
 
 def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entry | None) -> Reading | None:
-    """What the machine's own history gets of a case; None if nothing."""
+    """Return the reading of a case for the machine's own history; None if there is none to keep."""
     record, verdict = result.record, result.judgement.verdict
     if record is None or record.summary is None or result.saved:
         return None
@@ -189,7 +189,7 @@ def _entry(
     found: Fitness | None,
     profile: str | None,
 ) -> Entry:
-    ran_out = record.out_of_memory  # of which a baseline keeps no more than how much was asked for
+    ran_out = record.out_of_memory  # a baseline keeps only the bytes asked for
     return Entry(
         environment=record.environment,
         recorded=now,
@@ -203,7 +203,7 @@ def _entry(
 
 
 class _Succession:
-    """Decides, case by case, what takes a stored baseline's place: the new numbers with their anchors and history."""
+    """Decides for each case what replaces a stored baseline: the new numbers with their anchors and history."""
 
     def __init__(self, results: Iterable[Result], reason: str | None) -> None:
         self._policies = {result.identity: result.policy or Policy() for result in results}
@@ -211,7 +211,7 @@ class _Succession:
         self._past: dict[str, str] = {}
 
     def times(self, case: str, old: Entry | None, new: Entry) -> Entry:
-        """The times to store: ``new``, with what they take over from ``old``."""
+        """Return the times to store: ``new`` with the anchor and history that follow from ``old``."""
         policy = self._policies[case]
         entry = times_successor(old, new, policy, self._reason)
         if entry.anchor is not None and is_past_anchor(entry, policy):
@@ -219,7 +219,7 @@ class _Succession:
         return entry
 
     def exact(self, case: str, old: Exact | None, new: Exact) -> Exact:
-        """The exact quantities to store."""
+        """Return the exact quantities to store: ``new`` with the anchor and history that follow from ``old``."""
         policy = self._policies[case]
         exact = exact_successor(old, new, policy, self._reason)
         if exact.memory_anchor is not None and is_past_memory_anchor(exact, policy):
@@ -227,7 +227,7 @@ class _Succession:
         return exact
 
     def notes(self) -> list[str]:
-        """What was saved and will be reported all the same, since no reason was given."""
+        """Return lines on saved cases that the next run reports again because no reason was given."""
         if not self._past:
             return []
         names = ", ".join(f"{short_name(case)} (anchor of {date[:10]})" for case, date in self._past.items())
@@ -238,7 +238,7 @@ class _Succession:
 
 
 def _history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
-    """Notes on what each case's times did to its history. ``is_named``: the user has given the machine its name."""
+    """Return notes on changes of the cases' histories. ``is_named``: the user gave the machine a name."""
     notes = []
     begun = sum(step.is_begun for step in steps.values())
     if begun:

@@ -1,4 +1,4 @@
-"""Settles an unsettled case: measures it interleaved with the baseline's commit."""
+"""Settles an unsettled case by measuring it interleaved with the baseline's commit."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from perflab.records import Verdict
 
 Saved = Entry | Anchor | Exact | MemoryAnchor
 PROCESSES = 3
-"""That hold the case at once while it is confirmed, beside this one."""
+"""Number of processes, beside this one, that hold the case at once while its change is confirmed."""
 CALLS_IN_A_PAIR = 16
-"""Of a case whose call is long: two warm-ups, two blocks of four turns, memory's and the last one."""
+"""Number of calls of a slow case in a pair of processes: two warm-ups, two blocks of four turns, memory, the last."""
 LEAST_S = 10.0
-"""What two pairs of processes take even of a quick case: mostly their start."""
+"""Seconds that two pairs of processes take even for a quick case: mostly their start."""
 
 
 @dataclass(frozen=True)
 class NoTurns:
-    """Why a case was not measured in turns with its baseline's code."""
+    """The reason why a case was not interleaved with its baseline's code."""
 
     told: str
     out_of_time: bool = False
-    """Whether only the run's time was missing."""
+    """Whether the only reason was that the run's time was over."""
 
 
 def may_settle(one: Judged) -> bool:
-    """Whether turns could change the verdict, and are wanted. A cold start cannot be taken in turns."""
+    """Whether an interleaved run is wanted and could change the verdict. A cold start cannot be interleaved."""
     return _is_wanted(one) and bool(one.judgement.unsettled) and one.judgement.verdict is not Verdict.REGRESSED
 
 
@@ -53,27 +53,27 @@ def _is_wanted(one: Judged) -> bool:
 
 
 class Settling:
-    """Settles one case at a time."""
+    """Settles cases, one at a time."""
 
     def __init__(self, config: pytest.Config, baselines: Path, progress: ProgressLine, budget: TotalBudget) -> None:
         self._config = config
         self._directory = baselines
         self._progress = progress
         self._budget = budget
-        self._code_of = functools.cache(code_of)  # git is asked once a date
+        self._code_of = functools.cache(code_of)  # git is asked once for each date
         self._differs_from = functools.cache(differs_from)
         self._unusable: dict[tuple[str, str], str] = {}
-        """Commits and files that do not run there, and why: they are not tried for every case again."""
+        """(commit, test file) -> why it cannot run there, so that it is not tried again for every case."""
 
     def has_code(self, one: Judged) -> bool:
-        """Whether there is a commit that a case could be measured in turns with."""
+        """Whether there is a commit with which a case could be interleaved."""
         entry = one.baseline.times
         return entry is not None and _is_wanted(one) and self.code("baseline", entry).commit is not None
 
     def settle(self, one: Judged) -> Judged:
-        """Measure the case in turns with the code of its baseline, of its anchor or of both, and judge it again.
+        """Interleave the case with the code of its baseline, of its anchor or of both, and judge it again.
 
-        It stays as it is, with a reason if that matters, where this cannot be done.
+        If that is impossible, the verdict stays, with a reason if the case is inconclusive.
         """
         entry, policy = one.baseline.times, turns_policy(one.settings.policy)
         assert entry is not None, "what is unsettled was compared with stored times"
@@ -108,19 +108,19 @@ class Settling:
         if last is not None:
             judgement = with_outputs(with_evidence(judgement, last, one.record.environment), last)
             notes += judgement.disturbed or []
-        if judgement.verdict is Verdict.INCONCLUSIVE:  # others owe no explanation
+        if judgement.verdict is Verdict.INCONCLUSIVE:  # other verdicts need no reason
             judgement = changed(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return replace(one, judgement=judgement)
 
     def code(self, what: str, saved: Saved) -> CodeOf:
-        """The commit to compare with, or why there is none."""
+        """Return the commit to compare with, or the reason why there is none, as ``no A/B re-run: ...``."""
         code = self.code_of(what, saved)
         if code.commit is None and code.told and not code.is_here:
             return CodeOf(None, f"no A/B re-run: {code.told}")
         return code
 
     def code_of(self, what: str, saved: Saved) -> CodeOf:
-        """The same without what it is for."""
+        """Return the commit to compare with, or the reason why there is none, without a prefix."""
         root, baselines = self._config.rootpath.resolve(), self._directory
         code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
         if code.commit is None or self._differs_from(code.commit, root, baselines):
@@ -130,7 +130,7 @@ class Settling:
         return CodeOf(None, told, is_here=True)
 
     def _in_turns(self, one: Judged, commit: str) -> Comparison | NoTurns:
-        """A comparison that is decided, or why there is none."""
+        """Interleave the case with the commit; return the comparison if it is decided, else the reason why not."""
         device = one.state.device
         assert device is not None
         release_memory(device)
@@ -146,7 +146,7 @@ class Settling:
         except RivalError as error:
             self._unusable[there] = in_short(error.problem, commit)
             return NoTurns(self._unusable[there])
-        except OSError as error:  # the cache may be full, or another's: no reason to fail a test
+        except OSError as error:  # the cache may be full or owned by another user: no reason to fail a test
             return NoTurns(str(error))
         compared, policy = found.cases[one.case], turns_policy(one.settings.policy)
         why = why_not_settled(compared, commit)
@@ -171,7 +171,7 @@ class Settling:
 
 
 def limits_of(one: Judged, seconds_left: Callable[[], float | None]) -> Limits:
-    """What turns of a case with its baseline's commit may take."""
+    """Return the limits of interleaving a case with its baseline's commit."""
     return Limits(
         {one.case: turns_ns(one.settings)},
         seconds_left,
@@ -188,7 +188,7 @@ def _no_time(one: Judged) -> NoTurns:
 
 
 def _too_long(one: Judged) -> str | None:
-    """Why a case that takes its time is not settled unasked; None if it may be."""
+    """Return why a slow case is not settled automatically; None if it may be."""
     summary = one.record.summary
     assert summary is not None
     if CALLS_IN_A_PAIR * summary.median_ns <= one.settings.budget_s * 1e9:
@@ -197,7 +197,7 @@ def _too_long(one: Judged) -> str | None:
 
 
 def why_not_settled(one: Compared, commit: str) -> str | None:
-    """Why a case that was asked of both sides came from one, or from none; None if both gave it."""
+    """Return why not both sides measured a case in the same way; None if both did."""
     if one.lost is not None:
         return in_short(one.lost, commit)
     head, base = one.ended.get(HEAD), one.ended.get(BASE)

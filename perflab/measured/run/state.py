@@ -1,4 +1,4 @@
-"""What a running case has learned that is measured: the measured tier's part of its state."""
+"""The measured tier's part of a running case's state."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 @dataclass
 class Learned:
-    """Lives from the item's set-up to its last report."""
+    """The measurements of a case; an instance lives from the item's set-up to its last report."""
 
     environment: Environment | None = None
     measurement: Measurement | None = None
     out_of_memory: OutOfMemory | None = None
     snapshot: Path | None = None
-    """The memory snapshot of one call, where the run records them."""
+    """The file of the memory snapshot of one call; None if the run records none."""
     ran_on: dict[str, None] = field(default_factory=dict)
-    """Threads that ran on when a call had returned."""
+    """Names of threads that ran on after a call had returned."""
     compiler: CompilerState = field(default_factory=compiler_state)
-    """What torch.compile had done before the case was set up."""
+    """The state of torch.compile before the case was set up."""
 
 
 def no_work(state: CaseState) -> UsageError:
-    """What is said of a callable that is as fast as an empty one."""
+    """Return the error for a callable that is as fast as an empty one, and note the problem in ``state``."""
     state.problem = "no work"
     return UsageError(
         f"{state.case}: the measured callable does no work, it is as fast as an empty one",
@@ -42,5 +42,5 @@ def no_work(state: CaseState) -> UsageError:
 
 
 def no_time(state: CaseState) -> UsageError:
-    """What is said where a time came out as nothing."""
+    """Return the error for a measured time of zero or less."""
     return UsageError(f"{state.case}: the clock did not move while it was measured", "measure more work in a call")

@@ -1,8 +1,8 @@
-"""Measures rows of tables in turns with the row that they are held against, once all cases have been measured.
+"""Measures rows of tables interleaved with their base row, once all cases have been measured.
 
-Numbers that were taken one after another differ by what the machine did meanwhile. So a row and its base run once more,
-in processes of their own that take turns, as the sides of an A/B comparison do. A round of new processes gives a row
-one log-ratio, and all rounds together the ratio with its interval.
+Numbers that were taken one after another differ because the machine's state changes. So a row and its base run once
+more, interleaved in separate processes, like the sides of an A/B comparison. A round of new processes gives a row one
+log-ratio, and all rounds together give the ratio with its interval.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from perflab.plugin.session.saving import Saving
 from perflab.results import Result
 
 ROUNDS = 7
-"""Of new processes. With LEAST_PAIRS alone, intervals are four times as wide (simulated)."""
+"""Number of rounds of new processes. With LEAST_PAIRS rounds, intervals are four times as wide (simulated)."""
 AT_ONCE = 4
-"""Processes of a round at most: of more, the turns in a block are too far from the base's."""
+"""Largest number of processes in a round: with more, a block's turns are too far from the base's in time."""
 TURNS_NS = 0.25e9
-"""What the turns of a row and its base take in a round, unless calls are long; set-up and warm-up come on top."""
+"""Time of the turns of a row and its base in a round, without set-up and warm-up; long calls take more."""
 ROW_S = 10.0
-"""What a row may take in a round beside --perf-budget: models that are compiled anew take longer."""
+"""Seconds that a row may take in a round in addition to --perf-budget: compiling models anew takes longer."""
 
 
 @dataclass
 class Row:
-    """A row with its base, and what rounds said: readings of the call, and log-ratios of its phases."""
+    """A row with its base, and the results of the rounds: readings of the call, and log-ratios of its phases."""
 
     result: Result
     base: Result
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def beside(self) -> Beside:
-        """What the rounds say together."""
+        """The ratios of the call and its phases from all rounds, each only if at least LEAST_PAIRS rounds have it."""
         call, base_ns = None, shown_ns(self.base)
         assert base_ns is not None, "a base was measured"
         if len(self.readings) >= LEAST_PAIRS:
@@ -69,7 +69,7 @@ class Row:
         return Beside(base=self.base.case, base_ns=base_ns, call=call, phases=ratios, problem=problem)
 
     def take(self, own: CaseTurns, base: CaseTurns, reading: Reading) -> None:
-        """Take in a round."""
+        """Add the results of a round."""
         self.readings.append(reading)
         for name in own.phases_ns.keys() & base.phases_ns.keys():
             own_ns, base_ns = (median(one.phases_ns[name]) / one.repetitions for one in (own, base))
@@ -77,24 +77,24 @@ class Row:
                 self.phase_logs.setdefault(name, []).append(math.log(own_ns / base_ns))
 
     def refuse(self, problem: str) -> None:
-        """Take no more turns; the first reason counts."""
+        """Exclude the row from further rounds; the first reason is kept."""
         self.problem = self.problem or problem
 
 
 def ratio_of(logs: Sequence[float]) -> Ratio:
-    """The ratio that at least LEAST_PAIRS rounds give."""
+    """Return the ratio, with its interval, from the log-ratios of at least LEAST_PAIRS rounds."""
     found = estimate(logs)
     return Ratio(value=math.exp(found.value), low=math.exp(found.low), high=math.exp(found.high))
 
 
 def take_turns(saving: Saving) -> None:
-    """Give each row of a table its ratio, or why it has none.
+    """Give each row of a table its ratio, or the reason why it has none.
 
     Raises:
-        KeyboardInterrupt: meanwhile; what there was is kept.
+        KeyboardInterrupt: raised during a round; the results so far are kept.
     """
     if saving.settings.check == "exact" or ranges_asked():
-        return  # nobody asked for times, or there are none of the case's own
+        return  # times were not asked for, or are not those of the case alone
     results = list(saving.results.values())
     pairs = [*rows_with_bases(results), *levels_with_bases(results)]
     rows = list({(row.case, base.case): Row(row, base) for row, base in pairs}.values())
@@ -109,17 +109,17 @@ def take_turns(saving: Saving) -> None:
 
 
 class _Turns:
-    """Takes the turns of all rows that were measured on one device."""
+    """Runs the rounds of all rows that were measured on one device."""
 
     def __init__(self, saving: Saving, device: str) -> None:
         self._saving, self._settings, self._device = saving, saving.settings, device
         self._progress = ProgressLine(saving.config)
-        self._draw = random.Random()  # its own: the tests of this process may have seeded the module's
+        self._draw = random.Random()  # a separate generator: tests may have seeded the global one
         self._ancestry, self._took = Ancestry(), Taken()
         self._row_s = ROW_S + saving.settings.budget_s
 
     def take(self, rows: Sequence[Row]) -> None:
-        """Take rounds while there is time; the first one shows how many tables there is time for."""
+        """Run rounds while there is time; the first one shows for how many tables the time is enough."""
         late = "too few rounds gave a reading"
         if self._settings.total_budget_s is not None:
             over = self._settings.over_before("the rows could take turns")
@@ -146,10 +146,10 @@ class _Turns:
                 row.refuse(late)
 
     def _round(self, starts: Starts, chunks: Mapping[str, list[Row]], number: int, left_s: float | None) -> list[str]:
-        """One round of new processes; the chunks that it came to."""
+        """Run one round of new processes; return the names of the chunks that it reached."""
         cases = {name: [rows[0].base.case, *(row.result.case for row in rows)] for name, rows in chunks.items()}
         sides = [f"row {place + 1}" for place in range(max(map(len, cases.values())))]
-        # Whose process it is, which is set up first and which has measured more before: each time by chance.
+        # Assign cases to processes at random: their order of set-up, and what they measured before, must not matter.
         places = {name: dict(zip(self._draw.sample(sides, len(own)), own, strict=True)) for name, own in cases.items()}
         rows_of = {side: {name: own[side] for name, own in places.items() if side in own} for side in sides}
 
@@ -182,7 +182,7 @@ class _Turns:
         return reached
 
     def _chunks(self, rows: Sequence[Row]) -> dict[str, list[Row]]:
-        """The rows of each base, as many at once as there is room for; those that take too long are refused."""
+        """Return chunks of rows with one base, as many rows in each as memory allows; refuse slow rows."""
         import torch
 
         by_base: dict[str, list[Row]] = {}
@@ -207,13 +207,13 @@ class _Turns:
 
 
 def _take(row: Row, sides: Mapping[str, str], found: CaseRound) -> None:
-    """Take in a round, whose ``sides`` are by case. A row whose test did not pass takes no more turns."""
+    """Add a round to a row. ``sides``: case -> side. A row whose test did not pass takes part in no more rounds."""
     own, base = sides[row.result.case], sides[row.base.case]
     if (reading := found.reading(own, base)) is not None:
         row.take(found.turns[own], found.turns[base], reading)
     if found.not_started is not None:
         row.refuse(found.not_started)
-    spoilt = any(ended.outcome == "died" for ended in found.ended.values())  # others were not reached for that
+    spoilt = any(ended.outcome == "died" for ended in found.ended.values())  # which is why other cases were not reached
     for whose, side in (("", own), ("its base ", base)):
         ended = found.ended.get(side)
         if ended is None and not spoilt:

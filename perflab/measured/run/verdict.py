@@ -1,4 +1,4 @@
-"""What a measured case comes to: its record beside its baseline, the first judgement, and the text of a failed test."""
+"""The result of a measured case: its record and baseline, the first judgement, and the text of a failed test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perflab.units import format_names
 
 @dataclass(frozen=True)
 class Judged:
-    """A case of this session, its baseline, and what is thought of it so far."""
+    """A case of this session, its baseline, and its judgement so far."""
 
     state: CaseState
     record: MeasuredCase
@@ -39,33 +39,33 @@ class Judged:
 
     @property
     def case(self) -> str:
-        """Its node id."""
+        """The case's node id."""
         return self.state.case
 
     @property
     def settings(self) -> Settings:
-        """The case's own."""
+        """The case's own settings."""
         return self.state.settings
 
     @property
     def old_name(self) -> dict[str, str]:
-        """By the case's node id, that of its baseline's commit, if it is another one."""
+        """The case's node id -> its node id at the baseline's commit; empty if they are equal."""
         was = self.baseline.moved_from
         return {self.case: without_mode(was)} if was is not None else {}
 
     @property
     def result(self) -> Result:
-        """What is reported of it."""
+        """The case's result for the report."""
         return Result(case=self.case, outcome=self.record, judgement=self.judgement, policy=self.settings.policy)
 
     def anew(self, record: MeasuredCase) -> Judged:
-        """The same with a record that knows more, judged again."""
+        """Return the case with a more complete record, judged again."""
         return replace(self, record=record, judgement=_judgement(record, self.baseline, self.settings))
 
     def not_rechecked(self, reason: str) -> Judged:
-        """The end of a suspect that cannot be measured again.
+        """Return the final judgement of a suspect that cannot be re-measured.
 
-        Memory and counts are exact: they need no second reading to be believed. Time does, be it shorter or longer.
+        Memory and counts are exact and need no re-measurement. Time does, whether it is shorter or longer.
         """
         exact = exactly_worse(self.judgement)
         unknown = self.judgement.few_runs is not None and not exact
@@ -81,12 +81,12 @@ class Judged:
 
 
 def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:
-    """What is stored of this project's measured cases, committed or not."""
+    """Return the stored numbers of this project's measured cases, committed or not."""
     return Baselines(settings.baselines, config.rootpath / OWN_TIMES)
 
 
 def judged(state: CaseState, baselines: Baselines, moved: Moved) -> Judged:
-    """A case that has measured, or ran out of memory, beside its baseline."""
+    """Judge a case that has measured, or ran out of memory, against its baseline."""
     settings, learned = state.settings, state.part(Learned)
     assert learned.environment is not None
     record = MeasuredCase(
@@ -116,14 +116,17 @@ def judged(state: CaseState, baselines: Baselines, moved: Moved) -> Judged:
 
 
 def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgement:
-    """The judge's; but nobody can call faster what leaves work to threads."""
+    """Return the judge's judgement, with the settings applied.
+
+    A case that leaves work to threads cannot count as faster, so its improvement becomes inconclusive.
+    """
     judgement = compared_with(judge(record, baseline, settings.policy), baseline.moved_from)
     memory = record.summary.memory if record.summary is not None else None
     leak = record.measurement.leak if record.measurement is not None else None
     said = [leak_text(leak)] if leak is not None else []
     judgement = unless_beyond(judgement, settings, memory.peak_bytes if memory is not None else None, said)
     if settings.check == "exact":
-        judgement = changed(judgement, no_times=None)  # nobody asked for a verdict on them
+        judgement = changed(judgement, no_times=None)  # a verdict on times was not asked for
     ran_on = record.measurement.ran_on if record.measurement is not None else []
     if judgement.verdict is not Verdict.IMPROVED or not ran_on:
         return judgement
@@ -132,7 +135,10 @@ def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgem
 
 
 def failure_of(config: pytest.Config, one: Judged) -> str | None:
-    """What the test of a case fails with; None if it passes. Its memory snapshot is put where its verdict says."""
+    """Return the text with which a case's test fails; None if it passes.
+
+    The case's memory snapshot is stored according to the verdict.
+    """
     settings, judgement = one.settings, one.judgement
     drifted = any(drift.decides for drift in judgement.drift.values())
     by_turns = one.record.paired is not None and "latency" in judgement.worse

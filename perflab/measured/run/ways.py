@@ -1,4 +1,4 @@
-"""How a measured case's callable is dealt with, one ``Way`` each: local, replicate, served, callgrind.
+"""The ways to measure a case's callable, one ``Way`` each: local, replicate, served, callgrind.
 
 A way takes the case's one measurement and leaves it in the case's state, or skips the case.
 """
@@ -50,7 +50,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 @dataclass
 class Measuring:
-    """What all ways share: each takes the case's one measurement in this process."""
+    """The base class of all ways: take the case's one measurement in this process."""
 
     state: CaseState
     device: torch.device
@@ -58,15 +58,15 @@ class Measuring:
     config: pytest.Config
 
     def requires(self, claim: Claim) -> Way:
-        """Nothing that it could lack: who asked for it has decided."""
+        """Ignore the claim: the process that asked for this measurement has checked it."""
         return self
 
     def of(self, workload: Workload) -> Any:
         """Take the case's one measurement, and return what the callable returned.
 
         Raises:
-            UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not to be
-                believed.
+            UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not
+                trustworthy.
         """
         with only_compiled_kernels(self.state.case):
             self._skip_without_graph()
@@ -76,11 +76,11 @@ class Measuring:
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
     ) -> Comparison | None:
-        """Nothing: another process asked for this measurement alone."""
+        """Return None without comparing: another process asked for the case's measurement alone."""
         return None
 
     def _skip_without_graph(self) -> None:
-        """Skip a case that asks for a CUDA graph elsewhere: a project's device fixture may give another device."""
+        """Skip a case that asks for a CUDA graph on a device without one: a device fixture may give another device."""
         unmet = no_graph_for(self.state.case, self.state.settings, self.device)
         if unmet is not None:
             pytest.skip(unmet)
@@ -116,7 +116,7 @@ class Measuring:
         return measured.result
 
     def _measure(self, workload: Workload) -> Measured | None:
-        """The measurement; None where a process of its own ran out of memory."""
+        """Return the measurement; None if a fresh process ran out of memory."""
         return measure(
             workload,
             self.device,
@@ -130,7 +130,10 @@ class Measuring:
         )
 
     def _counted_apart(self, measurement: Measurement) -> Measurement:
-        """With what is counted in a process of its own, or why nothing was; a fresh one that measured has done so."""
+        """Return the measurement with the count of a separate callgrind process, or with the reason why it has none.
+
+        A measurement from a fresh process has the count or the reason already.
+        """
         settings = self.state.settings
         tried = CALLGRIND in measurement.counts or measurement.not_counted is not None
         if settings.counts == "off" or settings.instructions != "callgrind" or tried:
@@ -143,15 +146,15 @@ class Measuring:
         return changed(measurement, counts={**measurement.counts, CALLGRIND: found})
 
     def _profile(self) -> ProfilePlan | None:
-        """How a call is profiled; None: it is not."""
+        """Return the plan of profiling a call; None to take no profile."""
         return None
 
     def _leak_calls(self) -> int:
-        """How many calls tell whether memory piles up: once for a case, in the process that measures it first."""
+        """Return the number of calls to check for a leak: once for a case, in the process that measures it first."""
         return 0
 
     def _share_s(self) -> float | None:
-        """What the case may take of the run's time; None: its own budget alone."""
+        """Return the case's share of the run's time in seconds; None if only the case's own budget applies."""
         return None
 
     @property
@@ -159,16 +162,16 @@ class Measuring:
         return self.state.part(Learned)
 
     def _ran_out(self, error: Exception) -> bool:
-        """Note whether the error says that memory ran out."""
+        """Return whether the error is an out-of-memory error, and note its details."""
         self._learned.out_of_memory = as_out_of_memory(error)
         return self._learned.out_of_memory is not None
 
     def _look_at_failure(self, workload: Workload) -> None:
-        """Nothing: who asked for this measurement alone has no use for more."""
+        """Do nothing: the process that asked for this measurement has no use for details of a failure."""
 
     def _skip_out_of_memory(self) -> NoReturn:
         self.state.done = True
-        release_memory(self.device)  # the error, and the frames it held, are gone by now
+        release_memory(self.device)  # the error and its frames are released by now
         pytest.skip("out of memory")
 
     def _not_measured(self, error: CaptureError | ClockError) -> UsageError:
@@ -184,7 +187,7 @@ class Measuring:
 
 @dataclass
 class Replicate(Measuring):
-    """Measures in this process, a fresh one, within the time that who started it has left."""
+    """Measures in this process, a fresh one, within the time that its parent has left."""
 
     job: Job
 
@@ -204,16 +207,16 @@ class Replicate(Measuring):
 
 @dataclass
 class Local(Measuring):
-    """Measures in the session's own process, if there is room and time, or in a fresh one where the case asks."""
+    """Measures in the session's own process, if there is room and time, or in a fresh one if the case asks for that."""
 
     budget: TotalBudget
     instead: Predictions | None
-    """Predicts a case that does not fit."""
+    """Predicts a case that does not fit; None if such a case is skipped."""
     saves: bool
-    """What is saved has its whole budget."""
+    """Whether the run saves baselines: each case then gets its whole budget."""
 
     def requires(self, claim: Claim) -> Way:
-        """Skip the case, or have it predicted from here on, if it does not fit."""
+        """Skip the case, or switch it to a prediction, if it does not fit."""
         needs = needs_of(claim, self.state, self.device, self.budget.measuring_s())
         if needs.is_only_late:
             self.state.skip_for_time()
@@ -225,7 +228,7 @@ class Local(Measuring):
         return self.instead.from_here_on(self.state, unmet, self.budget)
 
     def of(self, workload: Workload) -> Any:
-        """Measure, unless nothing is left of the run's time."""
+        """Take the case's measurement, or skip the case if the run's time is over."""
         self._skip_if_late()
         result = super().of(workload)
         record_where_asked(self.state, workload, self.device, self.config)
@@ -234,10 +237,10 @@ class Local(Measuring):
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
     ) -> Comparison | None:
-        """Compare two callables in turns, each called once before.
+        """Compare two callables interleaved, after one call of each.
 
         Raises:
-            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not to be believed.
+            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not trustworthy.
         """
         self._skip_if_late()
         self._skip_without_graph()
@@ -263,7 +266,7 @@ class Local(Measuring):
         if self.state.settings.profile_ns is None:
             return None
         folder = self.config.rootpath / ".perflab"
-        with contextlib.suppress(OSError):  # then the profile says that its files cannot be written
+        with contextlib.suppress(OSError):  # the profile then reports that its files cannot be written
             folder = own_folder(self.config.rootpath)
         left_s = self.budget.measuring_s()
         budget_ns = min(self.state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
@@ -315,7 +318,7 @@ class Local(Measuring):
 
 @dataclass
 class Served(Measuring):
-    """Measures when the session asks for it, in turns with another process that holds as much memory."""
+    """Measures when the session asks for it, interleaved with another process that holds as much memory."""
 
     budget: TotalBudget
     server: Server
@@ -346,7 +349,7 @@ class Served(Measuring):
 
 
 class Callgrind(Measuring):
-    """Calls the callable a few times, under a simulated processor that counts the last call's instructions."""
+    """Calls the callable a few times on a simulated processor, which counts the last call's instructions."""
 
     def _measured(self, workload: Workload) -> Any:
         self.state.done = True
@@ -354,7 +357,10 @@ class Callgrind(Measuring):
 
 
 def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float | None, *, sides: int = 1) -> Needs:
-    """What a case says that it needs, beside what there is. ``left_s``: of the run; ``sides`` share the memory."""
+    """Return a case's declared needs and the available resources.
+
+    ``left_s``: seconds left of the run; None if unlimited. ``sides``: number of processes that share the memory.
+    """
     return Needs(
         memory_bytes=claim.memory_bytes * sides if claim.memory_bytes is not None else None,
         free_bytes=available_bytes(device),
@@ -369,7 +375,10 @@ def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float
 
 
 def _does_nothing(measurement: Measurement, workload: Workload, device: torch.device) -> bool:
-    """Whether a call is no more than an empty one. What may be is timed beside one, since cores change their speed."""
+    """Whether a call does no more than an empty one.
+
+    A candidate is timed beside an empty call, since cores change their speed.
+    """
     fastest = min(per_call_ns(measurement.samples_ns, measurement.repetitions))
     if measurement.memory is not None and measurement.memory.growth_bytes:
         return False

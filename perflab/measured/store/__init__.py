@@ -1,1 +1,1 @@
-"""Stored baselines of measured cases: exact quantities for all machines, times by machine."""
+"""Stored baselines of measured cases: exact quantities for all machines, times for each machine."""

@@ -1,7 +1,7 @@
-"""What is stored of measured cases: exact quantities for all machines, times by machine, and a machine's own history.
+"""Stored numbers of measured cases: exact quantities for all machines, times by machine, and a machine's own history.
 
-Times that are committed win. A machine that has none there keeps those of its runs in a folder of its own, which is not
-committed, so that a second run has something to compare with.
+Committed times have precedence. A machine without committed times keeps the times of its runs in a separate folder,
+which is not committed, so that a second run has something to compare with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TimesSuccessor = Callable[[str, Entry | None, Entry], Entry]
 
 
 class Baselines:
-    """Every place in which something of a measured case is stored. What is raised, ``CaseFiles`` says.
+    """Every place in which numbers of measured cases are stored. ``CaseFiles`` documents the errors.
 
     Args:
         directory: baselines that are committed.
@@ -35,25 +35,25 @@ class Baselines:
         self._own = BaselineStore(own, whole_slug)
 
     def of(self, case: str, environment: Environment) -> Baseline:
-        """What a case is compared with.
+        """Return the numbers that a case is compared with.
 
-        Where nothing is comparable, what is closest, so that the judge can say what differs.
+        If none are comparable, return the closest ones, so that the judge can say what differs.
         """
         committed = self.times.entries(case, environment)
         known = [*committed, *self._own.entries(case, environment)]
         times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
         exact = self.exact.of(case, environment)
-        if exact is None and committed:  # saved before exact quantities stood apart
+        if exact is None and committed:  # saved before exact quantities had files of their own
             exact = split(committed[0]).exact
         return Baseline(exact=exact, times=times, times_are_own=times is not None and times not in committed)
 
     def has_exact(self, case: str, environment: Environment) -> bool:
-        """Whether exact quantities of this very environment are stored."""
+        """Whether exact quantities of the case are stored for exactly this environment."""
         exact = self.exact.of(case, environment)
         return exact is not None and exact.environment == exact_environment(environment)
 
     def has_times(self, case: str, environment: Environment) -> bool:
-        """Whether times of this very environment are committed."""
+        """Whether times of the case are committed for exactly this environment."""
         times = self.times.entries(case, environment)
         return bool(times) and not differences(times[0].environment, environment)
 
@@ -64,13 +64,13 @@ class Baselines:
         exact_successor: ExactSuccessor,
         times_successor: TimesSuccessor,
     ) -> list[Path]:
-        """Store what of these measurements is exact, and of those the times. Returns the files written.
+        """Store the exact quantities of ``exacts`` and the times of ``times``. Return the files written.
 
         Args:
             exacts: node id -> a measurement with all its replicates.
-            times: the same; mostly the same ones.
-            exact_successor: ``(case, old, new)``: what takes the place of what is stored by then.
-            times_successor: the same of times.
+            times: node id -> a measurement with all its replicates; mostly the cases of ``exacts``.
+            exact_successor: ``(case, old, new)`` returns the exact quantities to store if the file holds ``old``.
+            times_successor: ``(case, old, new)`` returns the times to store if the file holds ``old``.
         """
         found = {case: exact for case, entry in exacts.items() if (exact := split(entry).exact) is not None}
         own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
@@ -81,7 +81,7 @@ class Baselines:
         return [*paths, *(self.exact.save(found, exact_successor) if found else [])]
 
     def _forget(self, store: BaselineStore | ExactStore, cases: Mapping[str, Entry]) -> None:
-        """Remove what a store holds of these cases in their environments."""
+        """Remove the cases from a store's files of their environments."""
         names: dict[Path, list[str]] = {}
         for case, entry in cases.items():
             path = store.path_for(case, entry.environment)
@@ -91,10 +91,10 @@ class Baselines:
             store.remove(names)
 
     def keep(self, runs: Mapping[str, Reading]) -> dict[str, Step]:
-        """Keep times of cases without committed ones in this machine's own history. Returns what each did to its own.
+        """Keep times of cases without committed times in this machine's own history. Return the step of each history.
 
         Args:
-            runs: node id -> what a run measured of a case without committed times.
+            runs: node id -> a run's measurement of a case without committed times.
         """
         steps: dict[str, Step] = {}
 

@@ -1,7 +1,8 @@
 """Stored exact quantities: ``exact-<device>-<torch>/<test module>.json``, once for all machines.
 
-A case may need something else where PyTorch has other kernels or more threads. So it is stored by environment, one a
-line; machines that agree on that share a line, and a save on one of them speaks for the others as far as they agreed.
+A case's exact quantities may differ where PyTorch has other kernels or more threads. They are therefore stored by
+environment, one environment a line. Machines with the same environment share a line, and a save in one environment also
+updates the others in each quantity on which the two agreed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 
 SCHEMA = 3
-"""1: a case of which nothing was counted had no counts, as one has whose counts were lost. 2 and before: which counts
-varied was not noted, so one that was lost was not missed. Both are still read."""
+"""The version of the file format. In 1, a case without counts had no ``counts``, like a case whose counts were lost. Up
+to 2, the names of varying counts were not recorded, so a lost count was not noticed. Both are still read."""
 _KEPT_SINCE = {"counts": 2, "varying": 3}
-"""Fields that a case must have in files of these schemas and newer ones."""
+"""Field -> the first schema in whose files a case must have it."""
 FOLDERS = f"{EXACT}-*"
 Variants = tuple[Exact, ...]
-"""What a case needs, by environment."""
+"""Exact quantities of one case, one item for each environment."""
 
 
 class _Needs(Data, frozen=True):
-    """``Exact`` as it stands in a file, below its environment's name."""
+    """``Exact`` in the format of a file, below its environment's name."""
 
     recorded: str
     peak_bytes: Annotated[list[Amount], Meta(min_length=1)]
@@ -56,23 +57,23 @@ class _File(Data, frozen=True):
 
 
 class ExactStore(CaseFiles[Variants]):
-    """The baselines directory, as far as it holds exact quantities. What is raised, ``CaseFiles`` says."""
+    """The exact quantities in the baselines directory. ``CaseFiles`` documents the errors."""
 
     def paths(self, module: str = "*") -> list[Path]:
-        """All files that are there, or those of one test module."""
+        """Return all existing files, or those of one test module."""
         return sorted(self.directory.glob(f"{FOLDERS}/{module}.json"))
 
     def of(self, case: str, environment: Environment) -> Exact | None:
-        """What is stored of a case, from the environment that is closest to this one; None if nothing is."""
+        """Return a case's stored quantities of the environment closest to this one; None if nothing is stored."""
         here, name = exact_environment(environment), name_of(case)
         own = self.load(self._path(case, here)).get(name, ())
         others = own or [one for path in self.paths(module_of(case)) for one in self.load(path).get(name, ())]
         return closest(others, here)
 
     def save(self, exacts: Mapping[str, Exact], successor: Callable[[str, Exact | None, Exact], Exact]) -> list[Path]:
-        """Add or replace what cases (node id -> what was measured) need in their environments. Returns the files.
+        """Add or replace exact quantities of cases (node id -> measurement) in their environments. Return the files.
 
-        ``successor(case, old, new)`` says what takes the place of what stands there by then.
+        ``successor(case, old, new)`` returns the quantities to store if the file holds ``old`` when it is written.
         """
 
         def put(case: str, stored: Variants | None) -> Variants:
@@ -85,11 +86,11 @@ class ExactStore(CaseFiles[Variants]):
         return self._put({case: self._path(case, exact.environment) for case, exact in exacts.items()}, put)
 
     def path_for(self, case: str, environment: Environment) -> Path:
-        """The file that holds a case's exact quantities of this environment."""
+        """Return the path of the file for a case's exact quantities in this environment."""
         return self._path(case, exact_environment(environment))
 
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
-        """Store all that cases need, in every environment. Returns the files."""
+        """Store the exact quantities of cases in every environment. Return the files written."""
         paths = {case: self._path(case, variants[0].environment) for case, variants in cases.items()}
         return self._put(paths, lambda case, _: _sorted(cases[case]))
 
@@ -133,7 +134,7 @@ def _sorted(variants: Sequence[Exact]) -> Variants:
 
 
 def _format(cases: Mapping[str, Variants]) -> str:
-    """JSON with sorted keys, an environment's needs a line, so that a diff can be read."""
+    """Format JSON with sorted keys and one line for each environment's quantities, so that a diff is readable."""
     environments = named([one.environment for name in sorted(cases) for one in cases[name]], _key)
     keys = {environment: key for key, environment in environments.items()}
     blocks = []
@@ -148,19 +149,25 @@ def _format(cases: Mapping[str, Variants]) -> str:
 
 
 def _needs(exact: Exact) -> dict[str, object]:
-    """Fields below the environment's name. What is gated always: where one is missing, it was lost."""
+    """Return the fields to store below the environment's name.
+
+    Gated fields are always stored, so that a missing one is known to be lost.
+    """
     fields = {name: value for name, value in to_plain(exact).items() if name not in ("environment", "parameters")}
     return {**fields, "peak_bytes": exact.peak_bytes, "counts": exact.counts, "varying": exact.varying}
 
 
 def _key(environment: ExactEnvironment) -> str:
-    """What a file calls an environment: ``linux-x86_64-avx512-2t-python3.11``."""
+    """Return the name of an environment in a file: ``linux-x86_64-avx512-2t-python3.11``."""
     system = environment.system.lower().replace(" ", "-")
     return f"{system}-{environment.isa.lower()}-{environment.threads}t-python{environment.python}"
 
 
 def split(entry: Entry) -> Baseline:
-    """What was measured on one machine, as it is stored: what is exact apart from times."""
+    """Split one machine's measurement into what is stored separately: exact quantities and times.
+
+    ``exact`` is None if the replicates have neither exact peaks nor exact counts.
+    """
     counts = {
         name: values[0]
         for name, values in values_of(entry.replicates).items()
@@ -187,7 +194,7 @@ def split(entry: Entry) -> Baseline:
 
 
 def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
-    """Of what several environments gave, what differs least from this one's; None of none."""
+    """Return the item whose environment differs least from ``here``; None if there are no items."""
 
     def distance(exact: Exact) -> tuple[int, int]:
         fields = differing(exact.environment, here)
@@ -197,10 +204,10 @@ def closest(variants: Sequence[Exact], here: ExactEnvironment) -> Exact | None:
 
 
 def _moved(other: Exact, old: Exact, new: Exact) -> Exact:
-    """What another environment holds once ``new`` has taken the place of ``old`` in its own.
+    """Return the quantities of another environment once ``new`` has replaced ``old`` in its environment.
 
-    Quantities on which they agreed before the change are taken to agree after it: so who accepts one more operator on
-    a laptop accepts it for the runners with more threads too.
+    Quantities on which the two environments agreed before the change are assumed to agree after it: accepting one more
+    operator on a laptop accepts it for the runners with more threads too.
     """
     counts = {
         name: new.counts[name] if value == old.counts.get(name) and name in new.counts else value

@@ -1,4 +1,4 @@
-"""What a new environment's exact quantities are beside those that others have stored of the same case. Pure."""
+"""Compares a new environment's exact quantities with those stored of the same case in other environments. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from perflab.records import Change
 from perflab.units import format_bytes, format_change, format_count
 
 _MOST = 8
-"""Lines of one list: the largest changes. All of them stand in the file that was written."""
+"""Lines of one list, the largest changes first. The file that was written has all of them."""
 
 
 def beside_others(saved: Mapping[str, tuple[Exact, Exact]]) -> list[str]:
-    """What is said where quantities differ: a headline for each pair of environments, and a line a case.
+    """Return lines on quantities that differ: a headline for each pair of environments, then a line a case.
 
     Args:
-        saved: a case's name -> what the closest other environment has stored, and what was saved here.
+        saved: a case's name -> the quantities stored for the closest other environment, and those saved here.
     """
     lists: dict[str, list[tuple[float, str]]] = {}
     for name, (there, here) in saved.items():
         fields = differing(there.environment, here.environment)
         changes = _changes(there, here)
-        if not changes or not fields or fields.keys() & set(DECIDES):  # nothing is comparable with another program
+        if not changes or not fields or fields.keys() & set(DECIDES):  # nothing is comparable across programs
             continue
         said = ", ".join(_said(quantity, change) for quantity, change in changes.items())
         farthest = max(max(change.ratio, 1.0 / max(change.ratio, 1e-9)) for change in changes.values())

@@ -1,4 +1,4 @@
-"""The files of measured baselines in a directory, as pruning and joining see them: exact quantities, and times."""
+"""The files of measured baselines in a directory, for pruning and joining: exact quantities, and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ One = TypeVar("One", Entry, Exact)
 
 
 def stored(directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
-    """Files of these environments: times first."""
+    """Yield the files of these environments: times first, then exact quantities."""
     times, exact = BaselineStore(directory), ExactStore(directory)
     for environment in dict.fromkeys(environments):
         for path in sorted((directory / slug(environment)).glob("*.json")):
@@ -58,7 +58,7 @@ def _exact(store: ExactStore, path: Path, environment: Environment) -> dict[str,
 
 
 def join(paths: Sequence[Path]) -> Part:
-    """Of each case and environment what was recorded last.
+    """Join files: keep the latest record of each case and environment.
 
     Raises:
         BaselineError: a file is damaged or foreign.
@@ -76,12 +76,12 @@ def join(paths: Sequence[Path]) -> Part:
         files = {file for cases in times.values() for file in BaselineStore(output).put(cases)}
         return files | {file for cases in exact.values() for file in ExactStore(output).put(cases)}
 
-    # A measured case has exact quantities, and times: it is one baseline all the same.
+    # A measured case with both exact quantities and times counts as one baseline.
     return Part(max(sum(map(len, exact.values())), sum(map(len, times.values()))), write)
 
 
 def _join(store: CaseFiles[tuple[One, ...]], path: Path, joined: dict[str, tuple[One, ...]]) -> None:
-    """Of each environment what was recorded last."""
+    """Add a file's cases to ``joined``, keeping the latest record of each environment."""
     for name, variants in store.load(path).items():
         case = case_at(path, name)
         latest = {one.environment: one for one in joined.get(case, ())}

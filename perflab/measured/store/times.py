@@ -1,4 +1,4 @@
-"""Stored times: ``<environment>/<test module>.json``, checked field by field on reading, fit for review as a diff."""
+"""Stored times: ``<environment>/<test module>.json``, checked field by field on reading, readable as a diff."""
 
 from __future__ import annotations
 
@@ -28,33 +28,36 @@ from perflab.store.json_files import (
 )
 
 SCHEMA, TIMES_ALONE = 4, 2
-"""1: memory and counts stood with the times, and machines of one processor shared them. 2 and before called
-``calibration_ns`` ``yardsticks_ns``. 3 and before: a case had times of one environment. All are still read."""
+"""The version of the file format, and the first one without exact memory and counts.
+
+Version 1 stored memory and counts with the times, and machines with one kind of processor shared a file. Up to 2,
+``calibration_ns`` was called ``yardsticks_ns``. Up to 3, a case had times of one environment. All are still read.
+"""
 Variants = tuple[Entry, ...]
-"""A case's times, by environment: machines of one folder may differ in versions and in the number of threads."""
+"""A case's times, one item for each environment: machines of one folder may differ in versions and thread counts."""
 
 
 class _StoredCase(Timed, frozen=True, kw_only=True):
-    """An entry as it stands in a file: ``environment`` is the name of one of the file's."""
+    """An entry in the format of a file: ``environment`` is the name of one of the file's environments."""
 
     environment: str
 
 
 class _File(Data, frozen=True):
-    """One file. Environments stand once, and cases name theirs, so that a case reads as one short block."""
+    """One file. Each environment is stored once, and cases refer to it by name, so that a case is a short block."""
 
     schema: int
     environments: dict[str, Environment]
     cases: dict[str, _StoredCase | Annotated[list[_StoredCase], Meta(min_length=1)]]
-    """A case that has times of several environments is a list."""
+    """Cases by name: a list if a case has times of several environments."""
 
 
 class BaselineStore(CaseFiles[Variants]):
-    """A directory of baselines, as far as it holds times. What is raised, ``CaseFiles`` says.
+    """The times in a directory of baselines. ``CaseFiles`` documents the errors.
 
     Args:
-        directory: where they are.
-        folder_of: names the folder of an environment's times.
+        directory: the directory of baselines.
+        folder_of: returns the name of the folder of an environment's times.
     """
 
     def __init__(self, directory: Path, folder_of: Callable[[Environment], str] = slug) -> None:
@@ -62,11 +65,11 @@ class BaselineStore(CaseFiles[Variants]):
         self._folder_of = folder_of
 
     def path_for(self, case: str, environment: Environment) -> Path:
-        """The file in which the case's times stand, or would."""
+        """Return the path of the file for the case's times, whether it exists or not."""
         return self.directory / self._folder_of(environment) / f"{module_of(case)}.json"
 
     def entries(self, case: str, environment: Environment) -> list[Entry]:
-        """All times of a case, of every environment: those of this one first, then the closest."""
+        """Return all times of a case, sorted by how little their environment differs from this one."""
         name, own = name_of(case), self.path_for(case, environment)
         paths = [own, *(path for path in sorted(self.directory.glob(f"*/{module_of(case)}.json")) if path != own)]
         found = [
@@ -80,10 +83,11 @@ class BaselineStore(CaseFiles[Variants]):
     def save(
         self, entries: Mapping[str, Entry], successor: Callable[[str, Entry | None, Entry], Entry] | None = None
     ) -> list[Path]:
-        """Add or replace the entries of cases (node id -> entry) in their environments. Returns the files written.
+        """Add or replace the entries of cases (node id -> entry) in their environments. Return the files written.
 
-        All others stay. ``successor(case, old, new)`` says what to store, if not ``new``, where the file holds ``old``
-        by then: of the same environment, or of the closest one, which stays beside it.
+        All other entries stay. ``successor(case, old, new)``, if given, returns the entry to store instead of ``new``
+        if the file holds ``old`` when it is written. ``old`` is the entry of the same environment, or else of the
+        closest one, which stays in the file.
         """
 
         def put(case: str, stored: Variants | None) -> Variants:
@@ -97,7 +101,7 @@ class BaselineStore(CaseFiles[Variants]):
         return self._put({case: self.path_for(case, entry.environment) for case, entry in entries.items()}, put)
 
     def put(self, cases: Mapping[str, Variants]) -> list[Path]:
-        """Store all times of cases, of environments that share a folder. Returns the files."""
+        """Store all times of cases, of environments that share a folder. Return the files written."""
         paths = {case: self.path_for(case, ones[0].environment) for case, ones in cases.items()}
         return self._put(paths, lambda case, _: cases[case])
 
@@ -133,7 +137,7 @@ class BaselineStore(CaseFiles[Variants]):
 
 
 def _damage(case: _StoredCase, schema: int) -> str | None:
-    """What no save leaves behind, though each field by itself may be so; None if there is nothing of the kind."""
+    """Return a combination of valid fields that no save produces, as a sentence; None if there is none."""
     if not case.replicates and case.out_of_memory is None:
         return "it has neither replicates nor out_of_memory"
     if case.anchor is not None and not case.anchor.replicates:
@@ -147,7 +151,7 @@ def _damage(case: _StoredCase, schema: int) -> str | None:
 
 
 def _format(entries: Mapping[str, Variants]) -> str:
-    """JSON with sorted keys, one entry a block and one replicate a line, so that a diff can be read."""
+    """Format JSON with sorted keys, one entry a block and one replicate a line, so that a diff is readable."""
     ordered = {name: sorted(entries[name], key=lambda one: repr(one.environment)) for name in sorted(entries)}
     environments = named([one.environment for ones in ordered.values() for one in ones], _key)
     keys = {environment: key for key, environment in environments.items()}
@@ -162,7 +166,7 @@ def _format(entries: Mapping[str, Variants]) -> str:
 
 
 def _block(entry: Entry, environment: str) -> str:
-    """One entry, as it is indented where the case has no others."""
+    """Format one entry, indented for a case that has no other entries."""
     fields = {**to_plain(entry), "environment": environment}
     fields["parameters"] = {key: writable(value) for key, value in entry.parameters.items()}
     replicates, anchor = fields.pop("replicates"), fields.pop("anchor", None)
@@ -185,6 +189,6 @@ def _key(environment: Environment) -> str:
 
 
 def _rows(values: Sequence[object]) -> str:
-    """A list within a case, one value a line."""
+    """Format a list within a case, one value a line."""
     rows = ",\n".join(f"        {as_json(value)}" for value in values)
     return f"[\n{rows}\n      ]" if rows else "[]"

@@ -1,1 +1,1 @@
-"""What runs a case, whatever its tier: the ``perf`` fixture, locks, budgets, watchdog."""
+"""Runs cases of any tier: the ``perf`` fixture, locks, budgets, watchdog."""

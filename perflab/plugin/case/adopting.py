@@ -1,8 +1,8 @@
-"""``--perf-adopt``: perf cases of tests that were written for pytest-benchmark or CodSpeed, without an edit.
+"""``--perf-adopt``: makes perf cases of tests that were written for pytest-benchmark or CodSpeed, without an edit.
 
-A fixture ``benchmark`` takes the place of theirs, whichever of the two is installed, and asks for ``perf``: what it is
-called with is measured. A test with CodSpeed's marker alone is measured as a whole. What perflab lacks is named in a
-warning, and the test then runs with the fixture that it was written for.
+A fixture ``benchmark`` replaces theirs, whichever of the two is installed, and uses ``perf`` to measure the function
+that it is called with. A test that has CodSpeed's marker but no fixture is measured as a whole. If a test uses a
+feature that perflab lacks, a warning names the feature, and the test runs with its original fixture.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _WHOLE: pytest.StashKey[bool] = pytest.StashKey()
-"""On a test: its body is what is measured."""
+"""Set to True on a test whose whole body is measured."""
 
 
 def adopt(config: pytest.Config) -> None:
-    """Adopt tests, unless the ini key says that it is not to be.
+    """Register the plugin that adopts tests, if the option or the ini key asks for it.
 
     Raises:
-        pytest.UsageError: the ini key says neither.
+        pytest.UsageError: the ini key is neither true nor false.
     """
     from perflab.plugin.config.settings import parse_flag
 
@@ -43,7 +43,7 @@ def adopt(config: pytest.Config) -> None:
 
 
 class Benchmark:
-    """What an adopted test gets for ``benchmark``: pytest-benchmark's fixture, as far as perflab has what it does."""
+    """The value of ``benchmark`` in adopted tests: the part of pytest-benchmark's fixture that perflab supports."""
 
     def __init__(self, request: pytest.FixtureRequest, perf: Perf) -> None:
         self._request, self._perf = request, perf
@@ -69,7 +69,7 @@ class Benchmark:
     ) -> Any:
         """Measure ``target``, with arguments from ``setup`` if there is one.
 
-        How many calls are made follows from the budget: ``rounds``, ``iterations`` and ``warmup_rounds`` do not count.
+        The budget determines the number of calls: ``rounds``, ``iterations`` and ``warmup_rounds`` are ignored.
         """
         given = dict(kwargs or {})
         if options.get("teardown") is not None:
@@ -95,7 +95,7 @@ class Benchmark:
         return getattr(before, name)
 
     def note(self) -> None:
-        """Note what the test says of itself; values that are no facts are named."""
+        """Store the test's group and ``extra_info`` as facts of the case; warn of values that cannot be facts."""
         facts = {**({"group": self.group} if self.group is not None else {}), **self.extra_info}
         for name, value in facts.items():
             try:
@@ -104,7 +104,11 @@ class Benchmark:
                 _say(self._request.node, f"extra_info[{name!r}] is not stored: {error.problem}")
 
     def _before(self, used: str) -> Any:
-        """The fixture that the test was written for."""
+        """Return the original ``benchmark`` fixture for a test that uses a feature which perflab lacks, with a warning.
+
+        Raises:
+            UsageError: no plugin is installed that provides the original fixture.
+        """
         node = self._request.node
         request = node._request
         defined, ours = request._arg2fixturedefs["benchmark"], request._fixture_defs.pop("benchmark")
@@ -125,31 +129,31 @@ class Benchmark:
 
 
 class Adopting:
-    """The plugin. It is registered after all that were installed, so its fixture comes before theirs."""
+    """The plugin that adopts tests; registered after all installed plugins, so that its fixture overrides theirs."""
 
     @pytest.fixture
     def benchmark(self, request: pytest.FixtureRequest, perf: Perf) -> Benchmark:
-        """Measure as ``perf`` does."""
+        """Measure a function with ``perf``, through pytest-benchmark's interface."""
         return Benchmark(request, perf)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Know the marker, whoever is installed."""
+        """Register the marker ``benchmark``, whichever plugins are installed."""
         config.addinivalue_line("markers", "benchmark: a benchmark of pytest-benchmark or CodSpeed")
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Have the group of a test be its table, and a test that has the marker alone be measured as a whole."""
+        """Use the group of a test as its study, and measure a test that has only the marker as a whole."""
         marker = item.get_closest_marker("benchmark")
         if marker is None or not isinstance(item, pytest.Function) or "perf" in item._fixtureinfo.argnames:
             return
         if "benchmark" not in item.fixturenames:
             item.stash[_WHOLE] = True
-            if "perf" not in item.fixturenames:  # a list that a test's parameters share
+            if "perf" not in item.fixturenames:  # the parameter sets of a test share this list
                 item.fixturenames.append("perf")
         if marker.kwargs.get("group") is not None:
             item.add_marker(pytest.mark.perf(study=str(marker.kwargs["group"])))
 
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Measure the body of a test that has the marker alone."""
+        """Measure the whole body of a test that has only the marker."""
         if not pyfuncitem.stash.get(_WHOLE, False):
             return None
         given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
@@ -159,7 +163,7 @@ class Adopting:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Note a test's own words once its body has ended."""
+        """Store the test's ``extra_info`` once its body has ended."""
         outcome = yield
         found = getattr(item, "funcargs", {}).get("benchmark")
         if isinstance(found, Benchmark):
@@ -168,7 +172,7 @@ class Adopting:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Hide the fixture's value from pytest-benchmark, which refuses any but its own there."""
+        """Hide the fixture's value from pytest-benchmark, which refuses any value but its own."""
         given = getattr(item, "funcargs", None) or {}
         found = given.pop("benchmark") if isinstance(given.get("benchmark"), Benchmark) else None
         try:
@@ -179,7 +183,7 @@ class Adopting:
 
 
 def _without_setup(call: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """The same with its own argument of that name bound: ``perf`` has one, too."""
+    """Return the callable with its own argument ``setup`` bound, since ``perf`` has an argument of that name too."""
     return functools.partial(call, setup=kwargs["setup"]) if "setup" in kwargs else call
 
 

@@ -1,4 +1,4 @@
-"""Runs coroutine functions: measured ones on a loop of the case's own, and ``async def`` tests that nobody runs."""
+"""Runs coroutine functions: measured ones on the case's own loop, and ``async def`` tests that no other plugin runs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 def is_coroutine_function(fn: object) -> bool:
-    """Whether a call of it is to be awaited: ``async def``, bound, partial, or an object's ``__call__``."""
+    """Whether a call of ``fn`` must be awaited: an ``async def``, bound, partial, or as an object's ``__call__``."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004
 
 
 @contextlib.contextmanager
 def awaited(*workloads: Workload) -> Iterator[None]:
-    """Within, calls of coroutine functions run to their end, on a loop that exists before the first and after the last.
+    """Run calls of coroutine functions to their end within the block, all on one loop that the block creates.
 
-    An ``async def`` test has a loop that is running; that one stands still meanwhile, since loops cannot be nested.
+    In an ``async def`` test, the test's own running loop is suspended for the block, since loops cannot be nested.
 
     Raises:
         UsageError: the test runs on trio.
@@ -57,7 +57,7 @@ def _run(
 
 @contextlib.contextmanager
 def _outside_of_the_running_loop() -> Iterator[None]:
-    """Within, no loop runs in this thread, so that another one can."""
+    """Suspend this thread's running loop within the block, so that another loop can run."""
     running = asyncio._get_running_loop()
     if running is None:
         yield
@@ -75,10 +75,10 @@ def _outside_of_the_running_loop() -> Iterator[None]:
 
 
 class AsyncTests:
-    """Runs perf cases that are coroutine functions, where no plugin for such tests does."""
+    """Runs perf cases that are coroutine functions, if no other plugin for such tests does."""
 
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Run the test to its end on a new event loop; plugins that run it themselves come before."""
+        """Run the test to its end on a new event loop; plugins that run such tests take precedence."""
         test = pyfuncitem.obj
         if not (is_perf_case(pyfuncitem) and inspect.iscoroutinefunction(test)):
             return None

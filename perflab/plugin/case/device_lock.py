@@ -1,4 +1,4 @@
-"""One measurement at a time on a device, for all processes of a user: workers of one run, and different runs."""
+"""Locks that allow one measurement at a time on a device, across all processes of a user, in one run or several."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from perflab.plugin.session.folder import file_name_for
 def device_turn(
     device: str, waiting: Callable[[str], None], gives_up: Callable[[], bool] = lambda: False
 ) -> contextlib.AbstractContextManager[None]:
-    """Hold the device for the length of the block; one that runs without it (``gives_up``) must not measure."""
+    """Hold the device's lock for the length of the block.
+
+    If ``gives_up`` becomes true while waiting, the block runs without the lock, and must not measure.
+    """
     return _turns([identity_of(device)], waiting, gives_up)
 
 
 def machine_turn(
     waiting: Callable[[str], None], gives_up: Callable[[], bool] = lambda: False
 ) -> contextlib.AbstractContextManager[None]:
-    """Hold every device: for work that keeps all cores busy, and would disturb a measurement on any of them."""
+    """Hold the locks of every device, for work that keeps all cores busy and would disturb any measurement."""
     return _turns(identities_of_all(), waiting, gives_up)
 
 
 @contextlib.contextmanager
 def _turns(identities: list[str], waiting: Callable[[str], None], gives_up: Callable[[], bool]) -> Iterator[None]:
-    """Hold them all. Taken in one order by everybody, so that no two processes wait for each other.
+    """Hold the locks of all these devices. Every process takes locks in the same order, which prevents deadlocks.
 
     Raises:
-        DeviceError: there can be no lock file.
+        DeviceError: a lock file cannot be created.
     """
     owner = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
     with contextlib.ExitStack() as turns:

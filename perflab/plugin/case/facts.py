@@ -1,4 +1,4 @@
-"""What a case may note beside its time and memory: checked when it is noted, while the test can still name it."""
+"""Checks the facts that a case notes beside its time and memory, at once, so that errors point to the test's line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from perflab.report.view import STANDARD
 
 _WANTED = "note a str, an int, a float, a bool or None; of a tensor of one element its .item()"
 _BITS = 64
-"""What integers of a results file may have."""
+"""The largest number of bits of an integer in a results file, sign included."""
 
 
 def checked_facts(given: Mapping[str, Any]) -> Parameters:
-    """Facts as plain data. NaN and infinities become text, as in parameters: JSON has no numbers for them.
+    """Return the facts as plain data. NaN and infinities become text, as in parameters, since JSON cannot hold them.
 
     Raises:
-        UsageError: a name that is no identifier, or is a standard column's; a value that is no plain data.
+        UsageError: a name is not an identifier, or is the name of a standard column; a value is not plain data.
     """
     return {_checked_name(name, value): _plain(name, value) for name, value in given.items()}
 

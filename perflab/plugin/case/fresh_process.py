@@ -1,7 +1,7 @@
-"""Measuring in fresh processes: a replicate, as judging and saving need it.
+"""Measures cases in fresh processes: each such measurement is a replicate for judging and saving.
 
-The child runs the same pytest command with a job file; it collects only the files it needs, runs only the cases
-it was given, judges nothing, and appends each measurement to the results file as soon as it has it.
+The child process runs the same pytest command with a job file. The child collects only the files that it needs, runs
+only the cases of its job, judges nothing, and appends each measurement to the results file at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perflab.tiers import tiers
 from perflab.units import format_ns
 
 _SILENCED = {
-    "basetemp": None,  # pytest empties it at start, and the parent's temporary files with it
+    "basetemp": None,  # pytest empties this folder at start, which would delete the parent's temporary files
     "xmlpath": None,
     "log_file": None,
     "pastebin": None,
@@ -45,81 +45,83 @@ _SILENCED = {
     "maxfail": 0,
     "reruns": None,
 }
-"""Options of the parent's command that would make a child overwrite its files, choose tests or wait for input."""
+"""Options of the parent's command that would make a child overwrite the parent's files, choose tests or wait for
+input, with the values that replace them."""
 
 
 START_S = 120.0
-"""What a process may take before its first case: an interpreter and PyTorch on a busy machine, collecting its files."""
+"""The time in seconds that a process may take before its first case, to load Python and PyTorch on a busy machine and
+to collect its files."""
 
 
 class Serve(Data, frozen=True):
-    """Whose code a process of a paired run is to use."""
+    """The source of the code that a process of a paired run uses."""
 
     foreign: str | None = None
-    """The other side's tree: nothing may be imported from there."""
+    """The other side's tree, from which nothing may be imported."""
     own: str | None = None
-    """This side's tree, which may lie within the other's."""
+    """The process's own tree, which may lie within the other side's tree."""
     first: list[str] = []
-    """Folders that top-level modules are taken from before anything else."""
+    """Folders from which top-level modules are imported before any other place."""
 
 
 class Job(Data, frozen=True):
-    """What a fresh process is to measure, and where its results go."""
+    """The job of a fresh process: the cases to measure, and the destination of the results."""
 
     cases: list[str] | None
-    """Node ids; None: whatever the command selects."""
+    """The node ids of the cases; None: all cases that the command selects."""
     others: bool = False
-    """Whether whatever else the command selects is served besides them."""
+    """Whether the process also serves all other cases that the command selects."""
     results: str | None = None
-    """Path of the file that measurements are appended to."""
+    """The path of the file to which measurements are appended."""
     budget_s: float | None = None
-    """The most that a case's measuring may take, where the run's time is short; its own budget is heeded too."""
+    """The time limit in seconds for measuring a case if the run's time is short; the case's own budget also applies."""
     profiled: list[str] = []
-    """Of the cases, those of which a call is profiled too."""
+    """The cases that are also profiled."""
     profile_ns: float | None = None
-    """How long a profile may take; None: as long as that of evidence."""
+    """The time in nanoseconds that a profile may take; None: as long as a profile that explains a failure."""
     profile_files: str | None = None
-    """Where one profiled call is written for other tools, as in ``ProfilePlan``; None: nowhere."""
+    """The path to which one profiled call is written for other tools, as in ``ProfilePlan``; None: no file."""
     under_callgrind: bool = False
     """Whether the process only counts the instructions of a call, and reports nothing itself."""
     serve: Serve | None = None
-    """Set in a process of a paired run, which measures in turns and answers on a socket."""
+    """The code to use in a process of a paired run, which measures in turns and answers on a socket; else None."""
 
 
 class JobResult(Data, frozen=True):
-    """One line of the results file."""
+    """One line of the results file: a case's measurement, or why there is none."""
 
     case: str
     measurement: Measurement | None = None
     out_of_memory: OutOfMemory | None = None
     problem: str | None = None
-    """Why there is neither, where the process knows."""
+    """Why there is neither a measurement nor an out-of-memory record, if the process knows the reason."""
 
 
 def read_job(path: str) -> Job:
-    """The job that this process was started for."""
+    """Read the job for which this process was started."""
     return msgspec.json.decode(Path(path).read_bytes(), type=Job)
 
 
 def begin(path: str) -> None:
-    """Have the tiers prepare this process for its job, before anything of the user's is imported."""
+    """Let the tiers prepare this process for its job, before any of the user's code is imported."""
     job = read_job(path)
     for one in tiers():
         one.begin(job)
 
 
 def report_result(job: Job, result: JobResult) -> None:
-    """Append a case's result to the job's, at once, so that a later crash loses nothing."""
+    """Append a case's result to the job's results file at once, so that a later crash does not lose it."""
     assert job.results is not None
     with open(job.results, "ab") as file:
         file.write(to_json(result) + b"\n")
 
 
 class FreshProcess:
-    """In a child: hooks that let it collect and run the cases of its job alone."""
+    """Hooks that make a child process collect and run only the cases of its job."""
 
     def __init__(self, config: pytest.Config, job: Job) -> None:
-        """Drop what the parent's command asks of the parent alone."""
+        """Reset the options of the parent's command that are meant only for the parent."""
         for dest, value in _SILENCED.items():
             if hasattr(config.option, dest):
                 setattr(config.option, dest, value)
@@ -128,14 +130,17 @@ class FreshProcess:
         self._files = {(config.rootpath / case.split("::")[0]).resolve() for case in self._wanted}
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Pass over the files that hold none of them."""
+        """Ignore files that contain no case of the job."""
         if self._others or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
             return None
         return None if collection_path.resolve() in self._files else True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """Keep them in the job's order, whatever others leave out: what splits tests would split these again."""
+        """Keep the job's cases in the job's order, even if other plugins deselect them.
+
+        A plugin that splits tests would otherwise split them a second time.
+        """
         found = {case_id(item): item for item in items}
         yield
         found |= {case_id(item): item for item in items}
@@ -161,15 +166,15 @@ def measure_fresh(
     Args:
         config: the running session's configuration, whose command is repeated.
         cases: node ids.
-        device: where to measure, exactly: a worker's GPU would be another one in a process that is no worker.
-        budget_s: what measuring a case may take, if that is less than its budget.
-        left_s: of the run's time: then the process is ended; None: it has no limit but its own.
-        profiled: those of which a call is profiled too.
-        profile_ns: how long that may take; None: as long as for evidence.
-        profile_files: where one profiled call is written, as in ``ProfilePlan``; None: nowhere.
+        device: the exact device to measure on, since ``auto`` in the child may be another GPU than the worker's.
+        budget_s: the time limit for measuring a case, if it is less than the case's budget.
+        left_s: the time left for the run, after which the process is ended; None: only its own limits apply.
+        profiled: the cases that are also profiled.
+        profile_ns: the time that a profile may take; None: as long as a profile that explains a failure.
+        profile_files: the path to which one profiled call is written, as in ``ProfilePlan``; None: no file.
 
     Returns:
-        Node id to what was measured; a case that the child could not measure is missing.
+        The result of each case by node id; a case that the child could not measure is missing.
 
     Raises:
         FreshProcessError: the child measured none of the cases; its last output is in the error.
@@ -194,7 +199,7 @@ def measure_fresh(
 
 
 def _read(line: bytes) -> JobResult | None:
-    """A line of the results; None of one that a child was killed in, or for which the disk had no room."""
+    """Parse a line of the results file; return None if it is incomplete: the child was killed, or the disk was full."""
     try:
         return msgspec.json.decode(line, type=JobResult)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -202,7 +207,7 @@ def _read(line: bytes) -> JobResult | None:
 
 
 def _no_result(ended: Ended, result: JobResult) -> tuple[str, str]:
-    """What is wrong with a process that did not measure a case, and the remedy."""
+    """Return the problem of a process that did not measure a case, and the remedy."""
     case = result.case
     if result.problem is not None:
         return f"{case} in a fresh process {result.problem}", f"run the case alone: pytest {case!r}"
@@ -227,19 +232,19 @@ def run_job(
     extra: Mapping[str, str] | None = None,
     most_s: float = math.inf,
 ) -> Ended:
-    """Run a job in a process of its own, to its end.
+    """Run a job in its own process, and wait until the process ends.
 
-    A case that hangs there is found there, and its process goes on to the next. If the process as a whole gives no
-    sign of life for longer, it is ended; what it had measured by then stands in the job's results.
+    The process itself detects a case that hangs, and goes on to the next case. If the whole process gives no sign of
+    life for longer, it is ended; the measurements up to then are in the job's results file.
 
     Args:
         config: the running session's configuration, whose command is repeated.
-        job: what to do.
-        device: where to measure.
-        folder: for its files.
-        wrapper: what the command runs under.
-        extra: variables that its environment has besides.
-        most_s: when it is ended at the latest.
+        job: the cases to measure, and how.
+        device: the device to measure on.
+        folder: the folder for the job's files.
+        wrapper: a command, such as a tool, under which the process runs.
+        extra: further variables of the process's environment.
+        most_s: the time in seconds after which the process is ended at the latest.
     """
     assert job.results is not None
     sign = Path(job.results)
@@ -247,9 +252,9 @@ def run_job(
     job_file = folder / "job.json"
     job_file.write_bytes(msgspec.json.encode(job))
     words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={job_file}"]
-    # The parent's import path, whichever way it came by it (rootdir, conftest, `python -m`, pythonpath).
+    # The parent's import path, however it was made (rootdir, conftest, `python -m`, pythonpath).
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    with suspended(config):  # the process has a limit of its own
+    with suspended(config):  # the process has its own time limit
         return run_child(
             [*wrapper, sys.executable, "-m", "pytest", *words],
             directory=config.invocation_params.dir,
@@ -261,9 +266,10 @@ def run_job(
 
 
 def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> list[str]:
-    """The session's own arguments, for a process that repeats it; pytest-xdist gives its workers the controller's.
+    """Return the session's own arguments, for a process that repeats its command, with plugins switched off.
 
-    ``plugins_too``: whether the plugins of this process are there too, to be told to do nothing.
+    In a worker, pytest-xdist provides the controller's arguments. ``plugins_too``: whether the process has the plugins
+    of this process (pytest-xdist, pytest-cov), which then must be switched off.
     """
     arguments = [os.fspath(argument) for argument in config.invocation_params.args]
     if plugins_too and hasattr(config.option, "numprocesses"):

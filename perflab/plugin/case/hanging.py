@@ -1,7 +1,8 @@
-"""Fails a case that hangs and lets the run go on; if nothing interrupts it, ends the process and keeps the results.
+"""Fails a case that hangs, and lets the run go on; if the case cannot be interrupted, ends the process and keeps the
+results.
 
-``--perf-timeout`` bounds the time without a sign of life: a reading, a sample, whatever the progress line would tell,
-the end of a phase of the test. How work is watched and interrupted, ``measure.watchdog`` knows.
+``--perf-timeout`` limits the time without a sign of life: a reading, a sample, an update of the progress line, the end
+of a phase of the test. ``measure.watchdog`` watches and interrupts the work.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from perflab.plugin.config.settings import Settings
 
 GRACE_S = 30.0
-"""What a case may take to end once it was interrupted: its fixtures' and contexts' own endings."""
+"""The time in seconds that an interrupted case may take to end, for the clean-up of its fixtures and contexts."""
 CALLGRIND_FACTOR = 4.0
-"""Under callgrind a process is some fifty times slower, most of all in importing, before its first case."""
+"""The factor by which time limits are longer under callgrind, where a process is some fifty times slower, mostly in
+imports before its first case."""
 WATCH: pytest.StashKey[Watch] = pytest.StashKey()
 _REMEDY = (
     "run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(setup_seconds=...), "
@@ -44,20 +46,20 @@ _REMEDY = (
 
 
 def patience_of(config: pytest.Config, job: Job, settings: Settings | None = None) -> float:
-    """How long a case of a job may go without a sign of life."""
+    """Return the seconds that a case of a job may go without a sign of life."""
     patience_s = (settings or settings_of(config)).patience_s()
     return CALLGRIND_FACTOR * patience_s if job.under_callgrind else patience_s
 
 
 def beat(config: pytest.Config) -> None:
-    """The case that is running gives a sign of life."""
+    """Record a sign of life of the running case."""
     watch = config.stash.get(WATCH, None)
     if watch is not None:
         watch.beat()
 
 
 def expect(config: pytest.Config, settings: Settings, set_up_s: float, call_s: float) -> None:
-    """The case that is running says what it takes."""
+    """Extend the time limit of the running case by its claimed times of set-up and of a call, in seconds."""
     watch = config.stash.get(WATCH, None)
     if watch is not None:
         watch.extend(settings.patience_s(set_up_s, call_s))
@@ -65,7 +67,7 @@ def expect(config: pytest.Config, settings: Settings, set_up_s: float, call_s: f
 
 @contextlib.contextmanager
 def suspended(config: pytest.Config) -> Iterator[None]:
-    """While the block waits for somebody who has a limit of its own, the case that is running has none."""
+    """Suspend the running case's time limit for the block, which waits for something with its own limit."""
     watch = config.stash.get(WATCH, None)
     if watch is None:
         yield
@@ -82,7 +84,7 @@ class Watch:
 
     Args:
         config: the session's configuration.
-        job: in a process that measures for another one, its job.
+        job: the job of this process, if it measures for another process; else None.
     """
 
     def __init__(self, config: pytest.Config, job: Job | None) -> None:
@@ -99,23 +101,26 @@ class Watch:
         config.stash[WATCH] = self
 
     def pause(self) -> None:
-        """Give the case that is running no limit until ``resume``."""
+        """Suspend the running case's time limit until ``resume``."""
         if self._running is not None:
             self._watchdog.pause()
 
     def resume(self) -> None:
-        """Watch again."""
+        """Restart the running case's time limit after ``pause``."""
         if self._running is not None:
             self._watchdog.resume()
 
     def beat(self) -> None:
-        """The case that is running gives a sign of life."""
+        """Record a sign of life of the running case."""
         self._watchdog.beat()
         if time.monotonic() - self._promised_s > self._limit_s / 2:
             self._promise()
 
     def extend(self, limit_s: float) -> None:
-        """The case that is running has at least so long from now on; a side is watched by whoever gives it turns."""
+        """Give the running case at least this many seconds from now on.
+
+        Does nothing in a side's process, which the session that gives it turns watches.
+        """
         if self._running is None:
             return
         self._limit_s = max(self._limit_s, limit_s)
@@ -123,39 +128,39 @@ class Watch:
         self._promise()
 
     def _promise(self) -> None:
-        """Tell whoever started this process how long a case may be silent, and what ending it may take."""
+        """Tell the process that started this one how long a case may be silent, including the time to end the case."""
         self._promised_s = time.monotonic()
         if self._sign is not None:
             promise_life(self._sign, 2 * (self._limit_s + GRACE_S))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Watch the set-up of a case."""
+        """Watch the set-up phase of a case."""
         with self._watching(item, "set-up"):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Watch its body."""
+        """Watch the body of a case."""
         with self._watching(item, "call"):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Watch what its fixtures do afterwards."""
+        """Watch the teardown of a case's fixtures."""
         with self._watching(item, "teardown"):
             return (yield)
 
     def pytest_enter_pdb(self) -> None:
-        """Nobody hangs who is being looked at."""
+        """Suspend the time limit while a debugger is open."""
         self.pause()
 
     def pytest_leave_pdb(self) -> None:
-        """Watch again."""
+        """Restart the time limit after the debugger was closed."""
         self.resume()
 
     def pytest_unconfigure(self) -> None:
-        """Let go of what was opened."""
+        """Close the file descriptor and the helper process that were opened."""
         if self._words is not None:
             self._words.close()
         os.close(self._stderr)
@@ -167,7 +172,7 @@ class Watch:
             return
         with one_process(case_id(item)):
             if self._job is not None and self._job.serve is not None:
-                yield  # it waits for its turns, and whoever gives them has a limit for it
+                yield  # a side waits for its turns, and the session that gives the turns limits the wait
                 return
             settings = for_case(settings_of(self._config), item)
             self._limit_s = settings.patience_s()
@@ -195,7 +200,10 @@ class Watch:
         return f"{item.nodeid}: {self._problem}, in its {phase}\n  -> {_REMEDY}{where}"
 
     def _leave(self, within_s: float | None) -> None:
-        """Leave word of what is watched, for another process to say and keep where no Python runs in this one."""
+        """Send a hanging case's text and result to the helper process, which uses them if this process is stuck in C.
+
+        The helper process acts after ``within_s`` seconds without another message; None: never.
+        """
         from perflab.plugin.case.fresh_process import JobResult
 
         assert self._running is not None
@@ -215,7 +223,7 @@ class Watch:
 
     @property
     def _notes(self) -> AllNotes | None:
-        """Where results meet, if that is in this process and cases are measured."""
+        """The notes of this process, if results arrive in it and cases are measured; else None."""
         notes = self._config.stash.get(NOTES, None)
         is_measured = self._job is None and not self._config.pluginmanager.hasplugin("perflab-untimed")
         return notes if isinstance(notes, AllNotes) and is_measured else None
@@ -224,7 +232,7 @@ class Watch:
         return Result(case=case_id(item), judgement=Judgement(verdict=Verdict.FAILED, reasons=[self._problem]))
 
     def _keep_what_there_is(self, item: pytest.Item, text: str) -> None:
-        """Nothing interrupts the case, so the process is about to end: say why, and keep the results."""
+        """Print why this process is about to end, since the case cannot be interrupted, and keep the results."""
         said = [f"\nperf: {text}", "perf: it could not be interrupted, so this process exits with status 1"]
         try:
             self._note_problem(item)

@@ -1,7 +1,8 @@
-"""Speaks for a process in which C code keeps the interpreter's lock, so that no Python runs there, and ends it.
+"""Reports for, and ends, a process in which C code holds the interpreter's lock, so that Python cannot run in it.
 
-A process beside hears from a pipe what to say and to keep, and does so unless it hears more in time. Then it aborts the
-other one, whose ``faulthandler`` writes the stacks. It ends with the pipe.
+A helper process reads from a pipe a text to print and a result to keep. If no further message arrives in time, the
+helper prints and keeps them, and then aborts the watched process, whose ``faulthandler`` writes the stacks. The helper
+ends when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 
 class LastWords:
-    """The process beside, which speaks on a file descriptor."""
+    """The helper process, which prints to a given file descriptor."""
 
     def __init__(self, stderr: int) -> None:
         self._speaks_for = os.getpid()
@@ -29,44 +30,44 @@ class LastWords:
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is not for it
+            start_new_session=True,  # so that Ctrl-C does not reach the helper
         )
 
     def leave(self, within_s: float | None, **words: str | None) -> None:
-        """Have words said unless more are left within some seconds; None: nothing is said.
+        """Send a message that the helper process acts on unless another message follows in time.
 
         Args:
-            within_s: for how long nothing may be heard.
-            words: ``text`` to say; ``line`` to add to ``file``, a journal or the results of a fresh process; and
-                ``document``, a results file that the journal is to be written as. Each but the text may be None.
+            within_s: the time in seconds for the next message; None: the helper waits without limit.
+            words: ``text`` to print; ``line`` to append to ``file``, a journal or the results of a fresh process; and
+                ``document``, a results file that is written from the journal. Each except the text may be None.
         """
         assert self._process.stdin is not None
         if os.getpid() != self._speaks_for:
-            return  # a fork, which may be silent
-        with contextlib.suppress(OSError):  # somebody has ended it
+            return  # this is a fork of the watched process, which is not watched itself
+        with contextlib.suppress(OSError):  # the helper process was ended from outside
             self._process.stdin.write(json.dumps({"within_s": within_s, **words}).encode() + b"\n")
 
     def close(self) -> None:
-        """End it; forks of this process may hold the pipe open."""
+        """Kill the helper process; closing the pipe may not end it, since forks of this process may keep it open."""
         self._process.kill()
         self._process.communicate()
 
 
 def listen() -> None:
-    """In the process beside: speak, and end the other one, if nothing more is heard in time."""
+    """Run the helper process: if no message arrives in time, print, keep the result and abort the watched process."""
     left: dict[str, Any] = {"within_s": None}
     heard = b""
     while True:
         if not select.select([0], [], [], left["within_s"])[0]:
             if _is_stopped(os.getppid()):
-                continue  # Ctrl-Z: its time begins anew
+                continue  # the watched process is stopped by Ctrl-Z: its time limit restarts
             break
         more = os.read(0, 2**16)
         if not more:
             return
         *lines, heard = (heard + more).split(b"\n")
         left = json.loads(lines[-1]) if lines else left
-    if os.getppid() != int(sys.argv[1]):  # it is gone, and something that it forked holds the pipe open
+    if os.getppid() != int(sys.argv[1]):  # the watched process is gone, and a fork of it holds the pipe open
         return
     print(left["text"], file=sys.stderr, flush=True)
     if left["file"] is not None:
@@ -82,7 +83,7 @@ def listen() -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by Ctrl-Z or a debugger. Where there is no ``/proc``, none is."""
+    """Whether a process is stopped, by Ctrl-Z or a debugger; false on systems without ``/proc``."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:

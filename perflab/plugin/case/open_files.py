@@ -1,4 +1,4 @@
-"""Puts back the limit of open files where a test has lowered it: else no case is measured again, and nothing saved."""
+"""Restores the limit of open files after a test that lowered it: otherwise nothing could be re-measured or saved."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 
 class OpenFiles:
-    """Hooks around all tests of this process."""
+    """Hooks around every test of this process that check the limit of open files."""
 
     def __init__(self) -> None:
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Look at the limit as soon as the test's body has ended: whoever judges it opens files."""
+        """Check the limit as soon as the test's body has ended, before judging the case opens files."""
         try:
             return (yield)
         finally:
@@ -25,7 +25,7 @@ class OpenFiles:
                 said = f"{item.nodeid} left the limit of open files (RLIMIT_NOFILE) at {left}"
                 try:
                     resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
-                except ValueError:  # the hard limit too, which few may raise
+                except ValueError:  # the hard limit was lowered too, and raising it needs privileges
                     pytest.exit(
                         f"{said} for good, so nothing more can be opened: have the test lower the soft one alone"
                     )

@@ -1,6 +1,6 @@
-"""The ``perf`` fixture: ``Perf`` checks what a case says and keeps it in the case's state.
+"""The ``perf`` fixture: ``Perf`` checks the arguments that a case gives and stores them in the case's state.
 
-A ``Way`` handles the callable, and the tier that it is of judges the result.
+A ``Way`` measures, predicts or calls the callable, and the tier of the ``Way`` judges the result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Part = TypeVar("Part")
 
 @dataclass
 class CaseState:
-    """What a running case has learned so far. Lives from the item's set-up to its last report."""
+    """The state of a running case; it exists from the item's set-up to its last report."""
 
     case: str
     settings: Settings
@@ -54,35 +54,35 @@ class CaseState:
     quotes: list[Quote] = field(default_factory=list)
     facts: Parameters = field(default_factory=dict)
     phases: tuple[str, ...] = ()
-    """Of what it measures, or measured."""
+    """The names of the phases of the workload that the case measures; empty without phases."""
     short_of: list[Shortage] = field(default_factory=list)
-    """What there is too little of, where the case does not fit."""
+    """The resources that are insufficient, if the case does not fit into memory or time."""
     problem: str | None = None
-    """Why there is nothing to judge, said in the verdict column."""
+    """The short reason, shown in the verdict column, why there is nothing to judge."""
     subtest_failures: list[str] = field(default_factory=list)
-    """What pytest said of subtests that failed, by which the whole test has."""
+    """pytest's messages of failed subtests, which make the whole test fail."""
     done: bool = False
-    """Whether it has had its one measurement, prediction or call, whatever came of it."""
+    """Whether the case has made its one measurement, prediction or call, successful or not."""
     predicts: bool = False
     """Whether the case is predicted, so that its tensors are fake."""
     exploration: Exploration | None = None
-    """How it is made for other sizes."""
+    """The argument of ``perf.fits``: how the case is built at other sizes."""
     outcome: TierRecord | None = None
-    """What it came to, where it was not measured."""
+    """The record of the case, if the case was not measured."""
     result: Result | None = None
-    """That, judged, once its body has ended."""
+    """The judged result; None until the test's body has ended."""
     parts: dict[type, Any] = field(default_factory=dict)
-    """What tiers know of it besides, by type."""
+    """The tiers' own data about the case, by type."""
 
     def part(self, kind: type[Part]) -> Part:
-        """A tier's own part, made when it is first asked for."""
+        """Return a tier's own data of this type, created at the first call."""
         if kind not in self.parts:
             self.parts[kind] = kind()
         part: Part = self.parts[kind]
         return part
 
     def skip_for_time(self) -> NoReturn:
-        """Skip the case: nothing is left of the run's time.
+        """Skip the case because nothing is left of the run's time.
 
         Raises:
             pytest.skip.Exception: always.
@@ -91,7 +91,10 @@ class CaseState:
         pytest.skip(self.settings.time_is_over)
 
     def seconds_of_a_call(self, claim: Claim, device: torch.device) -> float | None:
-        """What the case says that one call takes; of operations, by the device's rate, which its record then has."""
+        """Return the claimed time of one call in seconds; None if the case claims neither a time nor operations.
+
+        A number of operations is divided by the device's matmul rate, which is then stored in the state.
+        """
         if claim.seconds is not None or claim.flops is None:
             return claim.seconds
         dtype = as_dtype(claim.precision)
@@ -105,26 +108,26 @@ STATE = pytest.StashKey[CaseState]()
 
 
 class NothingComparedError(Exception):
-    """Ends a test that compares, where the run measures nothing to compare; the test has done well so far."""
+    """Ends a test that calls ``perf.compare`` in a run that compares nothing; the test has not failed."""
 
 
 class Way(Protocol):
-    """What a run does with the callables of its cases."""
+    """The treatment of a case's callables by a run: measure, predict, or call once."""
 
     def of(self, workload: Workload) -> Any:
-        """Do it, and return what the callable returned."""
+        """Treat the workload, and return what its callable returned."""
 
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
     ) -> Comparison | None:
-        """Compare two in turns; None if this run does not."""
+        """Compare two workloads in turns, and return the comparison; None if this run does not compare."""
 
     def requires(self, claim: Claim) -> Way:
-        """Skip the case if what it says that it needs is not there; else the way from here on."""
+        """Skip the case if the memory or time that it claims is not available; else return the way to use then."""
 
 
 class Perf:
-    """Measures a callable. Tests get it from the ``perf`` fixture, whose docstring has examples."""
+    """The value of the ``perf`` fixture, which measures a callable. The fixture's docstring has examples."""
 
     def __init__(
         self, state: CaseState, device: torch.device, way: Way, expect: Callable[[float, float], None] | None = None
@@ -148,13 +151,13 @@ class Perf:
 
             perf(list.sort, setup=lambda: (numbers.copy(),))
 
-        A coroutine function is run to its end, in an ``async def`` test too: ``perf(fetch, url)``, without ``await``.
+        A coroutine function is run to its end, also in an ``async def`` test: ``perf(fetch, url)``, without ``await``.
 
         Args:
-            fn: what is measured.
+            fn: the callable to measure.
             args: positional arguments of each call.
-            setup: called before each call, and not measured: its time, memory and operators are no part of the case.
-                It returns the call's arguments: a tuple of positional ones, a dict of keyword arguments, both as
+            setup: called before each call without being measured: its time, memory and operators do not count. It
+                returns the call's arguments: a tuple of positional arguments, a dict of keyword arguments, both as
                 ``((x,), {"scale": 2})``, or None for ``args`` and ``kwargs``.
             kwargs: keyword arguments of each call.
 
@@ -213,11 +216,12 @@ class Perf:
             perf.phases(prefill=start, decode=go)  # go(start())
 
         Args:
-            phases: called in this order: the first without arguments, each other with what the one before returned.
+            phases: called in this order: the first phase without arguments, each other phase with the result of the
+                phase before.
 
         Raises:
-            UsageError: there is no phase, one is not callable, or its name is a column's; the case is timed as a CUDA
-                graph, or has already measured.
+            UsageError: there is no phase, a phase is not callable, or its name is already a column; the case is timed
+                as a CUDA graph, or has already measured.
         """
         if not phases:
             raise UsageError(
@@ -238,20 +242,20 @@ class Perf:
 
             perf.generation(lambda streamer: model.generate(**inputs, streamer=streamer, max_new_tokens=64))
 
-        The phases are ``prefill``, up to the first token, and ``decode``, from there to the end. Besides, results have
-        the time to the first token (``ttft``), the time per output token (``tpot``), quantiles of the times between
-        outputs (``itl_p50``, …), ``tokens/s``, and the counts of decode per token (``operators/token``).
+        The phases are ``prefill``, up to the first token, and ``decode``, from the first token to the end. The results
+        also have the time to the first token (``ttft``), the time per output token (``tpot``), quantiles of the times
+        between outputs (``itl_p50``, …), ``tokens/s``, and the counts of decode per token (``operators/token``).
 
         Args:
-            generate: called with a hook, and calls that once for each step that produced tokens: ``hook()``, or
-                ``hook(3)`` where each sequence got three. The hook's ``put`` and ``end`` are those of transformers'
-                streamers: the first ``put`` is the prompt's, and no token.
+            generate: called with a hook, which it must call once for each step that produced tokens: ``hook()``, or
+                ``hook(3)`` if each sequence got three. The hook has the methods ``put`` and ``end`` of transformers'
+                streamers: the first ``put`` is for the prompt, and does not count as a token.
             batch: number of sequences in a call.
             setup: called before each call without being timed, for example to empty a cache; returns None.
 
         Raises:
             UsageError: ``generate`` or ``setup`` is not callable, ``batch`` is not a positive int, the hook was never
-                called, the case is timed as a CUDA graph, or it has already measured.
+                called, the case is timed as a CUDA graph, or the case has already measured.
         """
         for name, one in (("", generate), ("setup=", setup)):
             if (one is not None and not callable(one)) or (one is None and not name):
@@ -281,22 +285,23 @@ class Perf:
                 x = torch.rand(512, 512, device=device)
                 assert perf.compare(base=eager, candidate=fused, args=(x,)).verdict == "improved"
 
-        It is the case's one measurement: times and memory of the candidate are stored, and are compared with its
-        baseline. The comparison itself fails no test; assert what you want of it. Its result stands in the record as
-        the facts ``compared_verdict``, ``compared_ratio``, ``compared_low_ratio`` and ``compared_high_ratio``.
+        This call is the case's one measurement: times and memory of the candidate are stored, and compared with the
+        case's baseline. The comparison itself fails no test; assert the result that you require. The record contains
+        the result as the facts ``compared_verdict``, ``compared_ratio``, ``compared_low_ratio`` and
+        ``compared_high_ratio``.
 
         Some runs compare nothing: they run each case once, predict it, take turns with another commit, or repeat the
-        measurement in a fresh process. There the candidate is treated as by ``perf(candidate)``, and the test ends with
-        this call; so check results before it. See ``perflab.compare`` for what turns can tell, and what they cannot.
+        measurement in a fresh process. In these runs the candidate is treated as by ``perf(candidate)``, and the test
+        ends with this call, so check results before it. See ``perflab.compare`` for the limits of such a comparison.
 
         Args:
-            base: what the candidate is held against.
+            base: the function that the candidate is compared with.
             candidate: called as ``candidate(*args, **kwargs)``, as is ``base``.
             args: positional arguments of both.
             kwargs: keyword arguments of both.
-            setup: makes the arguments of each call of either, as in ``perf(fn, setup=make)``.
+            setup: makes the arguments of each call of either function, as in ``perf(fn, setup=make)``.
             budget_s: time of the turns in seconds. None: the case's budget.
-            threshold: the change that counts, as a share. None: the case's threshold.
+            threshold: the smallest change that counts, as a fraction: 0.05 is 5 %. None: the case's threshold.
 
         Raises:
             UsageError: a side is not callable or does no work, or the case has already measured.
@@ -393,7 +398,7 @@ class Perf:
             precision: precision of most of the operations.
 
         Raises:
-            UsageError: a number is not positive and finite; of set-up, 0 is allowed too.
+            UsageError: a number is not positive and finite; for set-up, 0 is also allowed.
             pytest.skip.Exception: the case needs more memory than is free, or more time than its budget or than is
                 left of the run's total budget.
         """
@@ -418,7 +423,7 @@ class Perf:
     ) -> None:
         """State how to build the case at other sizes, so a prediction can find the largest size that fits the GPU.
 
-        It takes effect after the case itself was predicted. It costs a measured case nothing::
+        This call takes effect after the case itself was predicted. It has no effect on a measured case::
 
             perf.fits(build, sizes={"batch_size": 4, "context_length": 1024}, remedies={"bf16": {"precision": "bf16"}})
 
@@ -439,7 +444,7 @@ class Perf:
     def predicts(self) -> bool:
         """Whether the case is being predicted on fake tensors, which have shapes and no values.
 
-        In a dry run it is not: tensors are on CUDA, and whatever kernels would have written reads as zero.
+        False in a dry run: tensors are then on CUDA, and everything that kernels would have written reads as zero.
         """
         return self._state.predicts and not self._state.settings.dry_run
 
@@ -491,14 +496,14 @@ class Perf:
 
 
 def device_of(item: pytest.Item, given: object) -> torch.device:
-    """The device that a test's ``device`` fixture gives, where a project has its own.
+    """Return the device that a test's ``device`` fixture gives, which a project may have overridden.
 
     Raises:
-        UsageError: it gives no device.
+        UsageError: the fixture gives neither a ``torch.device`` nor a device's name.
     """
     import torch
 
-    if isinstance(given, str):  # how many projects' own device fixtures give it
+    if isinstance(given, str):  # many projects' own device fixtures return a name
         given = torch.device(given)
     if not isinstance(given, torch.device):
         raise UsageError(

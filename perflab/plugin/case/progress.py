@@ -1,4 +1,4 @@
-"""Shows progress: one line that is overwritten, or an occasional line in a log; and whom the run waits for."""
+"""Shows progress, as one line that is overwritten or as occasional lines in a log, and what the run waits for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perflab.report.lines import short_name
 
 _TERMINAL_EVERY_S = 0.5
 _LOG_AFTER_S = 15.0
-"""In a log, a case that takes longer than this gets a line, and another each time as much has passed."""
+"""The interval in seconds between a case's progress lines in a log, from the beginning of the case."""
 
 
 class ProgressLine:
-    """Writes progress past pytest's capturing, between samples only."""
+    """Writes progress directly to the terminal, past pytest's capturing, and only between samples."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -32,23 +32,23 @@ class ProgressLine:
         self._began_s = 0.0
 
     def for_case(self, item: pytest.Item) -> Progress:
-        """The callback for one case."""
+        """Return the progress callback for one case."""
         self.begin(case_id(item))
         item.addfinalizer(self.clear)
         return self.show
 
     def begin(self, case: str) -> None:
-        """Speak of this case from here on."""
+        """Show this case's name from now on, and restart its clock."""
         self.label(case)
         self._shown = False
         self._last_s = self._began_s = time.monotonic()
 
     def label(self, case: str) -> None:
-        """Speak of this case from here on, and go on counting time."""
+        """Show this case's name from now on, without restarting the clock."""
         self._label = one_line(short_name(case)) if case else ""
 
     def show(self, what: str, doing: str = "measuring") -> None:
-        """Show what is under way, if something has to be said by now. It is the case's sign of life."""
+        """Show the current step if the last line is old enough. Every call counts as a sign of life of the case."""
         beat(self._config)
         reporter, now_s = self._reporter, time.monotonic()
         if reporter is None:
@@ -61,7 +61,7 @@ class ProgressLine:
         self._write(f"{doing} {self._label}: {what}{so_far}")
 
     def waiting(self, what: str) -> None:
-        """Say at once what the run waits for; a worker of pytest-xdist, which has no terminal, says it on stderr."""
+        """Print at once what the run waits for; a worker of pytest-xdist, which has no terminal, prints to stderr."""
         self._write(f"perf: {one_line(what)}")
 
     def _write(self, text: str) -> None:
@@ -80,11 +80,11 @@ class ProgressLine:
         self._shown = reporter._tw.hasmarkup
 
     def clear(self) -> None:
-        """Take the line away; pytest goes on where it was."""
+        """Erase the progress line, so that pytest's own output continues."""
         if self._shown and self._reporter is not None:
             with self._uncaptured():
                 self._reporter._tw.write("\r\x1b[2K")
-                self._reporter.currentfspath = None  # pytest prints the file's name again before the next dot
+                self._reporter.currentfspath = None  # makes pytest print the file's name again before the next dot
         self._shown = False
 
     def _uncaptured(self) -> contextlib.AbstractContextManager[object]:

@@ -1,8 +1,8 @@
-"""Raw Triton launches without a GPU: skipped under the interpreter, else refused with a remedy.
+"""Handles raw Triton launches without a GPU: skips the case under the interpreter, else refuses it with a remedy.
 
-Without a GPU a launch ends in an error of Triton's about drivers, or about addresses where tensors are fake; and in the
-interpreter, which ``TRITON_INTERPRET=1`` chooses when Triton is imported, it takes a time that says nothing. Triton is
-not imported here: where a case launches, it is loaded.
+Without a GPU a launch ends in an error of Triton's about drivers, or about addresses if tensors are fake. In the
+interpreter, which ``TRITON_INTERPRET=1`` selects when Triton is imported, the time of a launch is meaningless. This
+module does not import Triton: a case that launches kernels has loaded it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 def line_of_launch(error: BaseException | None) -> str | None:
-    """The line that launched a kernel and ended in this error: ``kernels.py:12: `scale[grid](x)` ``; None: none did."""
+    """Return the source line of the kernel launch that caused an error: ``kernels.py:12: `scale[grid](x)` ``.
+
+    None if the error did not come from a launch.
+    """
     triton = getattr(sys.modules.get("triton"), "__file__", None)
     while error is not None and triton is not None:
         launching = None
@@ -43,11 +46,11 @@ def _told(frame: traceback.FrameSummary) -> str:
 
 @contextlib.contextmanager
 def only_compiled_kernels(case: str) -> Iterator[None]:
-    """Around the measuring of a case.
+    """Skip or refuse, around the measuring of a case, kernel launches that do not run on a GPU.
 
     Raises:
-        pytest.skip.Exception: Triton's interpreter runs a kernel of it.
-        UsageError: it launches a kernel, and there is no GPU.
+        pytest.skip.Exception: Triton's interpreter runs a kernel of the case.
+        UsageError: the case launches a kernel, and there is no GPU.
     """
     with kernels_have_a_gpu(case), _nothing_interpreted():
         yield
@@ -55,10 +58,10 @@ def only_compiled_kernels(case: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kernels_have_a_gpu(case: str) -> Iterator[None]:
-    """Around a call of a case.
+    """Refuse, around a call of a case, kernel launches without a GPU; launches in the interpreter are allowed.
 
     Raises:
-        UsageError: it launches a kernel, and there is no GPU.
+        UsageError: the case launches a kernel, and there is no GPU.
     """
     try:
         yield
@@ -75,7 +78,8 @@ def kernels_have_a_gpu(case: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_interpreted() -> Iterator[None]:
-    """Skip at the first launch in the interpreter; after the work, where that has loaded the interpreter itself."""
+    """Skip the case at its first launch in the interpreter; or after the block, if the block itself loads the
+    interpreter."""
     if interpreter_is_loaded():
         with interpreter_replaced(_skip):
             yield

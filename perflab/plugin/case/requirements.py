@@ -1,4 +1,4 @@
-"""What ``perf.requires`` and ``perf.fits`` say of a case, checked; whether it fits into memory and time."""
+"""Checks the claims of ``perf.requires`` and ``perf.fits``, and whether a case fits into memory and time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _SLOW_FLOPS_PER_SECOND = 1e10
-"""Of a device whose rate was not measured: no core of these years is slower."""
+"""The assumed rate of a device whose rate was not measured: slower than any core of recent years."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What ``perf.requires`` was given."""
+    """The arguments of ``perf.requires``."""
 
     memory_bytes: float | None
     flops: float | None
@@ -33,7 +33,7 @@ class Claim:
     precision: torch.dtype | str
 
     def expected_s(self, flops_per_second: float | None) -> tuple[float, float]:
-        """What set-up takes, and a call, in seconds; 0 where the case does not say."""
+        """Return the claimed times of set-up and of one call, in seconds; 0 if the case does not claim any."""
         call_s = self.seconds or 0.0
         if self.seconds is None and self.flops is not None:
             call_s = self.flops / (flops_per_second or _SLOW_FLOPS_PER_SECOND)
@@ -41,10 +41,10 @@ class Claim:
 
 
 def claim_of(precision: torch.dtype | str, **given: Any) -> Claim:
-    """What ``perf.requires`` was given, checked: a number that is none would skip or spoil far more than its case.
+    """Return the checked arguments of ``perf.requires``: an invalid number would affect far more than its own case.
 
     Raises:
-        UsageError: a number is not positive, or of set-up negative, or not finite.
+        UsageError: a number is not finite, or not positive; numbers of set-up may be 0, but not negative.
     """
     numbers: dict[str, Any] = {}
     for name, amount in given.items():
@@ -65,13 +65,13 @@ _WANTED = {
 
 
 def no_time_left(needed_s: float, total_s: float | None) -> Shortage:
-    """Of a case that may take so long, in a run whose time is over."""
+    """Return the shortage of a case that may take ``needed_s`` seconds, in a run whose total budget is spent."""
     return Shortage(of="--perf-total-budget", needed=needed_s, given=total_s or 0.0)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a case says that it needs, beside what there is. None: it does not say, or nobody knows."""
+    """The memory and time that a case claims, and the available amounts; None: not claimed, or unknown."""
 
     memory_bytes: float | None
     free_bytes: int | None
@@ -80,42 +80,45 @@ class Needs:
     setup_s: float
     budget_s: float
     budget_by: str
-    """What sets it: the option, or a mark."""
+    """The source of the budget: the option, or a mark."""
     left_s: float | None
-    """Of the run's total budget."""
+    """The seconds that are left of the run's total budget; None: the run has none."""
     total_s: float | None
-    """That budget."""
+    """The run's total budget in seconds; None: the run has none."""
     calls: int = CALLS_AT_LEAST
-    """How often the callable is called, at least."""
+    """The least number of calls of the callable."""
 
     @property
     def no_room(self) -> bool:
-        """More memory than is free."""
+        """Whether the case needs more memory than is free."""
         return self.memory_bytes is not None and self.free_bytes is not None and self.memory_bytes > self.free_bytes
 
     @property
     def no_time(self) -> bool:
-        """More time than a case is given."""
+        """Whether measuring the case takes more than its budget, with some slack for estimates."""
         return self._measuring_s > ESTIMATE_SLACK * self.budget_s
 
     @property
     def too_late(self) -> bool:
-        """More time than the run has left."""
+        """Whether the case takes more time than the run has left."""
         return self.left_s is not None and self._least_s > self.left_s
 
     @property
     def is_only_late(self) -> bool:
-        """Whether nothing but the end of the run's time is in the way."""
+        """Whether the only obstacle is that the run's time is over: the case claims no time, and its memory is free."""
         return self.too_late and not self._least_s and not self.no_room
 
     @property
     def sets_up(self) -> bool:
-        """Whether it makes something of its own runs before it measures."""
+        """Whether the case claims calls or time for set-up before the measurement."""
         return bool(self.setup_calls or self.setup_s)
 
     @property
     def can_be_predicted(self) -> bool:
-        """Whether a prediction says what measuring would: not where it lacks the run's time alone, or runs first."""
+        """Whether a prediction can replace the measurement of a case that does not fit.
+
+        False if only the run's time is lacking, or if the case has a set-up, which would really run.
+        """
         is_over = self.left_s is not None and self.left_s <= 0
         return (self.no_room or self.no_time) and not (self.sets_up or is_over)
 
@@ -128,7 +131,7 @@ class Needs:
         return self.setup_calls * (self.call_s or 0.0) + self.setup_s + self._measuring_s
 
     def short_of(self) -> list[Shortage]:
-        """The same as numbers: what there is too little of."""
+        """Return the resources that are insufficient, as numbers."""
         found = []
         if self.no_time:
             found.append(Shortage(of=self.budget_by, needed=self._measuring_s, given=self.budget_s))
@@ -139,8 +142,8 @@ class Needs:
         return found
 
     def unmet(self) -> str | None:
-        """What is missing, such as ``needs 29.1 s of 10 s, 57.3 GiB of 19.8 GiB``; None if nothing is."""
-        needs = []  # what there is enough of is no reason
+        """Return what is insufficient, such as ``needs 29.1 s of 10 s, 57.3 GiB of 19.8 GiB``; None if nothing is."""
+        needs = []  # only insufficient resources are reasons
         if self.no_time:
             needs.append(f"{format_ns(self._measuring_s * 1e9)} of {format_ns(self.budget_s * 1e9)}")
         elif self.left_s is not None and self.too_late:
@@ -152,7 +155,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What ``perf.fits`` was given."""
+    """The arguments of ``perf.fits``."""
 
     build: Callable[..., Any]
     sizes: dict[str, int]
@@ -162,10 +165,11 @@ class Exploration:
 def exploration_of(
     build: Callable[..., Any], sizes: Mapping[str, int], remedies: Mapping[str, Mapping[str, Any]]
 ) -> Exploration:
-    """What ``perf.fits`` was given, checked.
+    """Return the checked arguments of ``perf.fits``.
 
     Raises:
-        UsageError: ``build`` cannot be called, a size is no positive int, or a remedy no mapping.
+        UsageError: ``build`` cannot be called, there are no sizes, a size is not a positive int, or a remedy is not a
+            mapping.
     """
     if not callable(build):
         raise UsageError(

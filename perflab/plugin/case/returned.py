@@ -1,4 +1,4 @@
-"""Checks what a measured callable returned: refuses NaN and work that was only promised."""
+"""Checks the result of a measured callable: refuses NaN, and results that only promise work."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PART_ELEMENTS = 1 << 20
 
 
 def refuse_unfinished(state: CaseState, result: Any) -> None:
-    """Refuse a result that only promises the work: it takes no time to make, whatever it would take to run.
+    """Refuse a result that only promises work: its measured time does not include the work.
 
     Raises:
-        UsageError: it is a generator or coroutine that has not begun, a lazy iterator of Python's own, or a future that
-            is not done, PyTorch's and those of ``multiprocessing`` among them.
+        UsageError: the result is a generator or coroutine that has not begun, one of Python's lazy iterators, or a
+            future that is not done, including PyTorch's and those of ``multiprocessing``.
     """
-    if type(result) in (list, tuple):  # of which other parts may be meant to be used later
+    if type(result) in (list, tuple):  # only coroutines in it are refused; other parts may be meant for later use
         result = next((one for one in result if isinstance(one, types.CoroutineType)), result)
     remedy = _unfinished(result)
     if remedy is not None:
@@ -47,7 +47,7 @@ def refuse_unfinished(state: CaseState, result: Any) -> None:
 
 
 def _unfinished(result: Any) -> str | None:
-    """What to do about a result that only promises work; None if it is none."""
+    """Return the remedy for a result that only promises work; None if the result does not."""
     kind = type(result)
     if issubclass(kind, types.GeneratorType):
         return _CONSUME if inspect.getgeneratorstate(result) == inspect.GEN_CREATED else None
@@ -64,7 +64,7 @@ def _unfinished(result: Any) -> str | None:
 
 
 def _unfinished_elsewhere(result: Any, kind: type) -> str | None:
-    """The same of what other modules promise; one that nobody has loaded has promised nothing."""
+    """Return the remedy for a promise of another module; a module that is not loaded cannot have made the result."""
     torch, pools = sys.modules.get("torch"), sys.modules.get("multiprocessing.pool")
     if torch is not None and issubclass(kind, torch.Future) and not result.done():
         return "wait for it in the callable: perf(lambda: fn(x).wait())"
@@ -74,10 +74,10 @@ def _unfinished_elsewhere(result: Any, kind: type) -> str | None:
 
 
 def refuse_nan(state: CaseState, result: Any) -> None:
-    """Refuse a result that holds NaN, unless the case is marked to have some.
+    """Refuse a result that holds NaN, unless the case is marked to allow NaN.
 
     Raises:
-        UsageError: it holds NaN.
+        UsageError: the result holds NaN, and the case is not marked.
     """
     if not state.settings.allow_nan and holds_nan(result):
         state.problem = "NaN"
@@ -88,9 +88,9 @@ def refuse_nan(state: CaseState, result: Any) -> None:
 
 
 def holds_nan(value: Any) -> bool:
-    """Whether a number, a tensor, or lists, tuples and dicts of such hold NaN, however deep, and in whatever knots.
+    """Whether a number, a tensor, or nested lists, tuples and dicts of these hold NaN, at any depth and with cycles.
 
-    Types are asked, and never objects: an object of somebody's own may answer nothing.
+    Only types are inspected, never objects, since an object of a user's class may not support the question.
     """
     import torch
 
@@ -126,13 +126,13 @@ def _tensor_holds_nan(tensor: torch.Tensor) -> bool:
     except Exception as error:
         if as_out_of_memory(error) is not None:
             raise
-        return False  # a kind of tensor that PyTorch cannot look into: its result is its own affair
+        return False  # a kind of tensor that PyTorch cannot inspect: its values are not checked
 
 
 def _strided_holds_nan(tensor: torch.Tensor) -> bool:
-    """Whether any element of a strided tensor is NaN, without a second tensor of its size.
+    """Whether any element of a strided tensor is NaN, computed without a second tensor of its size.
 
-    A maximum is NaN then; of dtypes that have none, parts are looked at one by one.
+    If an element is NaN, the maximum is NaN. Dtypes without a maximum are checked part by part.
     """
     import torch
 
@@ -140,7 +140,7 @@ def _strided_holds_nan(tensor: torch.Tensor) -> bool:
         return False
     tensor = tensor.detach()
     if tensor.is_complex():
-        # A conjugate is NaN where the number is; to make it would be to copy it.
+        # A conjugate is NaN where the number is; computing the conjugate would copy the tensor.
         both = torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
         return _strided_holds_nan(both)
     if not tensor.is_floating_point():
@@ -151,7 +151,7 @@ def _strided_holds_nan(tensor: torch.Tensor) -> bool:
 
 
 def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Views of a tensor of at most ``_PART_ELEMENTS``, halved along the longest dimension until they are."""
+    """Split a tensor into views of at most ``_PART_ELEMENTS`` elements, by halving along the longest dimension."""
     if tensor.numel() <= _PART_ELEMENTS:
         return [tensor]
     longest = max(range(tensor.ndim), key=lambda dimension: tensor.shape[dimension])

@@ -1,7 +1,7 @@
-"""Subtests: what a test reports of its parts while it runs, of pytest's ``subtests`` or ``unittest``'s ``subTest``.
+"""Subtests: reports on parts of a test while the test runs, by pytest's ``subtests`` or ``unittest``'s ``subTest``.
 
-pytest makes such a report from one of the whole test, by the hook that makes the test's own three, and logs it itself.
-So what that hook is asked while a phase of the test runs is not about the phase.
+pytest makes a subtest's report with the same hook that makes the reports on the test's three phases, and logs the
+report itself. So a call of that hook while a phase of the test is running is about a subtest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _RUNS = pytest.StashKey[bool]()
 
 
 class Phases:
-    """Notes which test is in one of its phases."""
+    """A plugin that notes whether a phase of a test is running."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Each phase, since fixtures may have subtests too."""
+        """Note that a phase of the test is running: set-up, call or teardown, since fixtures may have subtests too."""
         item.stash[_RUNS] = True
         try:
             return (yield)
@@ -29,5 +29,5 @@ class Phases:
 
 
 def is_of_a_subtest(item: pytest.Item) -> bool:
-    """Whether a report that is made now is one of a subtest's, and none of the test's own."""
+    """Whether a report that is made now is about a subtest, and not about a phase of the test."""
     return item.stash.get(_RUNS, False)

@@ -1,4 +1,4 @@
-"""The implementation of the fixtures; loaded with the first one that a test uses."""
+"""The implementation of the fixtures; loaded when a test uses the first of them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def perf_for(request: pytest.FixtureRequest, device: torch.device) -> Perf:
-    """The ``perf`` fixture's value.
+    """Return the value of the ``perf`` fixture.
 
     Raises:
-        UsageError: the measuring side was not loaded, since nobody could know that the test measures.
+        UsageError: the test got the fixture by ``getfixturevalue``, so that the measuring code was not loaded.
     """
     found = request.config.stash.get(PERF_FOR, None)
     if found is None:
@@ -39,7 +39,7 @@ def perf_for(request: pytest.FixtureRequest, device: torch.device) -> Perf:
 
 
 def device_of(config: pytest.Config) -> torch.device:
-    """The session's device; for a case that is being predicted the one that stands for its GPU."""
+    """Return the session's device; for a case that is being predicted, the device that represents its GPU."""
     faking = config.stash.get(FAKING, None)
     if faking is not None:
         return faking.device()
@@ -47,7 +47,7 @@ def device_of(config: pytest.Config) -> torch.device:
 
 
 def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:
-    """The ``warmup`` fixture's value."""
+    """Return the value of the ``warmup`` fixture."""
     from perflab.measure.measurement import stopwatch_for
     from perflab.measure.sampling import Warmup, warm_up
     from perflab.measure.workload import Workload
@@ -69,7 +69,7 @@ def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[
 def snapshots_of(
     request: pytest.FixtureRequest, device: torch.device
 ) -> Callable[..., contextlib.AbstractContextManager[MemorySnapshot]]:
-    """The ``memory_snapshot`` fixture's value."""
+    """Return the value of the ``memory_snapshot`` fixture."""
     from perflab.measure.memory_snapshot import record_memory
     from perflab.plugin.session.folder import file_name_for, own_folder
     from perflab.reachable import in_hands_of

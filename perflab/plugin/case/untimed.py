@@ -1,7 +1,7 @@
-"""Perf cases in a run that measures nothing: each runs once, as a plain test.
+"""Runs each perf case once, as a plain test, in a run that measures nothing.
 
-Replaces what the tiers have for them: reads no baseline, judges nothing, and lets cases run in parallel under
-pytest-xdist. A case that is wrong by itself (NaN, nothing measured, perf called twice) fails all the same.
+This module replaces the tiers' own hooks. It reads no baseline, judges nothing, and lets cases run in parallel under
+pytest-xdist. A case with an error of its own (NaN, nothing measured, perf called twice) fails also in such a run.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 @dataclass
 class Once:
-    """Calls a case's callable once."""
+    """The ``Way`` of a run that measures nothing: calls a case's callable once."""
 
     state: CaseState
     device: torch.device
 
     def of(self, workload: Workload) -> Any:
-        """Run it, and return what it returned.
+        """Run the workload once, and return its result.
 
         Raises:
-            UsageError: it returned NaN.
+            UsageError: the result holds NaN.
         """
         self.state.done = True
         result = self._run(workload)
@@ -54,18 +54,18 @@ class Once:
         return result
 
     def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
-        """Run the base once; there is nothing to compare."""
+        """Run the base once, without a comparison."""
         with calling(base):
             refuse_unfinished(self.state, self._run(base))
 
     def _run(self, workload: Workload) -> Any:
         with current_device(self.device), kernels_have_a_gpu(self.state.case):
             result = workload.run()
-            synchronize(self.device)  # an error of a kernel is this test's
+            synchronize(self.device)  # so that a kernel's error appears in this test
         return result
 
     def requires(self, claim: Claim) -> Way:
-        """Skip the case if there is no room, or if set-up and one call take longer than a case is given."""
+        """Skip the case if its memory is not free, or if set-up and one call take longer than the case's budget."""
         call_s = self.state.seconds_of_a_call(claim, self.device)
         needs = Needs(
             memory_bytes=claim.memory_bytes,
@@ -93,7 +93,7 @@ class UntimedCases:
         self._case_settings: dict[str, Settings] = {}
 
     def check(self, items: Sequence[pytest.Item]) -> None:
-        """Find what would fail late: bad markers, no device.
+        """Detect errors that would otherwise appear late: bad markers, no device.
 
         Raises:
             PerflabError: the first problem found.
@@ -104,14 +104,14 @@ class UntimedCases:
             resolve_device(self._settings.device)
 
     def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
-        """The ``perf`` fixture's value for a test."""
+        """Return the value of the ``perf`` fixture for a test."""
         state = item.stash[STATE]
         device = state.device = device_of(item, device)
         return Perf(state, device, Once(state, device))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Give a case its state; skip one with a tier's own fixture, which would take its time."""
+        """Create the case's state; skip a case with a tier's own fixture, which would take long."""
         if case_id(item) not in self._case_settings:
             return
         if (own := tier_asked_by(item)) is not None:
@@ -121,7 +121,7 @@ class UntimedCases:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Run the test's body. As in a run that measures, what does not fit the device's memory is skipped."""
+        """Run the test's body. A case that exceeds the device's memory is skipped, as in a run that measures."""
         state = item.stash.get(STATE, None)
         if state is None:
             return (yield)
@@ -140,14 +140,14 @@ class UntimedCases:
                 )
             return outcome
         if state.device is not None:
-            release_memory(state.device)  # the error, and the frames it held, are gone by now
+            release_memory(state.device)  # the error no longer exists, nor do the frames that it referred to
         pytest.skip("out of memory")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Say on the case's report that nothing was timed: pytest-xdist carries it to where reports are counted."""
+        """Mark the case's report as untimed; pytest-xdist transfers the mark to the process that counts the reports."""
         report = yield
         state = item.stash.get(STATE, None)
         if report.when == "call" and state is not None and state.done:

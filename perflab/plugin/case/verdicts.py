@@ -16,16 +16,16 @@ from perflab.units import format_bytes
 
 
 def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
-    """Whether a verdict fails the test. What is being accepted does not.
+    """Whether a verdict fails the test. A verdict that the run accepts by saving does not.
 
-    ``--perf-check=strict`` wants all of a case judged: its time, and each of its exact quantities. ``exact`` wants a
-    baseline, and leaves it to the machine which of its quantities can be compared.
+    ``--perf-check=strict`` requires that everything of a case is judged: its time, and each of its exact quantities.
+    ``exact`` requires a baseline, whichever of its quantities can be compared on this machine.
     """
     verdict = judgement.verdict
     if settings.check == "off":
         return False
     if verdict is Verdict.FAILED:
-        return True  # by what it may not do at all, which nothing accepts
+        return True  # the case broke a rule that no baseline and no saving accepts
     if settings.update:
         return False
     if verdict is Verdict.REGRESSED or (verdict is Verdict.IMPROVED and settings.policy.fail_improved):
@@ -43,13 +43,13 @@ def fails(judgement: Judgement, settings: Settings, *, saving: bool) -> bool:
 def unless_beyond(
     judgement: Judgement, settings: Settings, peak_bytes: int | None, beyond: Sequence[str] = ()
 ) -> Judgement:
-    """The judgement, or that the case failed by what no baseline allows.
+    """Return the judgement, changed to failed if the case broke a limit that no baseline allows.
 
     Args:
-        judgement: what its baseline says of it.
-        settings: the case's own.
-        peak_bytes: its peak, exact or not, beside the limit that it was given; None: there is none.
-        beyond: what else it may not do, as sentences.
+        judgement: the judgement by the case's baseline.
+        settings: the case's own settings.
+        peak_bytes: the case's peak, exact or not, which is compared with its memory limit; None: there is no peak.
+        beyond: other broken limits, as sentences.
     """
     limit = settings.memory_limit_bytes
     said = list(beyond)
@@ -63,14 +63,14 @@ def unless_beyond(
 
 
 def unless_unchecked(judgement: Judgement, settings: Settings) -> Judgement:
-    """The judgement as ``--perf-check=off`` has it: no verdict, unless there was nothing to compare with."""
+    """Return the judgement, without a verdict under ``--perf-check=off`` unless there was nothing to compare with."""
     if settings.check != "off" or judgement.verdict in (Verdict.OOM, Verdict.NEW, Verdict.INCOMPARABLE):
         return judgement
     return changed(judgement, verdict=Verdict.UNCHECKED, suspect=False)
 
 
 def compared_with(judgement: Judgement, case: str | None) -> Judgement:
-    """The judgement with the old name of the case, if that is what it was compared with."""
+    """Return the judgement with the old name of the case, if the case was compared under an old name."""
     if case is None:
         return judgement
     return changed(judgement, moved_from=case, reasons=[f"compared with {case}, moved", *judgement.reasons])
@@ -85,15 +85,15 @@ def failure_of(
     moves_anchor: bool = False,
     broken: bool = False,
 ) -> str | None:
-    """What the test of a case fails with, in the words of its tier; None if it passes.
+    """Return the failure text of a case's test, as its tier explains it; None if the test passes.
 
     Args:
         config: the session's configuration.
-        result: the case.
-        settings: its own.
-        saves: the verdict that accepting it is about, if not its own.
-        moves_anchor: accepting it has to move its anchor.
-        broken: whether it cannot run at all, which no option lets pass, and nothing accepts.
+        result: the case's result.
+        settings: the case's own settings.
+        saves: the verdict that accepting the case would settle, if it is not the result's own.
+        moves_anchor: whether accepting the case has to move its anchor.
+        broken: whether the case cannot run at all, so that no option lets it pass or accepts it.
     """
     saving = settings.update or settings.update_new
     if not broken and not fails(result.judgement, settings, saving=saving):
@@ -107,9 +107,9 @@ def failure_of(
 def unmeasured(
     case: str, problem: str | None, report: pytest.TestReport, short_of: Sequence[Shortage] = ()
 ) -> Result | None:
-    """What a report says of a case that was not judged; None while it says nothing final.
+    """Return the result of a case that was not judged, from a test report; None if the report is not final.
 
-    ``short_of``: what it had too little of, if it was skipped for that.
+    ``short_of`` holds the resources that were insufficient, if the case was skipped for that.
     """
     if hasattr(report, "wasxfail"):
         expected = Judgement(verdict=Verdict.SKIPPED, reasons=[f"expected to fail: {report.wasxfail}".rstrip(": ")])

@@ -1,1 +1,1 @@
-"""What a run was asked for, read once: settings, marks, the command line."""
+"""Reads the configuration of a run once: settings, marks, the command line."""

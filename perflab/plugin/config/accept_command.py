@@ -1,4 +1,4 @@
-"""Rebuilds the session's command: for one case with a flag that accepts it, or with more time."""
+"""Rebuilds the session's command: for one case, with a flag that accepts the case, or without time limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from perflab.units import parse_seconds
 
 _OUTPUT = ("-r", "--tb", "--capture", "--show-capture", "--color", "--durations", "--durations-min", "--verbosity")
 _OUTPUT_FLAGS = ("-q", "--quiet", "-v", "--verbose", "-s", "-l", "--showlocals", "--no-header", "--no-summary")
-"""What is printed of a run, and how."""
+"""Flags that choose the output of a run; ``_OUTPUT`` holds the options with a value."""
 _OF_THIS_RUN = (
     *("--perf-total-budget", "--perf-json", "--perf-check", "--perf-reason", "--perf-settle"),
     *("--perf-columns", "--perf-sort", "--perf-side-by-side", "--perf-prune-case"),
     *("-k", "-n", "--numprocesses", "--dist", "--maxprocesses", "--maxfail", "--basetemp", "--junit-xml", "--junitxml"),
     *_OUTPUT,
 )
-"""What chose other tests, limits or spreads them, and shows or writes results: none of it is about what is saved."""
+"""Options with a value that select, limit or distribute tests, or that show or write results. They do not affect what
+is saved."""
 _FLAGS_OF_THIS_RUN = (
     *("--perf-update", "--perf-update-new", "--perf-prune", "--perf-snapshots", "--perf-fail-improved"),
     *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
@@ -34,10 +35,11 @@ _OF_THE_LAST_RUN = ("--lf", "--last-failed", "--sw", "--stepwise")
 
 
 def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, moves_anchor: bool = False) -> str:
-    """Words that a shell takes: without what chose other tests, and with the case named from where the user is.
+    """Return the shell command that accepts a case: the session's command without options that select other tests.
 
-    ``moves_anchor``: what is accepted is worse by what its stored numbers do not show, and an anchor that does not
-    move would report it again. It moves for a reason, and not by saving alone.
+    The command names the case relative to the user's directory. ``moves_anchor`` is for a case that is worse than its
+    anchor though its stored numbers do not show that: unless the anchor moves, the case would be reported again. An
+    anchor moves only if a reason is given, so the command then has a reason to fill in.
     """
     words = without_positionals(config, [os.fspath(argument) for argument in config.invocation_params.args])
     options = (*_OF_THIS_RUN, "--perf-budget") if _is_short(config) else _OF_THIS_RUN
@@ -50,15 +52,15 @@ def accept_command(config: pytest.Config, case: str, verdict: Verdict, *, moves_
 
 
 def command_without_limits(config: pytest.Config) -> str:
-    """Words that a shell takes: the session's command, without limits of its time, output and looks at the last run."""
+    """Return the session's command for a shell, without time limits, output options and choices by the last run."""
     words = [os.fspath(argument) for argument in config.invocation_params.args]
     return shlex.join(["pytest", *without(words, (*_LIMITS, *_OUTPUT), (*_OF_THE_LAST_RUN, *_OUTPUT_FLAGS))])
 
 
 def _is_short(config: pytest.Config) -> bool:
-    """Whether the command gives a case less time than its project does: for a look, and too little for a baseline.
+    """Whether the command gives a case less time than the project's setting: enough for a look, but not for a baseline.
 
-    More time stays: there are cases that are skipped without it.
+    A longer time is kept in the command, since some cases are skipped without it.
     """
     given, own = config.getoption("perf_budget", None), config.getini("perf_budget")
     usual = own or next(option.default for option in OPTIONS if option.dest == "perf_budget")

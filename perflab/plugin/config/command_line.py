@@ -7,20 +7,23 @@ from collections.abc import Collection, Iterator, Sequence
 import pytest
 
 _SHORT_WITH_VALUE = frozenset("kmpcoWrn")
-"""Letters of pytest's options, and of pytest-xdist's, that take a value: what follows is no further letter."""
+"""Letters of short options of pytest and pytest-xdist that take a value: the following characters are the value."""
 
 
 def without_positionals(config: pytest.Config, words: Sequence[str]) -> list[str]:
-    """The command's words without the paths and node ids among them."""
+    """Return the command's words without paths and node ids."""
     kept = list(words)
-    for positional in reversed(config.option.file_or_dir):  # from the end: an option's value may read the same
+    for positional in reversed(config.option.file_or_dir):  # from the end: an option's value may be the same word
         if positional in kept:
             del kept[len(kept) - 1 - kept[::-1].index(positional)]
     return kept
 
 
 def without(words: Sequence[str], options: Collection[str] = (), flags: Collection[str] = ()) -> list[str]:
-    """The words without some ``options``, with their values, and ``flags``, letters among others (``-xvs``) too."""
+    """Return the words without these ``options`` and their values, and without these ``flags``.
+
+    Flags are removed also from words that combine several letters, such as ``-xvs``.
+    """
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -40,7 +43,7 @@ def without(words: Sequence[str], options: Collection[str] = (), flags: Collecti
 
 
 def _letters(letters: str, rest: Iterator[str], options: Collection[str], flags: Collection[str]) -> list[str]:
-    """One word of short options, without some of them."""
+    """Return a word of combined short options without the given options and flags; empty if no letter is left."""
     kept = "-"
     for place, letter in enumerate(letters):
         if letter in _SHORT_WITH_VALUE:
@@ -56,6 +59,6 @@ def _letters(letters: str, rest: Iterator[str], options: Collection[str], flags:
 
 
 def _skip_value(rest: Iterator[str], given_with_it: str) -> None:
-    """Pass over an option's value where that is a word of its own."""
+    """Skip an option's value if the value is a separate word."""
     if not given_with_it:
         next(rest, None)

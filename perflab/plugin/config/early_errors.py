@@ -13,10 +13,12 @@ from perflab.plugin.stash import is_worker
 
 @contextlib.contextmanager
 def refusing(config: pytest.Config) -> Iterator[None]:
-    """Have an error of the block end the session. A worker of pytest-xdist would take its other tests with it.
+    """End the session with an error of the block.
+
+    In a worker of pytest-xdist each test fails with the error instead, since ending a worker would lose other tests.
 
     Raises:
-        pytest.UsageError: the error's text; in a worker each test says it instead.
+        pytest.UsageError: the error's text; never in a worker.
     """
     try:
         yield
@@ -27,12 +29,12 @@ def refusing(config: pytest.Config) -> Iterator[None]:
 
 
 class _Refusal:
-    """Fails the tests of this process before they are set up."""
+    """A plugin that fails every test of this process before its set-up."""
 
     def __init__(self, error: PerflabError) -> None:
         self._error = error
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        """Raise the error."""
+        """Raise the error that refused the session."""
         raise self._error

@@ -1,4 +1,4 @@
-"""Tells perf cases from other tests, and cases that ask for a tier's own fixture from those that any run may time."""
+"""Distinguishes perf cases from other tests, and cases that use a tier's own fixture from cases that a run times."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def is_perf_case(item: pytest.Item) -> bool:
 
 
 def tier_asked_by(item: pytest.Item) -> str | None:
-    """The tier whose own fixture a test asks for: it is no case that a run times.
+    """Return the tier whose own fixture a test uses, so that the test is not timed; None if it uses no such fixture.
 
     Raises:
-        SettingError: it asks for a measurement too.
+        SettingError: the test also uses the ``perf`` fixture.
     """
     fixtures = getattr(item, "fixturenames", ())
     own = next((name for name in TIER_OF if name in fixtures), None)
@@ -31,6 +31,6 @@ def tier_asked_by(item: pytest.Item) -> str | None:
 
 
 def measures_elsewhere(item: pytest.Item) -> bool:
-    """Whether a marked test leaves the measuring to pytest-benchmark: by its fixtures, or adopted in vain."""
+    """Whether a marked test is measured by pytest-benchmark: by its fixtures, or because it could not be adopted."""
     names = getattr(item, "fixturenames", ())
     return ("perf" not in names and "benchmark" in names) or item.stash.get(RUNS_AS_BEFORE, False)

@@ -1,4 +1,4 @@
-"""Reads ``@pytest.mark.perf``: what it sets for one case, in place of the run's options."""
+"""Reads ``@pytest.mark.perf``, whose arguments replace the run's options for one case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
 
 
 def _from_marker(parse: Callable[[str], float | None]) -> Callable[[Any], float | None]:
-    """Accept both ``"5%"`` and ``0.05``."""
+    """Return a reader of marker arguments that accepts texts and numbers: both ``"5%"`` and ``0.05``."""
 
     def read(value: Any) -> float | None:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -37,7 +37,7 @@ def _marker_choice(*choices: str) -> Callable[[Any], str]:
 
 
 def _marker_value(is_right: Callable[[Any], bool], said: str) -> Callable[[Any], Any]:
-    """Accept what is right as it is; of anything else an error says what it is not."""
+    """Return a reader that accepts a value if ``is_right``, unchanged, and else raises an error with ``said``."""
 
     def read(value: Any) -> Any:
         if not is_right(value):
@@ -97,14 +97,14 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "predict": ("is_predictable", _marker_bool),
     "profile": ("profile", _marker_bool),
 }
-"""Of each of ``MARKER_ARGUMENTS``: the setting, and how it is read."""
+"""The setting and the parser of each of ``MARKER_ARGUMENTS``."""
 
 
 def for_case(settings: Settings, item: pytest.Item) -> Settings:
-    """The settings of one case: markers override, the closest first.
+    """Return the settings of one case: its markers override the run's settings, the closest marker first.
 
     Raises:
-        SettingError: an unknown or unusable marker argument, named together with the test.
+        SettingError: a marker argument is unknown or unusable; the error names it and the test.
     """
     changes: dict[str, Any] = {}
     for mark in item.iter_markers("perf"):

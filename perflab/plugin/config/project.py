@@ -17,16 +17,16 @@ from perflab.plugin.stash import settings_of
 
 @dataclass(frozen=True)
 class Project:
-    """What pytest would work with here."""
+    """The configuration that pytest would use in the current directory."""
 
     settings: Settings
     root: Path
     import_path: list[str]
-    """``sys.path`` as the ini key ``pythonpath`` has it."""
+    """``sys.path`` after pytest has applied the ini key ``pythonpath``."""
 
 
 class _Reader:
-    """A plugin that takes what it came for, and ends pytest before it collects anything."""
+    """A plugin that reads the project's configuration, and ends pytest before it collects anything."""
 
     found: Project | None = None
 
@@ -38,13 +38,13 @@ class _Reader:
 
 
 def read_project() -> Project:
-    """The settings of the project that the current directory belongs to, wherever its configuration stands.
+    """Return the settings of the project to which the current directory belongs, wherever its configuration file is.
 
-    Without its conftest files, which need not be importable to know this, and without ``addopts``, which may hold
-    options that they declare.
+    The project's conftest files are not loaded, since they need not be importable for this. ``addopts`` is ignored,
+    since it may hold options that conftest files declare.
 
     Raises:
-        SettingError: pytest cannot read the configuration; what it said is in the error.
+        SettingError: pytest cannot read the configuration; pytest's message is in the error.
     """
     reader, said = _Reader(), io.StringIO()
     command = ["-p", "perflab.plugin", "-p", "no:cacheprovider", "--noconftest", "-o", "addopts="]

@@ -1,7 +1,7 @@
 """Decides after collection whether a run measures its perf cases, runs each once, or skips them.
 
-Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. Nothing of
-the measuring rooms is loaded here.
+Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. This module
+loads no code that measures.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from perflab.plugin.options import OPTIONS
 
 
 class RunMode(StrEnum):
-    """What becomes of a run's perf cases."""
+    """The treatment of a run's perf cases."""
 
     MEASURE = "measure"
     ONCE = "once"
-    """Each runs once, untimed."""
+    """Run each perf case once, untimed."""
     SKIP = "skip"
 
 
 RAN = "ran"
-"""What became of a case that was not measured; of one with a tier's own fixture ``not`` and the tier's name."""
+"""The status of a case that ran without being measured. A case with a tier's own fixture has ``not`` and the tier's
+name instead."""
 
 _MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict", "perf_dry_run")
-"""Flags that make no sense where nothing is measured, or predicted."""
+"""Options that require that cases are measured or predicted."""
 _NOT_MEASURING = {"perf_skip": RunMode.SKIP, "perf_disable": RunMode.ONCE}
 
 
 def refuse_contradictions(config: pytest.Config) -> None:
-    """Find options that ask for opposite things, before anything is collected.
+    """Refuse options that contradict each other, before anything is collected.
 
     Raises:
         SettingError: two such options on the command line, or two such ini keys.
@@ -49,7 +50,9 @@ def refuse_contradictions(config: pytest.Config) -> None:
 
 
 def mode_of(config: pytest.Config, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]) -> RunMode:
-    """What becomes of the ``cases`` among the selected ``items``: unasked, and mixed with others, they run once.
+    """Return the treatment of the ``cases`` among the selected ``items``.
+
+    Without an explicit request, cases are measured if only cases are selected, and run once if other tests are too.
 
     Raises:
         SettingError: an ini key that is neither true nor false.
@@ -58,7 +61,9 @@ def mode_of(config: pytest.Config, items: Sequence[pytest.Item], cases: Sequence
 
 
 def mode_asked_for(config: pytest.Config) -> RunMode | None:
-    """What options, then ini keys, then ``-m perf`` make of perf cases; None: it depends on what is selected.
+    """Return the treatment of perf cases that options, then ini keys, then ``-m perf`` request.
+
+    None if there is no request, so that the treatment depends on the selected tests.
 
     Raises:
         SettingError: an ini key that is neither true nor false.
@@ -79,11 +84,11 @@ def mode_asked_for(config: pytest.Config) -> RunMode | None:
 
 
 def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
-    """Where perf cases were asked for by name and others chose them all away, nothing would be measured.
+    """Refuse a run that explicitly asks for perf cases but deselects all of them, since nothing would be measured.
 
     Args:
         config: the session's configuration.
-        found: perf cases, before any were deselected.
+        found: the number of perf cases before any were deselected.
 
     Raises:
         UsageError: ``--perf`` or ``--perf-only`` is given, cases were found, and none of them is selected.
@@ -99,7 +104,7 @@ def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
 def skip_the_unwanted(
     config: pytest.Config, mode: RunMode, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]
 ) -> None:
-    """Mark what ``--perf-skip`` or ``--perf-only`` leaves out; pytest's own summary shows why it was skipped."""
+    """Mark the tests that ``--perf-skip`` or ``--perf-only`` leaves out as skipped; pytest's summary shows why."""
     if mode is RunMode.SKIP:
         unwanted, reason = list(cases), "a perf case (--perf-skip)"
     elif mode is RunMode.MEASURE and only_cases(config):
@@ -112,14 +117,14 @@ def skip_the_unwanted(
 
 
 def only_cases(config: pytest.Config) -> bool:
-    """Whether other tests are to be skipped."""
+    """Whether tests that are not perf cases are to be skipped."""
     return _is_given(config, "perf_only") or _is_set(config, "perf_only")
 
 
 def untimed_line(config: pytest.Config, untimed: Mapping[str, str]) -> str:
-    """``perf: 3 cases ran once, untimed (measure them: pytest -m perf)``.
+    """Return the line about unmeasured cases: ``perf: 3 cases ran once, untimed (measure them: pytest -m perf)``.
 
-    ``untimed``: what became of each case that was not measured, in any process.
+    ``untimed`` holds the status of each case that was not measured, in any process.
     """
     from perflab.tiers import tier
 
@@ -141,7 +146,7 @@ def _how_to_measure(config: pytest.Config) -> str:
 
 
 def _is_given(config: pytest.Config, dest: str) -> bool:
-    """Whether an option is on the command line, or in ``addopts``, which pytest puts there."""
+    """Whether an option is on the command line, or in ``addopts``, which pytest adds to the command line."""
     return config.getoption(dest, default=None) is not None
 
 
@@ -159,7 +164,7 @@ def _is_set(config: pytest.Config, dest: str) -> bool:
 
 
 def _names_perf(expression: str) -> bool:
-    """Whether an ``-m`` expression chooses by the marker ``perf``: ``perf and not slow``, but not ``not perf``."""
+    """Whether an ``-m`` expression selects the marker ``perf``: ``perf and not slow`` does, ``not perf`` does not."""
     words = re.findall(r"\w+", expression)
     return any(word == "perf" and before != "not" for before, word in zip(["", *words], words, strict=False))
 

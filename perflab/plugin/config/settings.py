@@ -1,4 +1,4 @@
-"""Reads the settings of a run once: command line before ini file before default."""
+"""Reads the settings of a run once: the command line precedes environment variables, the ini file and the default."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from perflab.units import format_ns, parse_bytes, parse_duration_ns, parse_fract
 Part = TypeVar("Part")
 _Value = TypeVar("_Value")
 EVIDENCE_SHARE = 0.1
-"""Of a case's budget: what each of the profiles may take that explain a failure."""
+"""The fraction of a case's budget that each of the profiles which explain a failure may take."""
 PROFILE_SHARE = 0.3
-"""Of a case's budget, on top of it: what its profile may take."""
+"""The fraction of a case's budget that the case's profile may take, in addition to the budget."""
 _MACHINE = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,38}[a-z0-9])?")
-"""It is part of a folder's name."""
+"""The pattern of a name of machines, which becomes part of a folder's name."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run was asked for. Fractions are shares of one."""
+    """The settings of one run, or of one case. Fractions are numbers such as 0.05 for 5 %."""
 
     update: bool
     update_new: bool
     reason: str | None
     noisy: str
-    """What becomes of times that are to be saved, and are too noisy."""
+    """The action for times that are to be saved but are too noisy."""
     prune: bool
     prune_case: str
-    """A case, or a test, whose baselines are deleted too if it was not collected; empty: none."""
+    """A case, or a test, whose baselines are deleted also if it was not collected; empty: none."""
     baselines: Path
     machine: str | None
     """The pool of machines whose times are compared with each other; None: this machine alone."""
     threshold: float
     memory_threshold: float
     memory_limit_bytes: int | None
-    """The peak that a case may have, whatever its baseline; None: any."""
+    """The highest allowed peak of a case in bytes, whatever its baseline; None: no limit."""
     leak_calls: int
-    """Calls that tell whether memory piles up; 0: nobody asks."""
+    """The number of calls over which growing memory is looked for; 0: it is not looked for."""
     floor_ns: float
     check: str
     fail_improved: bool
@@ -77,46 +77,46 @@ class Settings:
     predict: bool
     """Whether cases are predicted instead of measured."""
     dry_run: bool
-    """Whether what is predicted runs on CUDA with nothing computed, instead of on fake tensors."""
+    """Whether predictions run on a CUDA stand-in that computes nothing, instead of on fake tensors."""
     parts: tuple[object, ...]
-    """What tiers were asked for besides, one of a type."""
+    """The further settings of the tiers, one object of each type."""
     timeout_s: float | None = None
-    """How long a case may go without a sign of life; None: as long as its kind may take."""
+    """The seconds that a case may go without a sign of life; None: a limit derived from its budget and its claims."""
     against: str | None = None
     """The other side of a paired comparison: a commit, branch, tag or directory."""
     against_threshold: float = 0.02
     view: View = DEFAULT_VIEW
-    """How the table of measured cases is shown."""
+    """The columns and the order of the table of measured cases."""
     side_by_side: str | None = None
-    """The parameter whose levels are shown against each other."""
+    """The parameter whose levels are shown side by side."""
     budget_by: str = "--perf-budget"
-    """What sets ``budget_s``, as it is shown."""
+    """The source of ``budget_s``, as shown to the user: the option, or the mark."""
     study: str | None = None
-    """Title of the case's study. Only the marker sets it, and the next two."""
+    """The title of the case's study. Only the marker sets ``study``, ``columns`` and ``versus``."""
     columns: tuple[str, ...] = ()
-    """What the study's table shows of the case; empty: what there is."""
+    """The columns that the study's table shows; empty: every column that has values."""
     versus: str | None = None
-    """``parameter=level`` that the case is held against there."""
+    """The ``parameter=level`` with which the study's table compares the case."""
     graph_by_mark: bool = False
-    """Whether the case's mark alone asks for a CUDA graph, and not the run."""
+    """Whether the case's mark asks for a CUDA graph although the run does not."""
     warmup: int | None = None
-    """Fixed number of warm-up calls; None: until readings agree. Only the marker sets it."""
+    """A fixed number of warm-up calls; None: the warm-up lasts until readings agree. Only the marker sets it."""
     last: bool = False
-    """Whether the case comes after the others where the run's time is limited. Only the marker sets it."""
+    """Whether the case is measured after the others if the run's time is limited. Only the marker sets it."""
     allow_nan: bool = False
     """Whether a result may hold NaN. Only the marker sets it."""
     is_predictable: bool = True
     """Whether the case may be predicted. Only the marker sets it."""
     fresh_process: bool = False
-    """Whether the case is measured in a process of its own. Only the marker sets it."""
+    """Whether the case is measured in its own fresh process. Only the marker sets it."""
 
     def part(self, kind: type[Part]) -> Part:
-        """A tier's own settings."""
+        """Return a tier's own settings, by their type."""
         return next(one for one in self.parts if isinstance(one, kind))
 
     @property
     def policy(self) -> Policy:
-        """What counts as worse."""
+        """The criteria by which a case is worse than its baseline."""
         return Policy(
             threshold=self.threshold,
             memory_threshold=self.memory_threshold,
@@ -127,45 +127,45 @@ class Settings:
 
     @property
     def plan(self) -> Plan:
-        """How long to measure."""
+        """The plan of how long to measure."""
         return self.plan_within(None)
 
     def plan_within(self, share_s: float | None) -> Plan:
-        """How long to measure where no more than a share of the run's time is left; None: there is no limit."""
+        """Return the plan for measuring within a share of the run's time, in seconds; None: the share is unlimited."""
         budget_s = self.budget_s if share_s is None else min(self.budget_s, share_s)
         return Plan(budget_ns=budget_s * 1e9, warmup=self.warmup, least_samples_ns=OVERRUN * self.budget_s * 1e9)
 
     def patience_s(self, set_up_s: float = 0.0, call_s: float = 0.0) -> float:
-        """How long the case may go without a sign of life, where it says that it takes so long."""
+        """Return the seconds that the case may go without a sign of life, given its claimed set-up and call times."""
         return patience_s(self.budget_s, set_up_s, call_s) if self.timeout_s is None else self.timeout_s
 
     @property
     def profile_ns(self) -> float | None:
-        """Time for a case's profile; None: none is taken."""
+        """The time in nanoseconds for a case's profile; None: no profile is taken."""
         return PROFILE_SHARE * self.budget_s * 1e9 if self.profile else None
 
     @property
     def stored_profile_ns(self) -> float:
-        """The most that the profile may take that a baseline keeps."""
+        """The time limit in nanoseconds of the profile that a baseline keeps."""
         return PROFILE_SHARE * self.budget_s * 1e9
 
     @property
     def evidence_ns(self) -> float:
-        """Time for each of the profiles that explain a failure."""
+        """The time in nanoseconds for each of the profiles that explain a failure."""
         return EVIDENCE_SHARE * self.budget_s * 1e9
 
     @property
     def mode(self) -> Mode:
-        """How calls are timed."""
+        """The timing mode of calls: the state of the cache, and whether a CUDA graph is replayed."""
         return Mode(cache=self.cache, cuda_graph=self.cuda_graph)
 
     @property
     def time_is_over(self) -> str:
-        """Why a case is skipped that has nothing left of the total budget."""
+        """The reason for skipping a case when nothing is left of the total budget."""
         return f"the run's {self._total} are over (--perf-total-budget)"
 
     def over_before(self, what: str) -> str:
-        """Why something was not done that the total budget left no time for."""
+        """Return the reason why the total budget ended before something was done."""
         return f"the run's {self._total} were over before {what} (--perf-total-budget)"
 
     @property
@@ -173,7 +173,7 @@ class Settings:
         return format_ns((self.total_budget_s or 0.0) * 1e9)
 
     def told_in(self, result: Result) -> Result:
-        """The result with how the case is timed, where it is, and what its study's table is to know."""
+        """Return the result with the case's timing mode, if the case is timed, and with the settings of its study."""
         return changed(
             result,
             study=self.study,
@@ -185,7 +185,7 @@ class Settings:
 
 
 def _raw(config: pytest.Config, option: Option) -> tuple[str, str]:
-    """The value as text, and where it came from."""
+    """Return an option's value as text, and the source of the value."""
     given = config.getoption(option.dest, default=None)
     if given is not None:
         return (str(given), option.name)
@@ -198,27 +198,27 @@ def _raw(config: pytest.Config, option: Option) -> tuple[str, str]:
 
 
 class Given:
-    """What a run was given: each option as text, and where that came from."""
+    """The options of a run: each value as text, with its source."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._raw = {option.dest: _raw(config, option) for option in OPTIONS}
 
     def text(self, dest: str) -> str:
-        """As it was given."""
+        """Return an option's value as the text that was given."""
         return self._raw[dest][0]
 
     def origin(self, dest: str) -> str:
-        """The option, ini key or variable that it came from."""
+        """Return the option, ini key or environment variable from which a value came."""
         return self._raw[dest][1]
 
     def value(
         self, dest: str, parse: Callable[[str], _Value], remedy: str = "see `pytest --help`, under perflab"
     ) -> _Value:
-        """As ``parse`` reads it.
+        """Return an option's value as parsed by ``parse``.
 
         Raises:
-            SettingError: it cannot, naming the option or ini key that holds it.
+            SettingError: the value cannot be parsed; the error names the option or ini key that holds it.
         """
         text, origin = self._raw[dest]
         try:
@@ -227,13 +227,17 @@ class Given:
             raise SettingError(f"{origin}: {error}", remedy) from error
 
     def path(self, dest: str) -> Path:
-        """A path: one of an ini file is relative to that, one of the command line to where it was given."""
+        """Return an option's value as a path.
+
+        A path from an ini file is relative to the root directory, a path from the command line to the directory in
+        which the command was given.
+        """
         text, origin = self._raw[dest]
         of_ini = origin.startswith("ini") or not self._config.getoption(dest, None)
         return (self._config.rootpath if of_ini else self._config.invocation_params.dir) / text
 
     def choice(self, dest: str) -> Any:
-        """One of the option's choices."""
+        """Return an option's value, which must be one of the option's choices."""
         known = next(option.choices for option in OPTIONS if option.dest == dest)
         return self.value(dest, lambda text: parse_choice(text, known))
 
@@ -326,10 +330,10 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 def parse_flag(text: str) -> bool:
-    """Read ``true`` or ``false``, or one of their usual other names.
+    """Parse ``true`` or ``false``, or one of their usual synonyms.
 
     Raises:
-        ValueError: the text is none.
+        ValueError: the text is neither.
     """
     lowered = text.strip().lower()
     if lowered in ("true", "1", "yes", "on"):
@@ -341,7 +345,7 @@ def parse_flag(text: str) -> bool:
 
 def _parse_reason(text: str) -> str | None:
     reason = text.strip()
-    if reason in ("\u2026", "..."):  # as the command shown for accepting has it
+    if reason in ("\u2026", "..."):  # the placeholder in the command that is shown for accepting
         raise ValueError(f"{text!r} is a placeholder; write why the change is intended")
     return reason or None
 
@@ -354,10 +358,10 @@ def _parse_machine(text: str) -> str | None:
 
 
 def parse_timeout(text: str) -> float | None:
-    """Read a time, ``auto`` (None) or ``off`` (infinite).
+    """Parse a time in seconds, ``auto`` (None) or ``off`` (infinite).
 
     Raises:
-        ValueError: the text is none of them.
+        ValueError: the text is not one of these.
     """
     if text.strip() in ("auto", "off"):
         return None if text.strip() == "auto" else float("inf")
@@ -365,19 +369,19 @@ def parse_timeout(text: str) -> float | None:
 
 
 def parse_memory_limit(text: str) -> int | None:
-    """Read a size; an empty text, or ``off``, is none.
+    """Parse a size in bytes; return None for an empty text or ``off``.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is not a size, empty or ``off``.
     """
     return parse_bytes(text) if text.strip() not in ("", "off") else None
 
 
 def parse_leak_calls(text: str) -> int:
-    """Read a number of calls: 0, or enough of them for growth in each to mean something.
+    """Parse a number of calls: 0, or at least 3, the fewest in which growth from call to call is significant.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is not such a number.
     """
     if not text.strip().isdecimal() or int(text) in (1, 2):
         raise ValueError(f"{text!r} is not a number of calls: 0, or 3 and more")
@@ -385,10 +389,10 @@ def parse_leak_calls(text: str) -> int:
 
 
 def parse_choice(text: str, choices: tuple[str, ...]) -> str:
-    """Take the text if it is one of the choices.
+    """Return the text if it is one of the choices.
 
     Raises:
-        ValueError: it is none of them, with what they are.
+        ValueError: the text is not one of the choices; the message lists them.
     """
     if text not in choices:
         raise ValueError(f"{text!r} is not one of {', '.join(choices)}")

@@ -1,1 +1,1 @@
-"""What happens around all cases: start, order, collected results, files left behind."""
+"""The code around all cases of a session: start, order, collected results, files that are left behind."""

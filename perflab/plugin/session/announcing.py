@@ -1,4 +1,4 @@
-"""Announces before the first test what becomes of the perf cases, by tier."""
+"""Announces before the first test how the perf cases are treated, by tier."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from perflab.units import format_count
 
 
 def announcement(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """What becomes of the perf cases, in a line for each way; none where all of them are simply measured, or not.
+    """Return lines that announce how the perf cases are treated, one line for each treatment.
 
-    Before that, in a quiet run too, a line for PyTorch and Triton in versions that perflab was not checked with.
+    There are no such lines if all cases are simply measured, or if the run does not measure. The first lines, also in a
+    quiet run, warn of versions of PyTorch and Triton that perflab was not checked with.
 
     Raises:
         SettingError: a setting that cannot be used.
@@ -34,10 +35,10 @@ def _ways(config: pytest.Config, items: Sequence[pytest.Item], marked: Sequence[
     settings = settings_of(config)
     own = Counter(name for item in marked if (name := tier_asked_by(item)) is not None)
     others = sum(tier_asked_by(item) is None and not measures_elsewhere(item) for item in marked)
-    if settings.against is not None:  # what has a fixture of its own does not depend on the machine, and is skipped
+    if settings.against is not None:  # cases with a tier's own fixture do not depend on the machine, and are skipped
         return []
     said = []
-    if not settings.predict:  # there that is skipped too
+    if not settings.predict:  # a prediction skips cases with a tier's own fixture too
         said += [f"{format_count(others, 'case')} measured"] if others and own else []
         said += [f"{format_count(count, tier(name).unit)} {name}" for name, count in own.items()]
     lines = [f"perf: {', '.join(said)}"] if said else []

@@ -1,4 +1,4 @@
-"""Adds results to pytest-benchmark's session, so that its JSON, storage and compare have them."""
+"""Adds results to pytest-benchmark's session, so that pytest-benchmark's JSON, storage and compare contain them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perflab.results import Result
 
 
 def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
-    """Add a measured case to pytest-benchmark's session; does nothing without pytest-benchmark."""
+    """Add a measured case to pytest-benchmark's session; do nothing without pytest-benchmark."""
     session = getattr(config, "_benchmarksession", None)
     record = result.record
     if session is None or record is None or record.measurement is None:
@@ -34,13 +34,13 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
         has_error=False,
     )
     options = {"timer": measurement.clock, "warmup": measurement.warmup_calls, "disable_gc": False}
-    # Its statistics are of seconds per call, as its own are.
+    # The statistics are of seconds per call, as pytest-benchmark's own are.
     entry: Any = Metadata(source, iterations=1, options=options)  # type: ignore[no-untyped-call]
     for call_ns in per_call_ns(measurement.samples_ns, measurement.repetitions):
         entry.update(call_ns / 1e9)
     entry.iterations = measurement.repetitions
     earlier = [b for b in session.benchmarks if not (b.fullname == result.identity and b.group == "perflab")]
-    session.benchmarks[:] = [*earlier, entry]  # a test that was run again stands there once
+    session.benchmarks[:] = [*earlier, entry]  # a test that was run again appears once
 
 
 def _extra_info(record: Record, measurement: Measurement, result: Result) -> dict[str, Any]:
@@ -56,7 +56,10 @@ def _extra_info(record: Record, measurement: Measurement, result: Result) -> dic
 
 
 def spare_second_table(config: pytest.Config) -> None:
-    """Leave our results out of pytest-benchmark's table, unless one of its options was given: ours shows them."""
+    """Remove perflab's results from pytest-benchmark's table, since perflab's own table shows them.
+
+    They stay if one of pytest-benchmark's options was given.
+    """
     session = getattr(config, "_benchmarksession", None)
     if session is None or not session.groups:
         return

@@ -1,8 +1,8 @@
 """Orders cases under a total budget: groups take turns.
 
-A group is one test function. A case of each group comes before the second of any, so that a run whose time ends early
-has measured something of everything. Levels that are shown side by side stay together: alone they say little.
-Cases that are marked ``last``, such as some that compile for long, have their rounds when all others had theirs.
+A group is one test function. One case of each group comes before the second case of any group, so that a run whose time
+ends early has measured a part of every group. Levels that are shown side by side stay together, since a single level
+cannot be compared. Cases that are marked ``last``, such as cases with a long compilation, come after all others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from perflab.plugin.noting import NOTES, case_id
 from perflab.plugin.stash import settings_of
 
 Step = tuple[Hashable, Hashable]
-"""The group of a case, and what it has in common with those that are measured together with it."""
+"""The group of a case, and the key that it shares with the cases that are measured together with it."""
 
 
 def in_rounds(steps: Sequence[Step]) -> list[int]:
-    """Places of the cases in the order of measuring: the first step of each group, then the second of each, and so on.
+    """Return the indices of the cases in the order of measuring: the first step of each group, then the second, etc.
 
-    Groups, the steps of a group and the cases of a step stay in the order in which they came.
+    Groups, the steps of a group and the cases of a step keep their order.
     """
     groups: dict[Hashable, dict[Hashable, list[int]]] = {}
     for place, (group, step) in enumerate(steps):
@@ -39,19 +39,19 @@ def in_rounds(steps: Sequence[Step]) -> list[int]:
 def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Reorder the measured cases among the items; other tests keep their places.
 
-    Nothing is reordered where nothing is measured, nor without ``--perf-total-budget``, since fixtures of a module or
-    class are set up again each time that the round comes back to it; nor where nothing is measured one case after
-    another (``--perf-predict``, ``--perf-against``). Kernels are compiled all at once, before the first test that asks:
-    those tests come last.
+    Nothing is reordered in a run that does not measure. Nothing is reordered without ``--perf-total-budget``, since
+    each round sets up the fixtures of a module or class again. Nothing is reordered either if cases are not measured
+    one after another (``--perf-predict``, ``--perf-against``). Kernels are compiled all at once, before the first test
+    that uses one, so these tests come last.
     """
     notes = config.stash.get(NOTES, None)
-    if notes is None:  # a process that measures for another one, in that one's order
+    if notes is None:  # a process that measures for another process, in the order of its job
         return
     places = [place for place, item in enumerate(items) if is_perf_case(item)]
     cases = [items[place] for place in places]
     try:
         settings, mode = settings_of(config), mode_of(config, items, cases)
-    except SettingError:  # said when collecting has ended, and all are known that it concerns
+    except SettingError:  # reported when collecting has ended, and all affected tests are known
         return
     if (
         settings.total_budget_s is None
@@ -71,11 +71,11 @@ def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[place] = item
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if ordered != cases and reporter is not None and config.option.verbose == 0:
-        reporter.showfspath = False  # else each dot would stand on a line of its own, behind its file's name
+        reporter.showfspath = False  # else each dot would be on its own line, after its file's name
 
 
 def _step(item: pytest.Item, settings: Settings) -> Step:
-    """A test's levels of the parameter that is shown side by side are one step; else each case is one."""
+    """Return the step of a case: one step for all levels of the parameter shown side by side, else one a case."""
     group = case_id(item).partition("[")[0]
     parameter = _marked(item, "side_by_side", settings.side_by_side)
     callspec = getattr(item, "callspec", None)
@@ -86,5 +86,5 @@ def _step(item: pytest.Item, settings: Settings) -> Step:
 
 
 def _marked(item: pytest.Item, argument: str, default: object) -> object:
-    """An argument of the closest marker that has it; whether it can be used is checked later, with all others."""
+    """Return an argument of the closest marker that has the argument; it is validated later, with all others."""
     return next((mark.kwargs[argument] for mark in item.iter_markers("perf") if argument in mark.kwargs), default)

@@ -1,4 +1,4 @@
-"""Calls a project's hook ``pytest_perf_findings``; an error in it loses no results."""
+"""Calls a project's hook ``pytest_perf_findings``; an error in the hook loses no results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HOOK = "pytest_perf_findings"
 
 
 def findings_of(config: pytest.Config, results: Sequence[Result], note: Callable[[str], None]) -> dict[str, list[str]]:
-    """The lines of each study; a study of which nobody says anything is left out.
+    """Return the lines of findings by study; studies without findings are left out.
 
     Args:
-        config: where the hook's implementations are registered.
-        results: the run's, in the order in which they were collected.
-        note: told of each study whose findings could not be had, and why.
+        config: the configuration in which the hook's implementations are registered.
+        results: the run's results, in the order of collection.
+        note: called with a message for each study whose hook failed.
     """
     found: dict[str, list[str]] = {}
     for study, cases in by_study(results).items():
@@ -33,7 +33,11 @@ def findings_of(config: pytest.Config, results: Sequence[Result], note: Callable
 
 
 def _lines(said: object) -> list[str]:
-    """What all implementations said, one after another."""
+    """Return the lines of all implementations of the hook, one after another.
+
+    Raises:
+        TypeError: an implementation returned something other than a list of texts, or None.
+    """
     lines: list[str] = []
     for one in said if isinstance(said, list) else [said]:
         if not isinstance(one, list | tuple) or not all(isinstance(line, str) for line in one):

@@ -1,4 +1,4 @@
-"""``.perflab/``: the folder for what a run leaves behind. It explains itself and is ignored by git."""
+"""``.perflab/``: the folder for files that a run leaves behind. It has a README, and git ignores it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from perflab.data import speakable
 from perflab.files import write_whole
 
 _LONGEST_NAME = 120
-"""File systems take 255 bytes, endings included."""
+"""The largest number of characters of a name before its hash and ending: file systems allow 255 bytes in all."""
 OWN_TIMES = ".perflab/times"
-"""Below the root directory: times of this machine that are not committed."""
+"""The folder, relative to the root directory, for times of this machine that are not committed."""
 _README = """\
 Made by perflab. `runs/` holds a journal of each measuring session, one finished case a line, kept so that an
 interrupted run loses nothing; `times/` holds the times of this machine's last runs, which the next run is compared
@@ -27,24 +27,25 @@ _EXPLAINS = {"README.md": _README, ".gitignore": "*\n"}
 
 
 def own_folder(root: Path) -> Path:
-    """The folder below ``root``, made if needed, with the files that explain it and keep it out of commits.
+    """Return the folder ``.perflab`` in ``root``; create it if needed, with its README and ``.gitignore``.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     folder = root / ".perflab"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in _EXPLAINS.items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size == 0:  # whoever wrote it before was killed, or the disk was full
+        if not path.is_file() or path.stat().st_size == 0:  # empty if an earlier writer was killed, or the disk full
             write_whole(path, text.encode("utf-8"))
     return folder
 
 
 def file_name_for(text: str) -> str:
-    """A file name made from any text, a node id for instance; two texts give two names.
+    """Return a file name for any text, such as a node id; different texts give different names.
 
-    ``test_x.py::test_y`` becomes ``test_x.py_test_y``. What is longer, or has other signs in it, ends in a hash.
+    ``test_x.py::test_y`` becomes ``test_x.py_test_y``. The name of a long text, or of one with other characters, ends
+    in a hash.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.") or "_"
     if len(name) <= _LONGEST_NAME and re.fullmatch(r"(?!_)(\w+\.py::)?[\w-]*[^\W_]", text, re.ASCII):

@@ -1,6 +1,6 @@
-"""The journal of a measuring session: ``.perflab/runs/<time>.jsonl``, a case a line, written once it has finished.
+"""The journal of a measuring session: ``.perflab/runs/<time>.jsonl``, one line for each case, written when it finishes.
 
-A session locks its journal for as long as it lives, so that others that make room for theirs leave it alone.
+A session locks its journal while it runs, so that other sessions that remove old journals do not touch this one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from perflab.results import Result
 from perflab.store.write_lock import forget_dead_lock
 
 _KEPT = 20
-"""Journals in the folder, those of running sessions not counted."""
+"""The number of journals that are kept, not counting the journals of running sessions."""
 
 
 class Journal:
-    """One session's. It is begun with the first case; from then on ``path`` is where it stands.
+    """The journal of one session. It is created with the first case; from then on, ``path`` is its file.
 
     Args:
         root: pytest's root directory.
-        baselines: where a run that was killed while it saved may have left something behind.
+        baselines: the directory of baselines, in which a run that was killed while saving may have left files.
         results: the results file that the session will write, if any.
     """
 
@@ -38,10 +38,10 @@ class Journal:
         self._handle: int | None = None
         self.path: Path | None = None
         self.problem: str | None = None
-        """Why a case is missing in it."""
+        """Why a case is missing in the journal; None if none is."""
 
     def write(self, result: Result) -> None:
-        """Add a case; what keeps it from being written is noted, and loses nothing else."""
+        """Append a case to the journal; an error in writing is noted in ``problem``, and not raised."""
         try:
             self.begin()
             assert self._handle is not None
@@ -53,22 +53,22 @@ class Journal:
 
     @property
     def place(self) -> str | None:
-        """Where the results stand, to be told; None where they do not, or not all."""
+        """The path of the journal relative to the root, for messages; None if it lacks a case or does not exist."""
         if self.path is None or self.problem is not None:
             return None
         return self.path.relative_to(self._root).as_posix()
 
     def close(self) -> None:
-        """Let others take it away, once there are newer ones."""
+        """Unlock the journal, so that later sessions may remove it once there are enough newer ones."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
     def begin(self) -> None:
-        """Begin it, unless that has been done.
+        """Create the journal, unless it exists already, and remove old journals and leftover files.
 
         Raises:
-            OSError: it cannot be kept.
+            OSError: the journal cannot be created.
         """
         if self._handle is not None:
             return
@@ -83,7 +83,7 @@ class Journal:
             sweep(directory)
             forget_dead_lock(directory)
         sweep(runs.parent)  # profiles and snapshots
-        if any((folder / ".git").exists() for folder in (self._root, *self._root.parents)):  # or git starts in vain
+        if any((folder / ".git").exists() for folder in (self._root, *self._root.parents)):  # saves a call of git
             self._commit = current_commit(self._root, self._baselines, self._results)
         path = runs / f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S-%f}-{os.getpid()}.jsonl"
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)

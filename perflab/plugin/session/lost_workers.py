@@ -1,8 +1,8 @@
 """Under pytest-xdist: reports the cases of a worker that crashed or was interrupted.
 
-Cases that waited for a re-check in a worker that crashed are reported as failed; those of an interrupted one a
-worker reports as it ends, when nobody listens any more. A worker that breaks with an internal error ends with the tests
-that it had, and pytest-xdist takes what is left for the whole run.
+Cases that waited for a re-check in a crashed worker are reported as failed. An interrupted worker reports its waiting
+cases as it ends, when pytest-xdist no longer reads reports, so this module reads them. A worker with an internal error
+ends early, and pytest-xdist takes the remaining tests for the whole run, so this module ends the session with an error.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import pytest
 
 _SAID = "its worker process crashed before its re-check"
 _PATIENCE_S = 5.0
-"""Workers that Ctrl-C has reached end within a moment; pytest-xdist kills others after twice as long."""
+"""The time in seconds to wait for interrupted workers, which end within a moment; pytest-xdist kills workers after
+twice as long."""
 
 
 class LostWorkers:
-    """In the controller: knows which tests each worker has begun and not ended, and reports those of one that is lost.
+    """The controller's plugin that tracks the unfinished tests of each worker, and reports those of a lost worker.
 
-    Of the test that a worker crashed in, pytest-xdist tells.
+    pytest-xdist itself reports the test in which a worker crashed.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -32,26 +33,26 @@ class LostWorkers:
         self._broken = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test has begun, or ended."""
+        """Note that a test has begun or ended."""
         begun = self._begun.setdefault(getattr(report, "node", None), {})
         if report.when == "setup":
             begun[report.nodeid] = report.location
-        elif report.when != "call":  # its teardown, or a crash
+        elif report.when != "call":  # the test's teardown, or a crash
             begun.pop(report.nodeid, None)
 
     def pytest_internalerror(self) -> None:
-        """A worker has broken, or this process has."""
+        """Note that a worker or this process had an internal error."""
         self._broken = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """A worker has ended, by a crash if there is an error."""
+        """Note a worker that has ended by a crash: one that ended with an error."""
         if error:
             self._crashed.append(node)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Once all workers have ended, report what was lost: before the exit status is known."""
+        """Report the lost tests once all workers have ended, before the exit status is determined."""
         try:
             outcome = yield
         except KeyboardInterrupt:
@@ -68,7 +69,7 @@ class LostWorkers:
         return outcome
 
     def _hear_workers_out(self) -> None:
-        """Take the reports that workers give out because they were interrupted too."""
+        """Process the reports that interrupted workers still send, for at most ``_PATIENCE_S``."""
         xdist: Any = self._config.pluginmanager.getplugin("dsession")
         talking, deadline = set(self._begun), time.monotonic() + _PATIENCE_S
         talking.discard(None)

@@ -1,4 +1,4 @@
-"""Finds the baselines of a case whose test was moved or renamed: they still stand under its old name."""
+"""Finds the baselines of a case whose test was moved or renamed, which are stored under the case's old name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perflab.tiers import tier
 
 
 class Moved:
-    """The stale baselines of a tier, looked for with the first case that is new."""
+    """The stale baselines of a tier, searched when the first new case appears."""
 
     def __init__(self, config: pytest.Config, settings: Settings, tier_name: str) -> None:
         self._config = config
@@ -31,7 +31,7 @@ class Moved:
         self._text_of = functools.cache(self._read)
 
     def of(self, case: str, *environments: Environment) -> str | None:
-        """The name under which a case that has no baseline here was stored; None if no one stale case is this one."""
+        """Return the old name under which a case without a baseline was stored; None if no stale case matches it."""
         gone = self._gone(environments)
         return moved_from(case, gone, lambda one: self._text_of(one, gone.get(one)))
 
@@ -39,13 +39,13 @@ class Moved:
         found: dict[str, Stored] = {}
         collection, root = self._config.stash.get(COLLECTION, None), self._config.rootpath
         for file in tier(self._tier).stored(self._baselines, environments):
-            with contextlib.suppress(BaselineError):  # of a damaged file that this case has no need of
+            with contextlib.suppress(BaselineError):  # a damaged file that this case does not need
                 stale = missing_from(file, collection, root).stale
                 found |= {f"{path_of(file.path.stem)}::{name}": file.entries()[name] for name in stale}
         return found
 
     def _read(self, case: str, stored: Stored | None) -> str | None:
-        """The text of the case's test file: of one that is gone, as it was when its baseline was saved."""
+        """Return the text of a case's test file; for a stale case, as the file was when its baseline was saved."""
         root, path = self._config.rootpath, case.split("::", 1)[0]
         if stored is None:
             return Path(root, path).read_text(encoding="utf-8", errors="replace")

@@ -20,7 +20,7 @@ from perflab.tiers import tiers
 from perflab.units import format_count, format_names
 
 COLLECTION: pytest.StashKey[Collection] = pytest.StashKey()
-"""What this process has collected, once that is over."""
+"""The collection of this process; set when collecting has ended."""
 _SAVE = "save them under their new names first: --perf-update"
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -29,23 +29,23 @@ class Stale:
     """The stale baselines of one session."""
 
     def __init__(self, config: pytest.Config, settings: Settings, collections: Sequence[Collection | None]) -> None:
-        """``collections``: what each process that collects has seen; None if one of them cannot say."""
+        """Take the ``collections`` of all processes that collect; None stands for a process that crashed."""
         self._config = config
         self._settings = settings
         first = collections[0] if collections else None
         self._collection = first if all(other == first for other in collections) else None
         self.cases: dict[str, None] = {}
-        """The cases that were reported, each once."""
+        """The stale cases that were reported, each once."""
 
     def report(self, environments: Iterable[Environment]) -> list[str]:
-        """Lines that name what is stale in the files that these environments prune."""
+        """Return lines that name the stale cases in the baseline files of these environments."""
         lines = []
         self.cases.clear()
         for file in self._files(environments):
             try:
                 names = missing_from(file, self._collection, self._config.rootpath).stale
             except PerflabError:
-                continue  # a damaged file that this run had no need of
+                continue  # a damaged file that this run did not need
             self.cases |= dict.fromkeys(f"{path_of(file.path.stem)}::{name}" for name in names)
             if names:
                 said = f"{_counted(names)} in {shown(file.path, self._config)}"
@@ -53,7 +53,7 @@ class Stale:
         return lines
 
     def prune(self, environments: Iterable[Environment], exitstatus: int, needed: Container[str | None]) -> list[str]:
-        """Remove what is stale, but for ``needed`` cases; lines that say what was removed, and what was kept.
+        """Remove stale cases, except ``needed`` ones; return lines that name the removed and the kept cases.
 
         Raises:
             PerflabError: a baseline file cannot be read or written, or there is no device to have baselines of.
@@ -94,10 +94,12 @@ class Stale:
         return [file for tier in tiers() for file in tier.stored(self._settings.baselines, found)]
 
     def _here(self) -> list[Environment]:
-        """Where this session would measure. Without a device, there may be files that belong to no machine.
+        """Return the environment in which this session would measure; empty if there is no device.
+
+        Without a device there may still be baseline files that belong to no machine.
 
         Raises:
-            DeviceError: there is neither.
+            DeviceError: there is neither a device nor such a file.
         """
         from perflab.environment import current_environment
         from perflab.measure.devices import resolve_device
@@ -110,13 +112,13 @@ class Stale:
             return []
 
     def _is_named(self, case: str) -> bool:
-        """Whether the run was told to remove the case, or all of its test."""
+        """Whether ``--perf-prune-case`` names the case, or its whole test."""
         named = self._settings.prune_case
         return bool(named) and (case == named or case.startswith((f"{named}[", f"{named}::", f"{named} {{")))
 
 
 def missing_from(file: StoredFile, collection: Collection | None, root: Path) -> Missing:
-    """The cases of a baseline file that this session has not collected; none if nobody can say.
+    """Return the cases of a baseline file that this session has not collected; empty if the collection is unknown.
 
     Raises:
         BaselineError: the file is damaged.

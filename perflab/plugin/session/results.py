@@ -1,7 +1,7 @@
-"""Collects the results of all processes in one: journals, saves and shows them.
+"""Collects the results of all processes in one process, and journals, saves and shows the results.
 
-Of each case the last result counts: a plugin that runs a test again reports it again. Cases stand in the order in
-which they were collected, whichever worker was first.
+The last result of a case counts, since a plugin that runs a test again reports it again. Cases are in the order in
+which they were collected, whichever worker finished first.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Collected:
         self._gone: list[str] = []
         self._findings: dict[str, list[str]] = {}
         self.preface: list[str] | None = None
-        """What is said above the table of a run that is compared with something else than baselines."""
+        """The lines above the table of a run that compares with another version instead of baselines; else None."""
         self._budget = TotalBudget(settings.total_budget_s)
 
     def take(self, report: pytest.TestReport) -> None:
-        """Take a perf case's result at once, and journal it before anything else can go wrong.
+        """Take a perf case's result from its report, and journal the result at once, before anything else can fail.
 
-        A report that holds none is pytest-xdist's own, of a case that took its worker down.
+        A report without a result is pytest-xdist's own, about a case that crashed its worker.
         """
         plain = getattr(report, "perflab", None)
         if plain is not None:
@@ -78,7 +78,7 @@ class Collected:
             crashed = Judgement(verdict=Verdict.FAILED, reasons=["its worker process crashed"])
             result = Result(case=self._noted.case_of(report), judgement=crashed)
         if report.failed and result.failure is None:
-            # Not report.longreprtext: that one begins with the worker's name.
+            # Not report.longreprtext, which begins with the worker's name.
             text = str(report.longrepr or "the test failed").strip()
             result = changed(result, failure=speakable(text))
         self._results[result.case] = result
@@ -87,15 +87,15 @@ class Collected:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Save what is to be saved. Runs after Ctrl-C too, with what was finished by then."""
+        """Save baselines and write results, as the options ask; after Ctrl-C too, with the cases finished by then."""
         self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
         asked = self._config.getoption("perf_json") is not None and not self._config.option.collectonly
         try:
-            if self._results or asked:  # an ini key alone writes no file of nothing over the last run's
+            if self._results or asked:  # an ini key alone must not replace the last run's file by an empty one
                 self._finish(session, exitstatus)
             elif self._settings.prune:
                 self._look_for_stale(session, exitstatus)
-        except OSError as error:  # where no file can be opened, no module that makes a table can be either
+        except OSError as error:  # if no file can be opened, the modules that make a table cannot be loaded either
             self._notes += [f"perf: nothing could be saved: {error.strerror}", *self._where_results_stand()]
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._results = {}
@@ -108,7 +108,7 @@ class Collected:
         refused = False
         try:
             refused = self._save(exitstatus == pytest.ExitCode.INTERRUPTED, stopped=bool(session.shouldfail))
-        except KeyboardInterrupt:  # while replicates were measured; what there was is saved
+        except KeyboardInterrupt:  # while replicates were measured; finished results are saved
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         except BaselineError as error:
             self._notes += [str(error), *self._where_results_stand()]
@@ -134,7 +134,7 @@ class Collected:
         return [f"the results are in {self._journal.place}"] if self._journal.place is not None else []
 
     def _look_for_stale(self, session: pytest.Session, exitstatus: int) -> None:
-        """Report stored baselines whose cases are gone; remove them if that was asked for."""
+        """Report stored baselines whose cases are gone; with ``--perf-prune``, remove these baselines."""
         collections = [None if seen is None else msgspec.convert(seen, Collection) for seen in self._noted.seen]
         stale = Stale(self._config, self._settings, collections)
         environments = [result.record.environment for result in self._results.values() if result.record is not None]
@@ -151,7 +151,7 @@ class Collected:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-        """Show the table."""
+        """Print the table of results, the notes and the stale baselines."""
         out = terminalreporter
         if not self._results:
             for note in [*self._notes, *self._stale]:
@@ -184,7 +184,7 @@ class Collected:
             self._notes.append(f"--perf-side-by-side={wanted}: no case has such a parameter; there are: {known}")
 
     def keep_at_the_end(self, reports: Sequence[pytest.TestReport]) -> list[str]:
-        """Take the last results of a run whose process has to end now, and write what there is. Gives what to say."""
+        """Take the last results of a run whose process must end now, and write all results; return lines to print."""
         for report in reports:
             self.take(report)
         self._results = {result.case: result for result in in_order(self._results, self._noted.cases)}
@@ -195,18 +195,20 @@ class Collected:
         return [f"perf: {line}" for line in [*where, *self._notes]]
 
     def places(self) -> tuple[str | None, str | None]:
-        """Where the journal stands, and where results are to be written."""
-        with contextlib.suppress(OSError):  # said when the first case is journalled
+        """Return the paths of the journal and of the results file; None for a file that the run does not have."""
+        with contextlib.suppress(OSError):  # reported when the first case is journalled
             self._journal.begin()
         journal, results = self._journal.path, self._settings.json
         return (None, None) if journal is None else (str(journal), None if results is None else str(results))
 
     def _save(self, interrupted: bool, *, stopped: bool) -> bool:
-        """Save what was asked for; whether something was refused. Then tables' rows take turns, unless ``stopped``.
+        """Save the results that options ask to save; return whether saving a result was refused.
+
+        Afterwards the rows of tables take turns, unless the run was ``interrupted`` or ``stopped``.
 
         Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-            KeyboardInterrupt: while something was measured; what there was is saved.
+            BaselineError: an existing file cannot be read, or a file cannot be written.
+            KeyboardInterrupt: the user interrupted a measurement; finished results are saved.
         """
         saving = Saving(self._config, self._settings, self._results, self._budget, interrupted, self._notes)
         try:
@@ -223,7 +225,7 @@ class Collected:
     # --- what stays behind ----------------------------------------------------------------------------------
 
     def keep(self, result: Result) -> None:
-        """Add a result to the journal: of each case the last one counts."""
+        """Append a result to the journal, in which the last result of a case counts."""
         self._journal.write(result)
 
     def _write_json(self, exitstatus: int) -> None:

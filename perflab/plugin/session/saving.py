@@ -1,4 +1,4 @@
-"""Saves baselines at the end of a run: what the tiers share."""
+"""Saves baselines at the end of a run: the code that the tiers share."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ _HAS_NOTHING_SAVED = (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)
 
 @dataclass
 class Saving:
-    """A run's results on their way into baselines, and what there is to say of that."""
+    """The results of a run while tiers save them as baselines, with the notes about saving."""
 
     config: pytest.Config
     settings: Settings
     results: dict[str, Result]
-    """By node id; those that were saved are marked so here."""
+    """The results by node id; saved results are marked as saved."""
     budget: TotalBudget
     interrupted: bool
-    """Whether the run was: nothing more is measured then."""
+    """Whether the run was interrupted, so that nothing more is measured."""
     notes: list[str] = field(default_factory=list)
     chosen: int = 0
-    """How many results were to be saved, whatever came of it."""
+    """The number of results that were chosen for saving, whether they could be saved or not."""
     fails: bool = False
-    """Whether something that was to be saved was refused."""
+    """Whether saving a chosen result was refused."""
 
     @cached_property
     def commit(self) -> str | None:
-        """The commit that the project is at; None without git."""
+        """The current commit of the project; None without git."""
         return current_commit(self.config.rootpath, self.settings.baselines)
 
     @cached_property
     def now(self) -> str:
-        """The date, ISO 8601."""
+        """The current date and time, in ISO 8601."""
         return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def asks_for(self, result: Result) -> bool:
-        """Whether an option says that a result is to be saved; what fails by itself is no baseline for anybody."""
+        """Whether an option asks to save a result; a result with the verdict ``failed`` is never saved."""
         if result.judgement.verdict is Verdict.FAILED:
             return False
         if self.settings.update:
@@ -57,27 +57,27 @@ class Saving:
         return self.settings.update_new and result.judgement.verdict in _HAS_NOTHING_SAVED
 
     def mark(self, cases: Iterable[str]) -> None:
-        """Note that these results are saved."""
+        """Mark the results of these cases as saved."""
         self.results |= {case: changed(self.results[case], saved=True) for case in cases}
 
     def say(self, what: str, paths: Sequence[Path]) -> None:
-        """Note what was saved to which files."""
+        """Add a note about what was saved to which files."""
         self.notes.append(f"saved {what} to {', '.join(shown(path, self.config) for path in paths)}")
 
     def save(self) -> None:
-        """Have each tier save what it has.
+        """Let each tier save its results.
 
         Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
-            KeyboardInterrupt: while replicates were measured; what there was is saved.
+            BaselineError: an existing file cannot be read, or a file cannot be written.
+            KeyboardInterrupt: the user interrupted the measuring of replicates; finished results are saved.
         """
-        for one in reversed(tiers()):  # what measures further replicates comes last
+        for one in reversed(tiers()):  # the tier that measures further replicates comes last
             one.save(self)
         if self.settings.reason is not None and not self.chosen:
             self.notes.append("nothing was saved, so --perf-reason was not stored either")
 
 
 def shown(path: Path, config: pytest.Config) -> str:
-    """A path as the user would write it."""
+    """Return a path as the user would write it: relative to the directory in which pytest was started, if inside."""
     here = config.invocation_params.dir
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

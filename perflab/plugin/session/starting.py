@@ -1,6 +1,6 @@
 """Starts a session with perf cases: reads settings, checks early, offers the cases to the tiers.
 
-Loading this module is the step from nothing to everything; a run without perf cases does not take it.
+This module loads all code for perf cases; a run without perf cases does not load it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from perflab.tiers import tiers
 
 
 def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None) -> None:
-    """Make ready for the cases among the tests that were chosen; there may be none.
+    """Prepare the session for the perf cases among the selected tests; there may be none.
 
     Args:
         config: the session's configuration.
-        items: all tests that were chosen.
-        job_path: in a fresh process that measures for another one, where its job stands.
+        items: all tests that were selected.
+        job_path: the path of the job file in a fresh process that measures for another process; else None.
 
     Raises:
-        PerflabError: the first thing found that would fail late.
+        PerflabError: the first error found that would otherwise appear late.
     """
     for item in items:
         check_correctness_marker(item)
@@ -54,11 +54,11 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     selected = [item for item in items if is_perf_case(item)]
     if job_path is not None:
         job = read_job(job_path)
-        if selected or job.serve is not None:  # serving nothing is an answer too
+        if selected or job.serve is not None:  # a side without cases has to report that
             watch(config, selected, job)
             _offer(config, settings, selected, job)
         return
-    refuse_contradictions(config)  # also those of ini keys
+    refuse_contradictions(config)  # this time including ini keys
     if not selected and not config.option.collectonly:
         refuse_an_empty_choice(config, sum(map(is_perf_case, config.stash[NOTES].items)))
     mode = mode_of(config, items, selected)
@@ -77,16 +77,18 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
 
 
 def _offer(config: pytest.Config, settings: Settings, selected: list[pytest.Item], job: Job | None) -> None:
-    """Offer the cases to the tiers: the first one takes what the others leave."""
+    """Offer the cases to the tiers in reverse order; each takes its own, and the first tier gets the remaining ones."""
     for one in reversed(tiers()):
         selected = one.run(config, settings, selected, job)
 
 
 def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
-    """Results, baselines and other processes name cases by their files, and temporary files, in UTF-8.
+    """Refuse file names that are not UTF-8, since results, baselines and other processes name cases in UTF-8.
+
+    The folder for temporary files is checked too.
 
     Raises:
-        UsageError: a file's name is not UTF-8, naming it with escapes.
+        UsageError: a name is not UTF-8; the error shows the name with escapes.
     """
     temporary = tempfile.gettempdir()
     if selected and speakable(temporary) != temporary:
@@ -100,7 +102,7 @@ def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
 
 
 def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item]) -> None:
-    """Have each case run as the test that it is, untimed."""
+    """Register the hooks that run each case once, as a plain test, untimed."""
     from perflab.plugin.case.untimed import UntimedCases
 
     watch(config, selected, None)
@@ -113,9 +115,9 @@ def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.I
 def _tell_what_was_collected(
     config: pytest.Config, settings: Settings, items: list[pytest.Item], selected: list[pytest.Item]
 ) -> None:
-    """To the collecting side, which is loaded here unless this is a worker of pytest-xdist."""
+    """Pass the collection to the process in which results arrive: this one, or the controller of this worker."""
     notes = config.stash[NOTES]
-    found = [case_id(item) for item in notes.items if is_perf_case(item)]  # shards of a run have those in common
+    found = [case_id(item) for item in notes.items if is_perf_case(item)]  # the same in all shards of a run
     chosen = [case_id(item) for item in selected]
     names = set(chosen)
     cases = weave([[case for case in notes.shown if case in names] or chosen, found]) if selected else []
@@ -130,7 +132,7 @@ def _tell_what_was_collected(
 
 
 def _collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
-    """What was seen of the files that have baselines."""
+    """Return the collected perf cases of the files that have baselines, for files that were collected completely."""
     files: dict[str, list[str]] = {path: [] for path in sorted(_whole_files(config, notes, baselines))}
     for item in notes.items:
         path = case_id(item).partition("::")[0]
@@ -142,7 +144,7 @@ def _collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Coll
 def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[str]:
     single = [argument.split("::", 1)[0] for argument in config.args if "::" in argument]
     if config.getoption("lf", False) or (single and config.getoption("pyargs", False)):
-        return set()  # --lf leaves out tests while it collects
+        return set()  # --lf omits tests while collecting
     picked = {(config.invocation_params.dir / path).resolve() for path in single}
     stored = {path.stem for path in baselines.glob("*/*.json")}
     return {
@@ -153,9 +155,9 @@ def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[st
 
 
 def watch(config: pytest.Config, items: Sequence[pytest.Item], job: Job | None) -> None:
-    """Have cases that hang fail, however they are run, and others not suffer from what a test leaves behind.
+    """Register the plugins that guard the run: cases that hang fail, and a lowered limit of open files is restored.
 
-    Cases that are coroutine functions are run where no other plugin does so.
+    Cases that are coroutine functions are run too, if no other plugin runs them.
     """
     from perflab.plugin.case.hanging import Watch
 

@@ -1,8 +1,8 @@
 """Under pytest-xdist: tells the controller which perf cases the workers collected.
 
-Of themselves they send no more than the names of all chosen tests. Which of them are perf cases, so that one that takes
-its worker down still gets its line, they tell through a file that the controller names. Controllers load this module in
-runs without perf cases too.
+Workers themselves send only the names of all selected tests. Through a file that the controller names, they also tell
+which of the tests are perf cases, so that a case that crashes its worker still gets its line in the table. Controllers
+load this module in runs without perf cases too.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from perflab.plugin.noting import AllNotes
 
 _CASES_FILE = "perflab_cases"
-"""Key of a worker's input."""
+"""The key in a worker's input of the path of the file of cases."""
 _COLLECTION = "perflab_collection"
-"""Key of a worker's output."""
+"""The key in a worker's output of its collection."""
 
 
 def tell(config: pytest.Config, cases: list[str], seen: object, announced: list[str]) -> None:
-    """In a worker, once it is settled which perf cases run.
+    """Send a worker's perf cases to the controller, once it is decided which of them run.
 
     Args:
-        config: of the worker.
+        config: the worker's configuration.
         cases: node ids of all perf cases, in order.
-        seen: what was collected, as plain data. It is sent when the worker ends.
-        announced: what is to be said before the first test.
+        seen: the worker's collection, as plain data. It is sent when the worker ends.
+        announced: the lines to print before the first test.
     """
     config.workeroutput[_COLLECTION] = seen  # type: ignore[attr-defined]
     asked = config.workerinput.get(_CASES_FILE)  # type: ignore[attr-defined]
@@ -43,13 +43,13 @@ def tell(config: pytest.Config, cases: list[str], seen: object, announced: list[
         return
     file = Path(asked)
     half = file.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # then the table is in the order of arrival, and no less true
+    with contextlib.suppress(OSError):  # without the file, the table is in the order of arrival, but still correct
         half.write_text(json.dumps([cases, announced]), encoding="utf-8")
         half.replace(file)
 
 
 class Workers:
-    """In the controller: hooks around its workers."""
+    """The controller's hooks around its workers."""
 
     def __init__(self, config: pytest.Config, notes: AllNotes) -> None:
         self._config = config
@@ -58,18 +58,18 @@ class Workers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Name the file to a worker that is being started, and see whether it crashes with one of them."""
+        """Give a starting worker the path of the file of cases, and register the plugin that detects lost workers."""
         if not node.config.pluginmanager.hasplugin("perflab-lost"):
             node.config.pluginmanager.register(LostWorkers(node.config), "perflab-lost")
         node.workerinput[_CASES_FILE] = str(self._file)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
-        """Take the list, and say what becomes of the cases.
+        """Read the list of perf cases, and print the announcement about them.
 
-        The collecting side is loaded now if there are any: later that would disturb one of them.
+        If there are perf cases, the code that collects results is loaded now; loading it later would disturb a case.
         """
-        if self._notes.cases:  # each worker has ended collecting, and they tell the same
+        if self._notes.cases:  # already read: each worker finishes collecting, and all report the same cases
             return
         announced: list[str] = []
         with contextlib.suppress(OSError):
@@ -83,10 +83,10 @@ class Workers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker has collected; one that crashed cannot say."""
+        """Store a worker's collection; None for a worker that crashed."""
         self._notes.seen.append(getattr(node, "workeroutput", {}).get(_COLLECTION))
 
     def pytest_unconfigure(self) -> None:
-        """Leave no file behind."""
+        """Delete the file of cases."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)

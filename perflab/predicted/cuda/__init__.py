@@ -1,1 +1,1 @@
-"""A CPU build of PyTorch that behaves as on CUDA: fake tensors, autocast, attention backends, foreach kernels."""
+"""Makes a CPU build of PyTorch behave as on CUDA: fake tensors, autocast, attention backends, foreach kernels."""

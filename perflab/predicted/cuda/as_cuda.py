@@ -1,9 +1,8 @@
-"""Makes a CPU build of PyTorch choose as CUDA does: operators, dtypes and memory.
+"""Makes a CPU build of PyTorch choose operators, dtypes and memory as CUDA does.
 
-``as_cuda`` puts together what stands in files of its own: autocast's lists (``autocast``), operators that are made
-of others on one device only (``composites``, ``attention``), those that a CPU refuses (``histograms``), what a training
-step chooses (``training``), and the name of the device (``devices``). What a kernel takes in passing is
-``kernels``.
+``as_cuda`` combines the modules of this package: autocast's lists (``autocast``), operators that decompose into others
+on one device only (``composites``, ``attention``), operators that a CPU refuses (``histograms``), choices of a training
+step (``training``), and the device's name (``devices``). The temporary memory of kernels is in ``kernels``.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _within: list[tuple[int, int]] = []
 
 @contextmanager
 def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
-    """Within, PyTorch does to fake tensors on the CPU what it would do on a CUDA device of that compute capability.
+    """Within the block, PyTorch treats fake CPU tensors as it treats tensors on CUDA with this compute capability.
 
-    Only for what runs on fake tensors: kernels that exist on CUDA alone are registered, not there. It holds for the
-    whole process, may be entered again within itself (with the same capability, which is all that a process can have;
-    ``ValueError`` otherwise), and puts everything back, whatever is raised.
+    Run only fake tensors in the block: operators that exist on CUDA alone are registered without a working kernel. The
+    block changes the whole process, and restores everything at its end, also after an error. Blocks can be nested with
+    the same capability; another capability raises ``ValueError``, since a process stands for one GPU.
     """
     if _within:
         if capability != _within[0]:

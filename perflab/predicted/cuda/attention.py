@@ -1,8 +1,8 @@
-"""``scaled_dot_product_attention`` as on CUDA: which backend is chosen, and which operator that calls.
+"""``scaled_dot_product_attention`` as on CUDA: chooses the backend, and calls that backend's operator.
 
-Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value ``(B, G, M, Dv)``; ``G`` is ``H`` where heads are not
-grouped. The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``, the calls
-``ATen/native/transformers/attention.cpp``. Not followed: nested tensors, ROCm, FlashAttention 3.
+Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value ``(B, G, M, Dv)``; ``G`` is ``H`` unless heads are grouped.
+The choice follows ``ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``; the calls follow
+``ATen/native/transformers/attention.cpp``. Not supported: nested tensors, ROCm, FlashAttention 3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SETTINGS: Any = torch.backends.cuda
 
 
 class Asked(NamedTuple):
-    """The arguments of one call."""
+    """The arguments of one call of ``scaled_dot_product_attention``."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -36,14 +36,15 @@ class Asked(NamedTuple):
 
     @property
     def wants_gradients(self) -> bool:
-        """Of query, key or value."""
+        """Whether autograd needs a gradient of query, key or value."""
         return torch.is_grad_enabled() and any(one.requires_grad for one in (self.query, self.key, self.value))
 
 
 def backend(asked: Asked, capability: tuple[int, int]) -> str:
-    """``cudnn``, ``flash``, ``efficient`` or ``math``: the first that may run, in the order of preference.
+    """Return the first backend that can run, in the order of preference: ``cudnn``, ``flash``, ``efficient``, ``math``.
 
-    What ``torch.nn.attention.sdpa_kernel`` leaves out is not chosen. Raises ``RuntimeError`` where nothing is left.
+    A backend that ``torch.nn.attention.sdpa_kernel`` disables is not chosen. Raises ``RuntimeError`` if no backend is
+    left.
     """
     may = {
         "cudnn": _SETTINGS.cudnn_sdp_enabled() and _cudnn_can(asked, capability),
@@ -58,10 +59,11 @@ def backend(asked: Asked, capability: tuple[int, int]) -> str:
 
 
 def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
-    """A user's order (``sdpa_kernel(..., set_priority=True)``), or CUDA's: on Hopper and Blackwell cuDNN comes first.
+    """Return the order of preference: a user's (``sdpa_kernel(..., set_priority=True)``), or else CUDA's.
 
-    There it does with cuDNN newer than 9.15, which wheels for CUDA 13 bring, and save where the environment says
-    otherwise (``check_prefer_cudnn_attention``).
+    CUDA's order begins with cuDNN on Hopper and Blackwell (compute capability 9.x and 10.x), unless the environment
+    sets ``TORCH_CUDNN_SDPA_DEPRIORITIZED=1`` (``check_prefer_cudnn_attention``). PyTorch also requires a cuDNN newer
+    than 9.15; wheels for CUDA 13 contain one, so the version is not checked here.
     """
     numbers: Any = torch.nn.attention.SDPBackend
     names = {
@@ -79,7 +81,7 @@ def _in_order(capability: tuple[int, int]) -> tuple[str, ...]:
 
 
 def _shapes_fit(asked: Asked, grouped: bool) -> bool:
-    """What all fused kernels ask: four dimensions, none of them empty, one batch size, heads that match."""
+    """Whether the shapes suit all fused kernels: four dimensions, no empty sequence, one batch size, matching heads."""
     query, key, value = asked.query, asked.key, asked.value
     if not query.dim() == key.dim() == value.dim() == 4:
         return False
@@ -144,7 +146,7 @@ def _cudnn_can(asked: Asked, capability: tuple[int, int]) -> bool:
 
 
 def attend(asked: Asked, scale: float | None, capability: tuple[int, int]) -> torch.Tensor:
-    """``(B, H, N, Dv)``, by the operator that CUDA would choose; autograd records its backward."""
+    """Compute attention, ``(B, H, N, Dv)``, by the operator that CUDA would choose; autograd records its backward."""
     query, key, value = asked.query, asked.key, asked.value
     chosen = backend(asked, capability)
     if chosen == "flash":
@@ -169,7 +171,7 @@ def attend(asked: Asked, scale: float | None, capability: tuple[int, int]) -> to
 
 
 def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A mask of bools as what is added to the scores."""
+    """Return a boolean mask as a bias to add to the scores (0 or minus infinity); return any other mask unchanged."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     forbidden = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
@@ -177,7 +179,7 @@ def _as_bias(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
 
 
 def _aligned(bias: torch.Tensor) -> torch.Tensor:
-    """Rows that begin at multiples of 8 numbers, by padding each, as the kernel asks."""
+    """Return the bias with rows that begin at multiples of 8 elements, as the kernel requires: padded if necessary."""
     if all(stride % 8 == 0 for stride in bias.stride()[:-1]) and bias.stride(-1) == 1:
         return bias
     columns = bias.shape[-1]
@@ -185,10 +187,10 @@ def _aligned(bias: torch.Tensor) -> torch.Tensor:
 
 
 def _by_math(asked: Asked, scale: float | None) -> torch.Tensor:
-    """``_scaled_dot_product_attention_math``.
+    """Compute attention as ``_scaled_dot_product_attention_math`` does on CUDA.
 
-    PyTorch's own adds the mask in place, save to fake tensors: it would take one ``(B, H, N, M)`` more here than on
-    CUDA.
+    PyTorch's own function adds the mask in place, except to fake tensors: with them it would allocate one
+    ``(B, H, N, M)`` tensor more than on CUDA.
     """
     query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
     dtype = query.dtype
@@ -210,5 +212,5 @@ def _by_math(asked: Asked, scale: float | None) -> torch.Tensor:
     if asked.dropout > 0.0:
         weights = torch.dropout(weights, asked.dropout, True)
     out: torch.Tensor = (weights @ value).to(dtype)
-    weights.to(dtype)  # It gives the weights as well, which nobody keeps.
+    weights.to(dtype)  # PyTorch's function converts and returns the weights as well; the caller drops them.
     return out

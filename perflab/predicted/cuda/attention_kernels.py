@@ -1,8 +1,8 @@
-"""What kernels of attention take in passing and launch.
+"""Temporary memory and launches of attention kernels.
 
-From PyTorch's sources, below ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``, key ``(B, G, M, D)``, value
-``(B, G, M, Dv)``. Bytes are as they are asked for, of the worst moment. Left out: FlashAttention's split keys for a
-handful of queries and its deterministic backward.
+The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Shapes: query ``(B, H, N, D)``,
+key ``(B, G, M, D)``, value ``(B, G, M, Dv)``. Bytes are as requested, unrounded, at the peak within the call. Left out:
+FlashAttention's split keys for a handful of queries and its deterministic backward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _round(number: int, multiple: int) -> int:
 
 
 def _copy_if_strided(tensor: torch.Tensor) -> int:
-    """What ``tensor.transpose(1, 2).contiguous()`` takes: kernels want ``(B, N, H, D)``."""
+    """Bytes that ``tensor.transpose(1, 2).contiguous()`` allocates: kernels require ``(B, N, H, D)``."""
     return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes
 
 
@@ -34,7 +34,10 @@ def _flash_backward(
     *_: Any,
     **__: Any,
 ) -> int:
-    """``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``: float32 dq, ``softmax_d``, dk and dv by head."""
+    """Bytes of float32 dq, ``softmax_d``, dk and dv of every head if heads are grouped, and copies of strided operands.
+
+    ``mha_bwd`` in ``transformers/cuda/flash_attn/flash_api.cpp``.
+    """
     batch, heads, length, size = query.shape
     rounded_length, rounded_size = _round(length, 128), _round(size, 32 if size <= 128 else 64)
     accumulated = batch * heads * rounded_length * (rounded_size + 1) * _FLOAT32
@@ -45,13 +48,19 @@ def _flash_backward(
 def _cudnn_backward(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> int:
-    """An estimate, since cuDNN's workspace is its own affair: dq in float32 and a number a query, as others need."""
+    """Estimate the bytes of cuDNN's workspace, which is unknown, as float32 dq and one number per query.
+
+    The other backends need these two.
+    """
     batch, heads, length, size = query.shape
     return batch * heads * length * (size + 1) * _FLOAT32
 
 
 def _efficient_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
-    """``mem_eff_attention/kernel_forward.h``, ``kNeedsOutputAccumulatorBuffer``: above 128, in half precision."""
+    """Bytes of the float32 accumulator of the output, for half precision with a head size above 128; else 0.
+
+    ``kNeedsOutputAccumulatorBuffer`` in ``mem_eff_attention/kernel_forward.h``.
+    """
     if query.element_size() == _FLOAT32 or max(query.shape[-1], value.shape[-1]) <= 128:
         return 0
     batch, heads, length = query.shape[:3]
@@ -68,11 +77,11 @@ def _efficient_backward(
     *_: Any,
     **__: Any,
 ) -> int:
-    """Delta and ``workspace_size``.
+    """Bytes of delta, of the workspace (``workspace_size``), and of the copy of a strided gradient.
 
     ``transformers/cuda/attention_backward.cu`` and ``transformers/cuda/mem_eff_attention/kernel_backward.h``. Tiles are
-    those that ``kernels/cutlassB.h`` tries first on compute capability 8.0. In float32 delta is made of whole products
-    before the kernel runs.
+    those that ``kernels/cutlassB.h`` tries first on compute capability 8.0. In float32, delta is computed from full
+    products before the kernel runs.
     """
     batch, heads, length, size = query.shape
     size_of_values = value.shape[-1]
@@ -95,7 +104,7 @@ def _efficient_tiles(query: torch.Tensor, value: torch.Tensor) -> tuple[int, int
 
 
 def _efficient_splits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """``num_splits_key``: among how many blocks the keys are divided; fewer where each keeps dk and dv in memory."""
+    """The number of blocks that share the keys (``num_splits_key``); fewer if each block keeps dk and dv in memory."""
     _, columns = _efficient_tiles(query, value)
     blocks, keys = query.shape[0] * query.shape[1], key.shape[2]
     splits = 1 if blocks >= 256 and keys <= 2 * columns else math.ceil(keys / columns)
@@ -105,19 +114,25 @@ def _efficient_splits(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
 
 
 def _flash_backward_launches(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> int:
-    """``flash_bwd_launch_template.h``: the rows' products, dk and dv, dq converted; with grouped heads two sums."""
+    """Launches: the rows' products, dk and dv, the conversion of dq; with grouped heads two sums more.
+
+    ``flash_bwd_launch_template.h``.
+    """
     return 3 if key.shape[1] == query.shape[1] else 5
 
 
 def _efficient_backward_launches(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> int:
-    """A workspace of zeros where keys are divided; in float32 a product, a sum and a copy for delta."""
+    """Launches: the kernel; zeros for the workspace if keys are divided; in float32 product, sum and copy for delta."""
     return 1 + (_efficient_splits(query, key, value) > 1) + 3 * (grad.element_size() == _FLOAT32)
 
 
 def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:
-    """``transformers/attention.cpp``: a softmax, which entries are minus infinity, which rows have no other."""
+    """Bytes of the softmax, of the mask of entries at minus infinity, and of the mask of rows with no other entry.
+
+    ``transformers/attention.cpp``.
+    """
     return scores.nbytes + scores.numel() + scores.numel() // max(1, scores.shape[-1])
 
 
@@ -137,4 +152,5 @@ LAUNCHES: dict[str, int | Callable[..., int]] = {
 }
 
 ON_HOST = {"_scaled_dot_product_efficient_attention": (2, 3)}
-"""Seed and offset (``transformers/cuda/attention.cu``): on the GPU they are while a CUDA graph is captured."""
+"""Positions of results in host memory, by operator: seed and offset (``transformers/cuda/attention.cu``). While a CUDA
+graph is captured, both are in GPU memory."""

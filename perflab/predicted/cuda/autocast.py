@@ -1,9 +1,9 @@
 """Autocast as on CUDA, for tensors on the CPU.
 
-The two devices have lists of their own (``ATen/autocast_mode.cpp``): on CUDA ``softmax``, ``layer_norm``, ``pow``,
-``exp``, ``sum`` and their like compute in float32, on a CPU they take what they are given. Within ``cuda_autocast()``
-the dispatcher has CUDA's list for CPU tensors. The policies have PyTorch's names (``ATen/autocast_mode.h``,
-``CastPolicy``).
+The two devices have different lists of operators (``ATen/autocast_mode.cpp``): on CUDA ``softmax``, ``layer_norm``,
+``pow``, ``exp``, ``sum`` and similar operators compute in float32; on a CPU they compute in the dtype of their input.
+Within ``cuda_autocast()`` the dispatcher uses CUDA's list for CPU tensors. The policies have PyTorch's names
+(``ATen/autocast_mode.h``, ``CastPolicy``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perflab.torch_internals.tracing import is_view
 
 _KEY = "AutocastCPU"
 
-# PyTorch's own, whatever stands in their place while a prediction runs.
+# PyTorch's own functions, under names that are not replaced while a prediction runs.
 _dtype_of_autocast = torch.get_autocast_dtype
 _set_dtype_of_autocast = torch.set_autocast_dtype
 _is_enabled = torch.is_autocast_enabled
@@ -42,13 +42,13 @@ _clear_cache = torch.clear_autocast_cache
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Within, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` are one, and do what CUDA's does, to CPU tensors."""
+    """Within the block, ``torch.autocast`` of ``"cuda"`` and of ``"cpu"`` both cast CPU tensors as CUDA's does."""
     casts = _Casts()
-    dtype_before = None if _is_enabled("cpu") else _dtype_of_autocast("cpu")  # a region that is on puts its own back
+    dtype_before = None if _is_enabled("cpu") else _dtype_of_autocast("cpu")  # an active region restores it by itself
     with kernels_registered((name, kernel, _KEY) for name, kernel in list(_kernels(casts))):
         try:
             if dtype_before is not None:
-                _set_dtype_of_autocast("cpu", torch.float16)  # what CUDA's autocast is by default
+                _set_dtype_of_autocast("cpu", torch.float16)  # the default dtype of CUDA's autocast
             with attributes_replaced(_questions(casts)):
                 yield
         finally:
@@ -57,7 +57,10 @@ def cuda_autocast() -> Iterator[None]:
 
 
 class _Casts:
-    """Casts of arguments; of a float32 parameter one a region, as ``cached_cast`` in ``ATen/autocast_mode.cpp``."""
+    """Casts arguments, and caches the cast of a float32 parameter for the length of an autocast region.
+
+    ``cached_cast`` in ``ATen/autocast_mode.cpp``.
+    """
 
     def __init__(self) -> None:
         self.cached = WeakTensorKeyDictionary()
@@ -90,10 +93,10 @@ def _is_eligible(value: Any) -> bool:
 
 
 def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What is registered, by operator: what CUDA casts is cast, what only the CPU casts is not any more.
+    """Yield the kernels to register, by operator: a cast for those that CUDA casts, none for those only the CPU casts.
 
-    Operators of the lower precision that both cast keep their own kernel, which remembers casts for all of them. Those
-    that are not PyTorch's do what they registered for CUDA (``torch.library.register_autocast``).
+    Operators that both devices cast to the lower precision keep the CPU's kernel, whose cache of casts they share.
+    Operators of other libraries run the kernel that they registered for CUDA (``torch.library.register_autocast``).
     """
     registered, on_cuda = registered_for(_KEY), registered_for("AutocastCUDA")
     for name in sorted(registered | on_cuda):
@@ -109,7 +112,7 @@ def _kernels(casts: _Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _kernel(operator: Any, casts: _Casts, *, keeps_own: bool) -> Any:
-    """A kernel that does what CUDA's does; None where the CPU's own does."""
+    """Return a kernel that acts as CUDA's; None if the CPU's own kernel already does (``keeps_own``)."""
     try:
         first = first_call(operator, OTHER)
         if first.casts_to == LOWER:
@@ -173,7 +176,7 @@ def _set_opt_dtype(operator: Any) -> Any:
         given = arguments[place] if len(arguments) > place else keywords.get("dtype")
         with below_cpu_autocast():
             if given is None and _is_eligible(arguments[0]):
-                # Where it can be given by position, it is the last argument that can.
+                # An argument ``dtype`` that can be given by position is the last such argument.
                 arguments, keywords = arguments[:place], keywords | {"dtype": torch.float32}
             return operator(*arguments, **keywords)
 
@@ -206,7 +209,7 @@ def _banned(operator: Any) -> Any:
 
 
 def _unknown(operator: Any) -> Any:
-    """The kernel of an operator that this version casts on CUDA in a way of its own."""
+    """Return a kernel that raises: this version of PyTorch casts the operator on CUDA by a rule unknown to perflab."""
     name = schema_of(operator).name
 
     def kernel(*_arguments: Any, **_keywords: Any) -> Any:
@@ -216,7 +219,7 @@ def _unknown(operator: Any) -> Any:
 
 
 def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
-    """What asks for autocast's state, or sets it: CUDA's is the CPU's."""
+    """Return replacements of the functions that get or set autocast's state: CUDA's state is the CPU's."""
 
     def device(name: str) -> str:
         return "cpu" if name == "cuda" else name
@@ -240,7 +243,7 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
         (*of_functions, cast_here),
         *((*target, cast_for_others_here) for target in of_operators),
         (torch, "clear_autocast_cache", casts.clear),
-        # Asked without a device PyTorch answers for CUDA.
+        # Without a device, PyTorch answers for CUDA.
         (torch, "is_autocast_enabled", lambda device_type="cuda": _is_enabled(device(device_type))),
         (torch, "set_autocast_enabled", _set_enabled_here),
         (torch, "get_autocast_dtype", lambda device_type: _dtype_of_autocast(device(device_type))),
@@ -251,6 +254,6 @@ def _questions(casts: _Casts) -> list[tuple[Any, str, Any]]:
 
 
 def _set_enabled_here(*arguments: Any) -> None:
-    """``set_autocast_enabled("cuda", True)``, or the older ``set_autocast_enabled(True)``, which means CUDA too."""
+    """Replace ``set_autocast_enabled("cuda", True)`` and the older ``set_autocast_enabled(True)``: both mean CUDA."""
     device_type = arguments[0] if len(arguments) > 1 else "cuda"
     _set_enabled("cpu" if device_type == "cuda" else device_type, bool(arguments[-1]))

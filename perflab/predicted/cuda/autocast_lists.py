@@ -1,7 +1,7 @@
-"""What CUDA's autocast does with each operator, read from the kernel that PyTorch registers for it.
+"""Finds what CUDA's autocast does with an operator, from the kernel that PyTorch registers for the operator.
 
-A CPU build has these kernels too. They leave CPU tensors alone, so each is called with fake tensors on CUDA: the first
-operator that it calls says what it casts to (``ATen/autocast_mode.h``).
+A CPU build has these kernels too. They leave CPU tensors alone, so each kernel is called with fake tensors on CUDA: the
+first operator that the kernel calls shows the dtype that the kernel casts to (``ATen/autocast_mode.h``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from perflab.torch_internals import FakeTensorMode, TorchDispatchMode
 from perflab.torch_internals.dispatch import aten, redispatch_as_cuda_autocast, schema_of
 
 LOWER, OTHER = torch.float16, torch.bfloat16
-"""Autocast's dtype while a kernel is asked, and one that is cast whatever the kernel casts to."""
+"""Autocast's dtype while a kernel is examined, and a dtype that is cast whatever dtype the kernel casts to."""
 
 
-class Called(Exception):  # noqa: N818 # no error: it ends a kernel that has said enough
-    """The first operator that a kernel calls; of none if it ends before."""
+class Called(Exception):  # noqa: N818 # no error: raised to end the kernel at its first call
+    """The first operator that a kernel calls; ``operator`` is None if the kernel ends without a call."""
 
     def __init__(self, operator: Any = None, dtype: torch.dtype | None = None) -> None:
         self.operator = operator
@@ -36,10 +36,10 @@ class _EndAtFirstCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def first_call(operator: Any, *dtypes: torch.dtype) -> Called:
-    """What autocast's kernel calls first, given tensors of these dtypes in turn.
+    """Return the first operator that autocast's kernel calls, given tensors of these dtypes in turn.
 
     Raises:
-        KeyError: the operator has an argument of a type that is not known here.
+        KeyError: an argument of the operator has a type that ``_value`` does not know.
     """
     with FakeTensorMode():
         tensors = [torch.empty(2, 2, dtype=dtype, device="cuda") for dtype in dtypes]
@@ -61,9 +61,9 @@ def first_call(operator: Any, *dtypes: torch.dtype) -> Called:
 
 
 def _value(argument: Any, tensors: list[torch.Tensor]) -> Any:
-    """Something that the argument's type allows; casts come before anything looks closer."""
+    """Return some value of the argument's type; the kernel casts before anything examines the value."""
     if argument.name == "dtype":
-        return torch.float64  # as a caller asks: what is cast to float32 nevertheless is cast whatever is asked for
+        return torch.float64  # as if a caller asked for it: a kernel that casts to float32 anyway ignores the argument
     if argument.has_default_value():
         return argument.default_value
     kind = str(argument.type).removeprefix("Optional[").rstrip("]")

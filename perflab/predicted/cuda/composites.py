@@ -1,7 +1,7 @@
 """Operators that decompose on a CPU and have a kernel of their own on CUDA, or the reverse.
 
-Each is what PyTorch 2.13 does: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for attention
-``perflab.predicted.cuda.attention``. A kernel here is there for CPU tensors, for the time of a prediction.
+The kernels follow PyTorch 2.13: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for attention
+``perflab.predicted.cuda.attention``. They are registered for CPU tensors while a prediction runs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
-    """Within, fake tensors on the CPU go the way of CUDA's through ``dropout``, ``softmax``, norms and attention."""
+    """Within the block, ``dropout``, ``softmax``, norms and attention run on fake CPU tensors as they do on CUDA."""
     for name in _ON_CUDA_ALONE:
         aten(name, "predict norms as CUDA runs them")
     kernels = [
         *((name, kernel, "AutogradCPU") for name, kernel in _above_autograd(capability)),
-        # That there is a kernel is enough: then autograd knows the operator, instead of what it is made of.
+        # A registered kernel is enough: autograd then records the operator itself instead of its decomposition.
         *((name, _only_on_fake_tensors, "CPU") for name in _ON_CUDA_ALONE),
     ]
-    # With inference_mode, operators are not dispatched where these kernels are. Neither it nor no_grad keeps anything
+    # inference_mode skips the dispatch key of these kernels, so no_grad replaces it. Neither of the two keeps anything
     # for backward, so the operators and their memory are the same.
     without_inference_mode = attributes_replaced([(torch.inference_mode, "__enter__", enter_without_gradients)])
     with kernels_registered(kernels), _layer_norm_statistics_in_float32(), without_inference_mode:
@@ -66,7 +66,7 @@ def _above_autograd(capability: tuple[int, int]) -> list[tuple[str, Callable[...
 
 
 def _check(asked: Asked) -> None:
-    """What ``validate_sdpa_input`` refuses."""
+    """Raise ``RuntimeError`` for arguments that ``validate_sdpa_input`` refuses."""
     if asked.mask is not None and asked.is_causal:
         raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
     dtypes = {one.dtype for one in (asked.query, asked.key, asked.value)}
@@ -88,7 +88,7 @@ def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 def _softmax(operator: Any) -> Callable[..., torch.Tensor]:
     def kernel(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         if self.dtype == torch.float16 and dtype == torch.float32:
-            result: torch.Tensor = operator(self, dim, True)  # of float16, not of bfloat16, one kernel does both
+            result: torch.Tensor = operator(self, dim, True)  # one kernel converts and computes, for float16 alone
         else:
             result = operator(self if dtype is None else self.to(dtype), dim, False)
         return result
@@ -101,7 +101,10 @@ def _only_on_fake_tensors(*_arguments: Any) -> Any:
 
 
 def _layer_norm_statistics_in_float32() -> AbstractContextManager[None]:
-    """Of half-precision input, mean and reciprocal deviation: float32 on CUDA, the input's dtype on a CPU."""
+    """Within the block, mean and reciprocal deviation of half-precision input are float32, as on CUDA.
+
+    On a CPU they have the input's dtype.
+    """
     operator = torch.ops.aten.native_layer_norm.default
     table = shape_rule_replaced_in(operator, "give norms CUDA's dtypes")
     usual: Any = table[operator]

@@ -1,6 +1,6 @@
-"""What convolutions take in passing and launch, as far as the host tells: cuDNN's workspace is its own affair.
+"""Temporary memory and launches of convolutions, without cuDNN's workspace, whose size is unknown.
 
-``aten/src/ATen/native/Convolution.cpp``, ``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``.
+The rules follow ``aten/src/ATen/native/Convolution.cpp``, ``cudnn/ConvShared.cpp``, ``cuda/DepthwiseConv2d.cu``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import torch
 
 
 def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
-    """Operands that a convolution copies (``Convolution.cpp``): all are to be as its input or its weight is."""
+    """Return the operands that a convolution copies (``Convolution.cpp``) so that all have one memory format.
+
+    The format is channels-last if the input or the weight (the first two arguments) has it, else contiguous.
+    """
     last = torch.channels_last
     by_channels = tensor.dim() == 4 and any(
         one.is_contiguous(memory_format=last) and not one.is_contiguous() for one in (tensor, weight)
@@ -22,7 +25,7 @@ def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Te
 
 
 def _convolution(tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
-    """At the least: cuDNN's workspace is its own affair."""
+    """Bytes of the copied operands: a lower bound, since the size of cuDNN's workspace is unknown."""
     return sum(one.nbytes for one in _laid_out_anew(tensor, weight))
 
 
@@ -33,7 +36,10 @@ def _convolution_backward(grad: torch.Tensor, tensor: torch.Tensor, weight: torc
 def _convolution_launches(
     tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any, **__: Any
 ) -> int:
-    """cuDNN's kernel and an addition of the bias; a convolution of each channel by itself adds it as it goes."""
+    """Launches: cuDNN's kernel, copies of operands, and the addition of the bias.
+
+    A depthwise convolution adds the bias in its own kernel.
+    """
     by_channel = 1 < rest[5] == tensor.shape[1]
     return 1 + len(_laid_out_anew(tensor, weight)) + (bias is not None and not by_channel)
 
@@ -41,7 +47,7 @@ def _convolution_launches(
 def _convolution_backward_launches(
     grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *rest: Any, **__: Any
 ) -> int:
-    """A kernel for each gradient that is asked for; the bias's is a sum."""
+    """Launches: one kernel for each requested gradient (the bias's is a sum), and copies of operands."""
     return int(sum(rest[-1])) + len(_laid_out_anew(tensor, weight, grad))
 
 

@@ -1,9 +1,9 @@
-"""Lets code name ``"cuda"`` where there is none: fake tensors say that they are there, and lie on the CPU.
+"""Lets code use the device ``"cuda"`` on a machine without CUDA: fake tensors report CUDA, and lie on the CPU.
 
-A case's own code says ``device="cuda"``, ``.cuda()``, ``torch.cuda.synchronize()``: all of that is taken, and does what
-it would to shapes and memory, which is nothing. Code that looks at ``tensor.device`` or ``tensor.is_cuda`` sees CUDA
-and goes CUDA's way; PyTorch's own code and this package's see the CPU. ``torch.cuda.is_available()`` stays as it is:
-code that asks has a way to go without, and that way is predicted.
+A case's own code may use ``device="cuda"``, ``.cuda()`` or ``torch.cuda.synchronize()``: such calls succeed, and change
+neither shapes nor memory. A user's code that reads ``tensor.device`` or ``tensor.is_cuda`` sees CUDA, and takes its
+path for CUDA; PyTorch's own code and this package's see the CPU. ``torch.cuda.is_available()`` is not replaced: code
+that calls it has a path without CUDA, and that path is predicted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME = re.compile(r"cuda(:\d+)?$")
 _ON_HOST = "_perflab_on_host"
 
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
-"""Methods that give a tensor somewhere else, which here is the same place."""
+"""The methods that copy a tensor to other memory; here they return the tensor itself."""
 
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
@@ -45,19 +45,19 @@ _set_default_device = torch.set_default_device
 
 @contextmanager
 def cuda_means_cpu(capability: tuple[int, int]) -> Iterator[None]:
-    """Within, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` answer without a GPU."""
+    """Within the block, devices of type ``cuda`` are the CPU, and the functions of ``torch.cuda`` need no GPU."""
     replacements = [*_replacements(capability), *_what_a_tensor_says(), *_backward()]
     with attributes_replaced(replacements), function_mode_beneath(_Redirected()):
         yield
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """Whether a fake tensor would be in host memory on a CUDA machine too: an optimizer's step counters are."""
+    """Whether a fake tensor would be in host memory on a CUDA machine too, as an optimizer's step counters are."""
     return getattr(tensor, _ON_HOST, False) is True
 
 
 class _Redirected(TorchFunctionMode):
-    """Calls of PyTorch's functions, with ``cuda`` in their arguments replaced."""
+    """A mode in which PyTorch's functions are called with the CPU in place of ``cuda`` in their arguments."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -81,7 +81,10 @@ class _Redirected(TorchFunctionMode):
 
 
 def _backward() -> list[tuple[Any, str, Any]]:
-    """A mode is off while it deals with a call, and ``loss.backward()`` is one, in which a user's code may run."""
+    """Return the replacement of the backward that redirects ``cuda`` inside it too.
+
+    A mode is off while it handles a call; ``loss.backward()`` is such a call, and a user's code may run within it.
+    """
     owner, name = backward_of_the_engine()
     run: Any = getattr(owner, name)
 
@@ -93,7 +96,7 @@ def _backward() -> list[tuple[Any, str, Any]]:
 
 
 def _is_a_users(frame: FrameType) -> bool:
-    """Whether its code is neither PyTorch's nor this package's, whose lab counts as a user."""
+    """Whether the frame's code is neither PyTorch's nor this package's; the package's lab counts as a user."""
     name: str = frame.f_globals.get("__name__", "")
     if name.startswith("perflab."):
         return name.startswith("perflab.lab.")
@@ -101,7 +104,7 @@ def _is_a_users(frame: FrameType) -> bool:
 
 
 def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
-    """Of the device it is on: to a user, the GPU."""
+    """Return the replacement of ``FakeTensor.device``, which reports the GPU to a user's code."""
     (owner, name), usual = device_of_a_fake_tensor()
     look: Any = usual.fget
 
@@ -114,16 +117,19 @@ def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
 
 
 def _is_redirecting() -> bool:
-    """Whether a tensor that is asked for on CUDA now is made on the CPU.
+    """Whether a tensor that is requested on CUDA now is made on the CPU.
 
-    Not while PyTorch deals with a call: in the shape function of somebody's own operator ``device=x.device`` would make
-    a fake CUDA tensor, and autograd ends the process when it meets one on a CPU build.
+    False while PyTorch handles a call: in the shape function of a custom operator ``device=x.device`` would then make a
+    fake CUDA tensor, and autograd ends the process when it meets such a tensor on a CPU build.
     """
     return is_function_mode_on(_Redirected)
 
 
 def _called_by_an_optimizer() -> bool:
-    """Without ``capturable`` and ``fused`` an optimizer counts its steps on the host, in what ``torch.tensor`` made."""
+    """Whether ``torch.optim`` made the current call.
+
+    Without ``capturable`` and ``fused``, an optimizer counts its steps in a host tensor made by ``torch.tensor``.
+    """
     name: str = sys._getframe(2).f_globals.get("__name__", "")
     return name.startswith("torch.optim")
 
@@ -139,7 +145,7 @@ def _cpu_for(device: Any) -> Any:
 
 
 class _Nothing:
-    """A stream, an event, a range: enters, leaves, is waited for, and there is nothing to wait for."""
+    """A stand-in for a CUDA stream, event, device or range: entering, leaving and waiting do nothing."""
 
     def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
         pass
@@ -151,15 +157,15 @@ class _Nothing:
         pass
 
     def query(self) -> bool:
-        """All work is done."""
+        """Return True: all work is done."""
         return True
 
     def elapsed_time(self, _end: Any) -> float:
-        """In milliseconds. Nothing takes time on fake tensors."""
+        """Return the elapsed time in ms, always 0: work on fake tensors takes no time on a GPU."""
         return 0.0
 
     def record_event(self, event: Any = None) -> Any:
-        """The event that was given, or a new one."""
+        """Return the event that was given, or a new one."""
         return _Nothing() if event is None else event
 
     def __getattr__(self, name: str) -> Any:
@@ -174,7 +180,7 @@ class _GeneratorMeta(type):
 
 
 class _Generator(metaclass=_GeneratorMeta):
-    """``torch.Generator``, which takes ``cuda`` for the CPU."""
+    """``torch.Generator`` with the CPU in place of ``cuda``."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return _generator(device=_cpu_for(device))

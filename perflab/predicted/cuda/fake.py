@@ -1,8 +1,8 @@
 """Fake tensors: code computes shapes and dtypes, no numbers.
 
-PyTorch's own mode does nearly all of it. Here is what it lacks for a case that is written for real tensors: modules
-that change their dtype, initialisation that looks at what it drew, compiled code, and addresses, which are an error
-here and no crash.
+PyTorch's own mode does nearly all of this. This module adds what a case written for real tensors needs in addition:
+modules that change their dtype, initialisation that examines its random numbers, compiled code, and an error instead of
+a crash when code takes a tensor's address.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from perflab.torch_internals.tracing import storage_key
 
 @contextmanager
 def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
-    """Within, tensors are fake: they have a shape, a dtype and a device, and no memory. Real ones are taken as fake.
+    """Within the block, tensors are fake: they have a shape, a dtype and a device, and no memory.
 
-    ``mode`` is what an earlier block gave, so that its tensors can be used in this one; None: a new one.
+    Real tensors are accepted and treated as fake. ``mode`` is the mode of an earlier block, whose tensors can then be
+    used in this block; None: a new mode.
 
-    ``Module.to(dtype)``, ``.bfloat16()`` and ``.to_empty()`` work, ``torch.nn.init.trunc_normal_`` and
-    ``copy.deepcopy`` too, and a tensor's address is a ``RuntimeError``: a kernel that is given one would crash.
+    ``Module.to(dtype)``, ``.bfloat16()``, ``.to_empty()``, ``torch.nn.init.trunc_normal_`` and ``copy.deepcopy`` work.
+    Taking a tensor's address raises ``RuntimeError``: a kernel that got such an address would crash.
     """
     with ExitStack() as stack:
         stack.enter_context(attributes_replaced(refusing_addresses()))
@@ -56,7 +57,7 @@ def fake_tensors(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]
 
 @contextmanager
 def _errors_told_once() -> Iterator[None]:
-    """An operator that is given shapes that do not go together raises; the mode also logs that, traceback and all."""
+    """Within the block, the mode does not log errors of incompatible shapes: the operator raises them anyway."""
     log = logging.getLogger(MODE_LOG)
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -71,9 +72,9 @@ def _errors_told_once() -> Iterator[None]:
 
 @contextmanager
 def _compiled_code_runs_as_written() -> Iterator[None]:
-    """What ``torch.compile`` made runs eagerly within: machine code would follow the fake tensors' addresses.
+    """Within the block, compiled functions run eagerly: machine code would use the fake tensors' addresses.
 
-    The compiler takes a second to import, so that is not done here: only once it is there is it told.
+    Importing the compiler takes a second, so the stance is set only if the compiler is loaded, or once it is.
     """
     with ExitStack() as stack:
 
@@ -94,9 +95,10 @@ def _compiled_code_runs_as_written() -> Iterator[None]:
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-    """``copy.deepcopy`` of a fake tensor, as of a real one; PyTorch's own asks for the address first.
+    """Copy a fake tensor as ``copy.deepcopy`` copies a real one; PyTorch's own function reads the address first.
 
-    A parameter's copy has memory for itself; another tensor's for all of its storage, which views of it share.
+    A parameter's copy has memory of its own. Any other tensor's copy has a copy of the whole storage, which copies of
+    views of that storage share.
     """
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -124,10 +126,10 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
 
 
 def _swapping_in(mode: FakeTensorMode, swap: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """``torch.utils.swap_tensors`` for tensors that the mode remembers.
+    """Return a ``torch.utils.swap_tensors`` that also swaps tensors which the mode remembers.
 
-    A module changes the dtype of a tensor that is no plain one by swapping, and swapping refuses tensors that something
-    holds a weak reference to. The mode's memory of what it made fake does; it is only there to save time.
+    A module changes the dtype of a tensor of a subclass by swapping, and swapping refuses a tensor with weak references
+    to it. The mode keeps such references to tensors that it made fake, only to save time, so they are dropped first.
     """
 
     def swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -139,7 +141,10 @@ def _swapping_in(mode: FakeTensorMode, swap: Callable[[Any, Any], None]) -> Call
 
 
 def _without_looking(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``_no_grad_trunc_normal_`` draws again until all numbers are within bounds; a fake tensor's are as they are."""
+    """Return a ``_no_grad_trunc_normal_`` that draws once for a fake tensor.
+
+    PyTorch's function draws again until all numbers are within bounds; a fake tensor has no numbers to check.
+    """
 
     def draw_truncated(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
@@ -151,6 +156,9 @@ def _without_looking(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 
 def is_compiled(*objects: object) -> bool:
-    """Whether one of them came from ``torch.compile``: on fake tensors that runs as if it were not compiled."""
+    """Whether one of the objects, or a module inside one, came from ``torch.compile``.
+
+    Within ``fake_tensors`` such an object runs as if it were not compiled.
+    """
     inner = (module for one in objects if isinstance(one, torch.nn.Module) for module in one.modules())
     return any(map(has_compiled_marker, (*objects, *inner)))

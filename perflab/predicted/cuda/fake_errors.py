@@ -1,7 +1,7 @@
-"""Explains code that fake tensors cannot run: the operator, the line and the remedy.
+"""Explains why code cannot run on fake tensors: the operator, the line and the remedy.
 
-It looks at numbers, which fake tensors have none of, or it calls an operator that says nothing of its result's shape:
-one without a fake implementation, or with one that knows fewer dtypes than CUDA's kernel does.
+Such code reads numbers, which fake tensors do not have, or calls an operator whose result's shape is unknown: the
+operator has no fake implementation, or one that supports fewer dtypes than CUDA's kernel.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _SAYS_SO = (
     "Could not guard on data-dependent expression",
     "Could not extract specialized integer from data-dependent expression",
 )
-"""What else is raised where numbers, or a place in memory, are asked for: ``numpy()``, ``data_ptr()``,
-``f"{loss:.2f}"``, ``torch.save``, and sizes that hang on values."""
+"""Parts of the messages of other errors that are raised when code reads numbers or an address: ``numpy()``,
+``data_ptr()``, ``f"{loss:.2f}"``, ``torch.save``, and sizes that depend on values."""
 
 
 _NO_FAKE = (
@@ -60,11 +60,11 @@ _NO_FAKE = (
     re.compile(r"no fake impl registered"),
     re.compile(r"Could not run '\S+' with arguments from the 'Meta' backend"),
 )
-"""What PyTorch says of an operator whose shapes it cannot tell, or not for such arguments."""
+"""PyTorch's messages for an operator whose result's shape is unknown, in general or for the given arguments."""
 
 
 def unpredictable(error: BaseException) -> str | None:
-    """The operator that ended a prediction since fake tensors cannot run it, with its line, if that is known, and why.
+    """Return the operator that fake tensors cannot run, the reason, and the line if known; None for other errors.
 
     ``train.py:17: `torch.histc(...)`: aten::histc has no fake implementation``.
     """
@@ -91,7 +91,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _operator_of(error: BaseException) -> object:
-    """What PyTorch's machinery had in its hands."""
+    """Return the operator in the innermost frame of PyTorch's machinery that has one; None if no frame has."""
     found: object = None
     entry = error.__traceback__
     while entry is not None:
@@ -108,22 +108,22 @@ def _named(operator: object) -> str:
 
 
 def what_needs_numbers(error: BaseException) -> str | None:
-    """Which line of the user's asked a fake tensor for its numbers: ``train.py:17: `loss.item()` ``.
+    """Return the user's line that asked a fake tensor for its numbers: ``train.py:17: `loss.item()` ``.
 
-    None for any other error, and where no line is the user's. Of the traceback it is the innermost frame outside of
-    PyTorch, of the standard library and of this package, whose lab counts as a user. The path is relative to the
-    working directory where it lies below.
+    None for any other error, and if no line is the user's. The line is that of the traceback's innermost frame outside
+    of PyTorch, Triton, the standard library and this package, whose lab counts as a user. The path is relative to the
+    working directory if it lies below that directory.
     """
     chain = _chain(error)
     for depth, one in enumerate(chain, start=1):
         if _is_about_numbers(one):
-            # PyTorch may have caught it in its own code, and raised another where the user's line is.
+            # PyTorch may have caught this error in its own code, and raised another one at the user's line.
             return next(filter(None, map(_innermost_line, reversed(chain[:depth]))), None)
     return None
 
 
 def operator_of_a_loader(error: BaseException) -> str | None:
-    """The operator by which a loader of ``torch.utils.data`` asked for numbers; None of any other error."""
+    """Return the operator by which a loader of ``torch.utils.data`` asked for numbers; None for any other error."""
     for one in _chain(error):
         files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(one.__traceback__))
         if _is_about_numbers(one) and any(file.startswith(_LOADERS) for file in files):
@@ -132,13 +132,19 @@ def operator_of_a_loader(error: BaseException) -> str | None:
 
 
 def higher_order_operator(error: BaseException) -> str | None:
-    """The operator of higher order (``flex_attention``) that an error is about: what it does, the compiler settles."""
+    """Return the higher-order operator (``flex_attention``) that an error is about; None for any other error.
+
+    What such an operator does is decided by the compiler.
+    """
     found = _HIGHER_ORDER.search(str(error)) if isinstance(error, NotImplementedError) else None
     return found[1] if found is not None else None
 
 
 def without_machinery(error: BaseException) -> BaseException:
-    """The error, its traceback cut where what makes tensors fake begins: there a real tensor's would have ended."""
+    """Cut the error's traceback where the machinery of fake tensors begins, and return the error.
+
+    With real tensors the traceback would end at that point.
+    """
     last, entry = None, error.__traceback__
     while entry is not None:
         filename = entry.tb_frame.f_code.co_filename

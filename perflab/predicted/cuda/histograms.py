@@ -1,9 +1,9 @@
-"""Counts by value and grouped products, as in mixtures of experts: CUDA's kernels take what a CPU build refuses.
+"""Shapes of counts by value and of grouped products, as in mixtures of experts, for input that a CPU build refuses.
 
-``histc`` counts whole numbers on CUDA alone (``ATen/native/cuda/SummaryOps.cu``). The result of ``bincount`` is as long
-as the largest value says, which fake tensors do not know; with ``minlength`` it is taken to be as long as that, which
-holds for every value below it, such as the number of an expert. ``grouped_mm`` multiplies float32 and float16 too,
-while PyTorch's shape function takes bfloat16 alone.
+``histc`` counts integers on CUDA alone (``ATen/native/cuda/SummaryOps.cu``). The length of the result of ``bincount``
+depends on the largest value, which fake tensors do not know. With ``minlength`` the result is taken to have that
+length, which is right if every value is below ``minlength``, as an expert's number is. ``grouped_mm`` multiplies
+float32 and float16 too, while PyTorch's shape function accepts bfloat16 alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from perflab.torch_internals.fakes import shape_rule_replaced_in
 _REFUSED = (torch.float16, torch.bfloat16, torch.bool)
 _MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)
 _ROW_BYTES = 16
-"""Rows of grouped products begin at a multiple of that."""
+"""The alignment of the rows of grouped products: each row begins at a multiple of this size."""
 
 
 def cuda_histograms() -> AbstractContextManager[None]:
-    """Within, fake tensors have the results of CUDA's kernels of ``histc``, ``bincount`` and ``grouped_mm``."""
+    """Within the block, ``histc``, ``bincount`` and ``grouped_mm`` give fake tensors the results of CUDA's kernels."""
     histc, bincount = torch.ops.aten.histc.default, torch.ops.aten.bincount.default
     grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
     table = shape_rule_replaced_in(bincount, "know how long counts are")
@@ -42,7 +42,7 @@ def cuda_histograms() -> AbstractContextManager[None]:
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         return values.new_empty(minlength, dtype=dtype)
 
-    # The latter two have no rule, and a shape function that refuses.
+    # ``histc`` and ``grouped_mm`` have no rule in the table, and shape functions that refuse such input.
     return shape_rules_replaced(table, {bincount: counted, histc: _histc, grouped_mm: _grouped_mm})
 
 
@@ -74,13 +74,13 @@ def _grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The result of ``ATen/native/GroupedMMUtils.h``: of the dtype that is given, its rows padded."""
+    """Return the result as in ``ATen/native/GroupedMMUtils.h``: in the operands' dtype, with padded rows."""
     if {left.dtype, right.dtype, out_dtype or left.dtype} not in ({one} for one in _MULTIPLIED):
         raise RuntimeError(
             f"Expected mat_a and mat_b to have the same dtype, Float32, BFloat16 or Float16, and so the output; "
             f"got {left.dtype}, {right.dtype} and {out_dtype}"
         )
-    # PyTorch's shape function checks everything else, of bfloat16 that lies as these do.
+    # PyTorch's shape function checks everything else, on bfloat16 tensors with the same layout in bytes.
     with without_dispatch_modes():
         shape = func(*(_in_bfloat16(one) for one in (left, right)), *(_on_meta(one) for one in (offs, bias))).shape
     in_a_row = _ROW_BYTES // left.element_size()

@@ -1,7 +1,7 @@
-"""Knows what a trace of operators does not show: temporary memory of CUDA kernels, and launches an operator.
+"""Temporary memory of CUDA kernels, and launches per operator, which a trace of operators does not show.
 
-From PyTorch's sources; where a file is named, it is below ``aten/src/ATen/native``. Bytes are as they are asked for,
-unrounded, those of the worst moment. Families of operators have files of their own (``attention_kernels``,
+The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Bytes are as requested,
+unrounded, at the peak within the call. Families of operators have modules of their own (``attention_kernels``,
 ``convolutions``, ``sorting``, ``reductions``, ``multi_tensor``). Left out: cuBLAS's workspace.
 """
 
@@ -25,18 +25,18 @@ _INDEX = 8
 
 H100 = Processor(132, 90)
 _GROUPED_MM = "_grouped_mm"
-"""It has one kernel or many by the GPU."""
+"""An operator that launches one kernel or many, depending on the GPU."""
 _OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
 
 
 def hidden_blocks(
     operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
 ) -> tuple[int, ...]:
-    """Blocks that the operator's kernel takes and gives back within one call, beside its results, in their order.
+    """Return the sizes in bytes of the temporary blocks of one call, which are freed within the call, in their order.
 
-    ``operator`` is its name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and ``keywords``
-    are what it was dispatched with. Of an operator there are as many at each size: those that it does not take then
-    have 0 bytes. None of them where nothing is known of any.
+    ``operator`` is the operator's name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and
+    ``keywords`` are those of its dispatch. The number of blocks depends on the operator alone: a block that a call does
+    not need has 0 bytes. The result is empty if no temporary block of the operator is known.
     """
     name, keywords = operator.removeprefix("aten::"), keywords or {}
     reduces = _REDUCTIONS.get(name)
@@ -50,9 +50,9 @@ def hidden_blocks(
 def launches(
     operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
 ) -> int:
-    """How many kernels the call launches. Views, which launch none, are not asked about; copies count as kernels.
+    """Return how many kernels the call launches; copies count as kernels. Views launch none, and are not passed here.
 
-    1 where nothing else is known; 0 for what only takes memory, or works on the host.
+    1 for an operator without a rule; 0 for an operator that only allocates memory, or works on the host.
     """
     name = operator.removeprefix("aten::")
     if name.startswith("empty") or name in _LAUNCH_NOTHING:
@@ -67,25 +67,27 @@ def launches(
 
 
 def check_operators() -> None:
-    """That operators are still called as in these tables: renamed ones would take nothing in passing, and one launch.
+    """Check that PyTorch still has the operators of these tables under their names.
+
+    A renamed operator would count without temporary memory and with one launch.
 
     Raises:
-        InternalsError: one of them is not there.
+        InternalsError: PyTorch does not have one of the operators.
     """
     for name in sorted({*_HIDDEN, *_REDUCTIONS, *ON_HOST, *_LAUNCHES, *_LAUNCH_NOTHING, _GROUPED_MM}):
         aten(name, "know what its kernel takes in passing")
 
 
 def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Indices that are expanded, as positions of a batch are, are written out first."""
+    """Bytes of the contiguous copy of expanded indices, such as a batch's positions; 0 for contiguous indices."""
     return 0 if indices.is_contiguous() else indices.nbytes
 
 
 def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
-    """Above 3072 tokens they are sorted, and summed in parts. Expanded indices are written out first.
+    """Bytes of the copy of expanded indices, and above 3072 tokens of sorted tokens and partial sums.
 
-    ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. The parts are one row of float32 for every 10 tokens,
-    and one more for every row of the weight that may be met.
+    ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. Partial sums are one row of float32 for every 10
+    tokens, and one more for every row of the weight that may occur. ``scale_grad_by_freq`` sorts fewer tokens too.
     """
     tokens, copied = indices.numel(), _embedding(grad, indices)
     if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
@@ -97,7 +99,7 @@ def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: 
 
 
 def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
-    """``cuda/ForeachReduceOp.cu``: a float32 for every chunk of the largest tensor, for every tensor."""
+    """Bytes of one float32 (or wider) per tensor and chunk of the largest tensor: ``cuda/ForeachReduceOp.cu``."""
     if not tensors or on_host(tensors[0]):
         return 0
     most = max(math.ceil(one.numel() / CHUNK) for one in tensors)
@@ -105,14 +107,18 @@ def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
 
 
 def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
-    """``cuda/SoftMax.cu``, ``softmax_backward_cuda_out``: the gradient times the result, before the kernel."""
+    """Bytes of the gradient times the result: ``softmax_backward_cuda_out`` in ``cuda/SoftMax.cu`` multiplies first."""
     return grad.nbytes
 
 
 def _reduction(
     dims_at: int | None, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
 ) -> tuple[int, ...]:
-    """Of an operator whose argument ``dims_at``, after the tensor, names the dimensions; None: it has none such."""
+    """Return the sizes in bytes of a reduction's two staging blocks.
+
+    ``dims_at`` is the position, after the tensor, of the argument that names the dimensions; None: there is no such
+    argument.
+    """
     dtype = keywords.get("dtype") or next((one for one in arguments if isinstance(one, torch.dtype)), None)
     if dtype is None:
         dtype = tensor.dtype if tensor.dtype.is_floating_point else torch.int64
@@ -125,7 +131,7 @@ def _reduction(
 
 
 _REDUCTIONS: dict[str, int | None] = {"sum": 0, "mean": 0, "linalg_vector_norm": 1}
-"""Through ``cuda/Reduce.cuh``, with where the dimensions stand behind the tensor."""
+"""The operators that use ``cuda/Reduce.cuh``, with the position of the argument for dimensions after the tensor."""
 
 _HIDDEN: dict[str, Callable[..., int | tuple[int, ...]]] = {
     "embedding": _embedding,
@@ -139,17 +145,20 @@ _HIDDEN: dict[str, Callable[..., int | tuple[int, ...]]] = {
 
 
 def _embedding_launches(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """One more to write out expanded indices."""
+    """Launches: one kernel, and one more to copy expanded indices."""
     return 1 + (not indices.is_contiguous())
 
 
 def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Zeros and one kernel; above 3072 tokens about so many: a sort in passes, segments found, sums."""
+    """Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums.
+
+    One more to copy expanded indices.
+    """
     return (2 if indices.numel() <= 3072 else 15) + (not indices.is_contiguous())
 
 
 def _filled_launches(sizes: Sequence[int], *_: Any, **__: Any) -> int:
-    """Nothing is filled where nothing is: autograd's and libraries' placeholders."""
+    """Launches: one fill; none for an empty tensor, such as a placeholder of autograd or a library."""
     return int(math.prod(sizes) > 0)
 
 
@@ -158,7 +167,10 @@ def _new_filled_launches(like: torch.Tensor, sizes: Sequence[int], *_: Any, **__
 
 
 def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, **__: Any) -> int:
-    """``cuda/Shape.cu``, ``cat_out_cuda``: up to four dimensions 128 tensors at once, else a copy for each of them."""
+    """Launches: one for 128 tensors of one dtype and at most four dimensions, else a copy for each tensor.
+
+    ``cat_out_cuda`` in ``cuda/Shape.cu``.
+    """
     tensors = [one for one in tensors if one.numel()]
     if not tensors:
         return 0
@@ -167,17 +179,20 @@ def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, 
 
 
 def _stack_launches(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
-    """A ``cat`` of tensors that each have one dimension more."""
+    """Launches of a ``cat`` of tensors that each have one dimension more."""
     return _cat_launches(tensors, more_dims=1)
 
 
 def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> int:
-    """``PadNd.cpp``: filled, then copied into; where it only cuts off, a copy."""
+    """Launches: a fill and a copy; a copy alone if the padding only cuts off (``PadNd.cpp``)."""
     return 2 if any(one > 0 for one in pad) else 1
 
 
 def lists_of(operator: str, arguments: Sequence[Any]) -> Lists | None:
-    """What an operator over lists cuts up; None of any other, and where nothing is on the GPU."""
+    """Return the lists that an operator over lists divides into chunks.
+
+    None for any other operator, and if all tensors are on the host.
+    """
     name = operator.removeprefix("aten::")
     if not name.startswith(_OVER_LISTS) or not arguments or not _is_list(arguments[0]):
         return None
@@ -185,7 +200,7 @@ def lists_of(operator: str, arguments: Sequence[Any]) -> Lists | None:
     if tensors and all(on_host(one) for one in tensors):
         return None
     lists = [one for one in arguments if _is_list(one) and one and isinstance(one[0], torch.Tensor)]
-    # An optimizer's step counters are a list that is not cut up with the others.
+    # An optimizer's step counters are a list that is not divided together with the other lists.
     depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
     scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in arguments)
     return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, int(name == "_foreach_norm"))

@@ -1,7 +1,7 @@
-"""How often an operator over lists launches: CUDA cuts its tensors into chunks, and a launch takes so many of both.
+"""Counts the launches of an operator over lists: CUDA divides tensors into chunks, and a launch is limited in both.
 
-``cuda/MultiTensorApply.cuh`` below ``aten/src/ATen/native``. Launches are no straight line over the layers of a model,
-so the lists of few layers are made longer, and counted again.
+``cuda/MultiTensorApply.cuh`` below ``aten/src/ATen/native``. Launches do not grow linearly with the layers of a model,
+so the lists of few layers are extended to all layers, and the launches are counted again.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 CHUNK = 65536
-"""Numbers that one block of a multi-tensor kernel takes (``kChunkSize``)."""
+"""The number of elements that one block of a multi-tensor kernel processes (``kChunkSize``)."""
 MOST_TENSORS = (770, 448, 336, 252, 210)
-"""Of one launch, by how many lists there are: ``depth_to_max_tensors``, built for CUDA 13."""
+"""The most tensors of one launch, for 1 to 5 lists: ``depth_to_max_tensors``, built for CUDA 13."""
 MOST_TENSORS_WITH_SCALARS = (672, 448, 336, 252, 210)
 MOST_BLOCKS = 2240
 
 
 class Part(NamedTuple):
-    """One tensor of a list, and those beside it in the other lists."""
+    """One tensor of the first list, together with the tensors at the same position of the other lists."""
 
     numbers: int
     stack: str = ""
     layer: int = 0
-    """In which layer of which stack of layers it belongs; ``""``: in none."""
+    """The layer's number in the stack of layers ``stack``; a part with ``stack`` ``""`` belongs to no layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """What one call takes."""
+    """The lists of tensors of one call."""
 
     parts: tuple[Part, ...]
     depth: int
-    """How many lists are cut up together."""
+    """The number of lists that are divided together."""
     scalars: bool = False
-    """Whether there is a list of numbers too."""
+    """Whether a list of numbers is passed too."""
     besides: int = 0
-    """Launches that it makes however long the lists are."""
+    """The number of launches that the call makes whatever the length of the lists."""
 
     @property
     def launches(self) -> int:
-        """A launch goes out when it has as many tensors, or as many chunks, as it can take."""
+        """The number of launches; a launch is issued once it has as many tensors, or as many chunks, as it can take."""
         most_tensors = (MOST_TENSORS_WITH_SCALARS if self.scalars else MOST_TENSORS)[min(max(self.depth, 1), 5) - 1]
         launched = tensors = blocks = 0
         for part in self.parts:
@@ -54,7 +54,7 @@ class Lists:
         return launched + bool(blocks) + self.besides
 
     def with_layers(self, before: Mapping[str, int], after: Mapping[str, int]) -> Lists:
-        """The same of a model with other numbers of layers: the last layer but one is repeated, or left out."""
+        """Return the lists of a model with other numbers of layers: the last layer but one is repeated, or left out."""
         parts = tuple(self.parts)
         for stack, number in after.items():
             if number != before[stack]:

@@ -1,6 +1,6 @@
-"""Replaces attributes and rules of shapes for a while, and restores them.
+"""Replaces attributes and shape rules for the length of a block, and restores them.
 
-Those with a private name come from ``perflab.torch_internals``.
+Attributes with a private name come from ``perflab.torch_internals``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ _ABSENT = object()
 
 @contextmanager
 def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Within, each ``owner.name`` is the value given.
+    """Within the block, each ``owner.name`` is the given value.
 
     Raises:
-        InternalsError: an owner has no such name. Left alone, a prediction would be another device's, and not say so.
+        InternalsError: an owner has no such attribute. Without the error a prediction would silently be that of another
+            device.
     """
     before: list[tuple[Any, str, Any]] = []
     try:
         for owner, name, value in replacements:
             if not hasattr(owner, name):
                 raise missing(TORCH, f"{getattr(owner, '__name__', owner)}.{name}", "predict what a GPU would do")
-            # A class's own entry, so that what it inherits is not made its own on the way back.
+            # Save a class's own entry alone, so that restoring does not copy an inherited attribute into the class.
             old = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name)
             before.append((owner, name, old))
             setattr(owner, name, value)
@@ -42,9 +43,9 @@ def attributes_replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterato
 
 @contextmanager
 def shape_rules_replaced(table: dict[Any, Any], rules: Mapping[Any, Any]) -> Iterator[None]:
-    """Within, PyTorch's table has these rules for shapes of fake tensors, by operator.
+    """Within the block, PyTorch's table has these rules for shapes of fake tensors, by operator.
 
-    What fake tensors compute is remembered by shape and dtype, so that memory is emptied on the way in and out.
+    PyTorch caches the results of fake tensors by shape and dtype, so the cache is cleared at the block's start and end.
     """
     before = {operator: table.get(operator, _ABSENT) for operator in rules}
     table.update(rules)

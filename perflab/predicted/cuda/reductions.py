@@ -1,9 +1,9 @@
-"""The staging buffers that reductions take in passing, by how CUDA divides them among thread blocks.
+"""The temporary staging buffers of reductions, from the way CUDA divides a reduction among thread blocks.
 
-A sum with many numbers for each result and few results is divided among several blocks, which leave their parts in
-global memory. The division follows ``setReduceConfig`` and ``gpu_reduce_kernel`` in ``ATen/native/cuda/Reduce.cuh``,
-the order of dimensions ``reorder_dimensions`` and ``coalesce_dimensions`` in ``ATen/TensorIterator.cpp``. It asks for
-the GPU's multiprocessors, and not for a kernel's registers.
+A sum with many inputs for each result, and few results, is divided among several blocks, which write partial results to
+global memory. The division follows ``setReduceConfig`` and ``gpu_reduce_kernel`` in ``ATen/native/cuda/Reduce.cuh``;
+the order of dimensions follows ``reorder_dimensions`` and ``coalesce_dimensions`` in ``ATen/TensorIterator.cpp``. The
+division depends on the GPU's multiprocessors, and not on a kernel's registers.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import torch
 
 WARP = 32
 MOST_THREADS = 512
-"""Of a block that reduces: ``mnt_wrapper``."""
+"""The most threads of a block that reduces: ``mnt_wrapper``."""
 LEAST_VALUES, MOST_VALUES = 16, 256
-"""Of a thread: ``min_values_per_thread`` and ``max_values_per_thread``."""
+"""The least and the most inputs per thread: ``min_values_per_thread`` and ``max_values_per_thread``."""
 _ADDRESSABLE = 2**31 - 1
-"""Numbers and bytes that one kernel can address: ``can_use_32bit_indexing``."""
+"""The most elements, and the farthest byte, that one kernel can address: ``can_use_32bit_indexing``."""
 _THREADS_OF_SM = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
 _THREADS_OF_OTHER_SMS = 2048
 
 
 class Processor(NamedTuple):
-    """The properties of a GPU that its kernels and their number depend on."""
+    """The properties of a GPU on which the choice and the number of kernels depend."""
 
     sms: int
     architecture: int
-    """Its compute capability, 90 for 9.0."""
+    """The compute capability without its dot: 90 for 9.0."""
 
     @property
     def threads_of_sm(self) -> int:
-        """``maxThreadsPerMultiProcessor``."""
+        """The most resident threads of a multiprocessor: ``maxThreadsPerMultiProcessor``."""
         return _THREADS_OF_SM.get(self.architecture, _THREADS_OF_OTHER_SMS)
 
 
 class _Dim(NamedTuple):
-    """One dimension of an iteration: strides in numbers, 0 of a result that is reduced over it."""
+    """One dimension of an iteration, with strides in elements; the result's stride is 0 in a reduced dimension."""
 
     size: int
     stride: int
@@ -51,13 +51,13 @@ class _Dim(NamedTuple):
 def staging(
     tensor: torch.Tensor, dims: Sequence[int] | None, result_dtype: torch.dtype, gpu: Processor
 ) -> tuple[int, int]:
-    """Bytes of the two blocks that a reduction over ``dims`` takes: the parts, and a counter for each group of blocks.
+    """Return the bytes of a reduction's two temporary blocks: partial results, and a counter per group of blocks.
 
     Args:
-        tensor: what is reduced.
-        dims: over which dimensions; none or an empty sequence: over all.
-        result_dtype: what the result is of; parts are of what it is accumulated in.
-        gpu: on what.
+        tensor: the tensor to reduce.
+        dims: the dimensions to reduce; None or an empty sequence: all.
+        result_dtype: the result's dtype; partial results have the dtype of the accumulation.
+        gpu: the GPU that reduces.
     """
     if tensor.numel() == 0 or tensor.dtype.is_complex:
         return 0, 0
@@ -68,12 +68,15 @@ def staging(
 
 
 def _accumulated_bytes(dtype: torch.dtype, result: torch.dtype) -> int:
-    """``acc_type``: halves in float32, whole numbers as the result is."""
+    """Bytes of an accumulator (``acc_type``): half precision accumulates in float32, integers in the result's dtype."""
     return max(4, result.itemsize) if dtype.is_floating_point else result.itemsize
 
 
 def _dims(tensor: torch.Tensor, over: set[int]) -> list[_Dim]:
-    """Reduced dimensions first, by their strides; then the others by those of the result; neighbours that are one."""
+    """Return the dimensions in the order of the iteration, with neighbours that form one dimension merged.
+
+    Reduced dimensions come first, by their strides; then come the other dimensions, by the result's strides.
+    """
     strides, step = {}, 1
     for dim in reversed(range(tensor.dim())):
         strides[dim] = 0 if dim in over else step
@@ -97,7 +100,7 @@ def _dims(tensor: torch.Tensor, over: set[int]) -> list[_Dim]:
 def _staging(dims: list[_Dim], itemsize: int, accumulated: int, offset: int, gpu: Processor) -> tuple[int, int]:
     farthest = sum((one.size - 1) * one.stride for one in dims) * itemsize
     if math.prod(one.size for one in dims) > _ADDRESSABLE or farthest > _ADDRESSABLE:
-        # with_32bit_indexing(): halves of the dimension that reaches farthest, one after the other.
+        # with_32bit_indexing(): the dimension that reaches farthest is halved; the halves run one after the other.
         at = max(range(len(dims)), key=lambda one: (dims[one].size - 1) * dims[one].stride)
         half = dims[at].size // 2
         parts = [
@@ -111,22 +114,22 @@ def _staging(dims: list[_Dim], itemsize: int, accumulated: int, offset: int, gpu
 
 @dataclass
 class _Division:
-    """``ReduceConfig``."""
+    """The division of a reduction among threads and blocks: ``ReduceConfig``."""
 
     outputs: int
     inputs: int
     vector: int = 1
-    """``output_vec_size``: results that a thread makes."""
+    """The number of results per thread: ``output_vec_size``."""
     width: int = 1
     step_input: int = 1
     step_output: int = 1
     blocks: int = 1
-    """``ctas_per_output``."""
+    """The number of blocks per result: ``ctas_per_output``."""
     reduces_in_width: bool = False
 
     @property
     def values(self) -> int:
-        """``values_per_thread``."""
+        """The number of inputs per thread: ``values_per_thread``."""
         return math.ceil(self.inputs / self.step_input)
 
     @property
@@ -134,7 +137,7 @@ class _Division:
         return math.ceil(self.outputs // self.vector / self.step_output)
 
     def staging_bytes(self, accumulated: int) -> tuple[int, int]:
-        """``global_memory_size`` and ``semaphore_size``."""
+        """Return the bytes of partial results and of counters: ``global_memory_size`` and ``semaphore_size``."""
         if self.blocks == 1:
             return 0, 0
         lanes = 1 if self.reduces_in_width else self.width * self.vector
@@ -142,7 +145,7 @@ class _Division:
 
 
 def _divided(dims: list[_Dim], offset: int, input_vector: int, gpu: Processor) -> _Division:
-    """``setReduceConfig``."""
+    """Divide a reduction among threads and blocks as ``setReduceConfig`` does."""
     counts = {kept: math.prod(one.size for one in some) for kept, some in groupby(dims, lambda one: bool(one[2]))}
     config = _Division(outputs=counts.get(True, 1), inputs=counts.get(False, 1))
     reduced = sum(not one.result_stride for one in dims)
@@ -175,7 +178,7 @@ def _divided(dims: list[_Dim], offset: int, input_vector: int, gpu: Processor) -
 
 
 def _vector(dims: list[_Dim], reduced: int, offset: int) -> int:
-    """``get_output_vec_size``; storages begin at multiples of 512 B."""
+    """Return the number of results per thread (``get_output_vec_size``); storages begin at multiples of 512 B."""
     others = [one.stride for at, one in enumerate(dims) if at != reduced]
     return math.gcd(4, offset, dims[reduced].size, *others)
 

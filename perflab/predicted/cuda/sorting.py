@@ -1,8 +1,9 @@
-"""What kernels take and launch that sort, count and put rows elsewhere, as a mixture of experts does with its tokens.
+"""Temporary memory and launches of kernels that sort, count and move rows, such as tokens in a mixture of experts.
 
-From PyTorch's sources, below ``aten/src/ATen/native``, with their constants; CUB's part is what it launches on compute
-capability 8.0 and above. Its temporary memory is that of its second lists; the few bytes a tile that it keeps beside
-them are left out, since they depend on registers. Bytes are as they are asked for, of the worst moment.
+The rules follow PyTorch's sources, with their constants; file names are relative to ``aten/src/ATen/native``. CUB's
+launches are those on compute capability 8.0 and above. CUB's temporary memory is that of its second lists; its few
+other bytes per tile are left out, since they depend on registers. Bytes are as requested, unrounded, at the peak within
+the call.
 """
 
 from __future__ import annotations
@@ -16,27 +17,32 @@ from torch import Tensor
 
 _INDEX = 8
 SORTED_IN_PLACE = 4096
-"""Numbers in a row that ``sort_key_value_inplace`` takes (``cuda/Sort.cpp``, ``should_use_small_sort``)."""
+"""The longest row that ``sort_key_value_inplace`` sorts (``cuda/Sort.cpp``, ``should_use_small_sort``)."""
 FEW_ROWS = 128
-"""Fewer long rows than that are sorted as one list, twice (``cuda/SortStable.cu``)."""
+"""Several long rows, if fewer than this number, are sorted as one list, twice (``cuda/SortStable.cu``)."""
 ONE_TILE = 2304
-"""Pairs that CUB sorts in one block: 256 threads of 9."""
+"""The most pairs that CUB sorts in one block: 256 threads with 9 pairs each."""
 _DIGIT_BITS = 8
 _TOP_K_IN_MANY_BLOCKS = ((4001, 400), (800, 800), (200, 3000), (81, 5000), (41, 8000), (21, 10_000), (1, 20_000))
-"""From so many rows on, rows of which length (``cuda/TensorTopK.cu``, ``should_use_multiblock``)."""
+"""Pairs of a least number of rows, and the row length from which ``topk`` uses many blocks for a row
+(``cuda/TensorTopK.cu``, ``should_use_multiblock``)."""
 _CHECKS = 5
-"""That indices are within bounds: the least and the largest of each, two comparisons, two assertions."""
+"""The launches that check the bounds of one index tensor: its least and largest value in one kernel, two comparisons,
+two assertions."""
 
 
 def _rows(tensor: Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[int, int]:
-    """How many rows, and how long, along the dimension that is named; by default the last."""
+    """Return the number of rows and their length along the given dimension; by default the last dimension."""
     dim = keywords.get("dim", next((one for one in arguments if type(one) is int), -1))
     size = tensor.shape[dim] if tensor.dim() else 1
     return (tensor.numel() // size if size else 0), size
 
 
 def _sort(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """Places in a row; of long rows a list of places and CUB's second lists, for few rows with their numbers too."""
+    """Bytes of a sort: for short rows, the positions of one row; for long rows, all positions and CUB's second lists.
+
+    Few long rows, which are sorted as one list, have the rows' numbers in these lists too.
+    """
     rows, size = _rows(tensor, arguments, keywords)
     if size <= SORTED_IN_PLACE:
         return size * _INDEX
@@ -45,7 +51,11 @@ def _sort(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
 
 
 def _sort_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """Short rows: places, three copies, a kernel. Long ones: a histogram, its sums, a pass a digit, places, a copy."""
+    """Launches of a sort; for few long rows, which are sorted twice, 4 more.
+
+    Short rows: positions, three copies, one kernel. Long rows: a histogram, its sums, one pass per digit, positions, a
+    copy.
+    """
     rows, size = _rows(tensor, arguments, keywords)
     if not tensor.numel():
         return 0
@@ -53,7 +63,10 @@ def _sort_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
 
 
 def _topk_launches(tensor: Tensor, k: int, *arguments: Any, **keywords: Any) -> int:
-    """One, or three a digit and seven where few rows are long; one more to sort what was found."""
+    """Launches: one, or three per digit and seven more for few long rows; one more to sort the results.
+
+    A strided input takes a copy more.
+    """
     rows, size = _rows(tensor, arguments, keywords)
     flags = [one for one in arguments if type(one) is bool]
     is_sorted = keywords.get("sorted", flags[1] if len(flags) > 1 else True)
@@ -67,13 +80,13 @@ def _cumsum_converts(tensor: Tensor, keywords: Mapping[str, Any]) -> bool:
 
 
 def _cumsum(tensor: Tensor, dim: int, **keywords: Any) -> int:
-    """Numbers as the result has them."""
+    """Bytes of the input converted to the result's dtype; 0 if the input has that dtype."""
     wanted = keywords.get("dtype") or torch.int64
     return tensor.numel() * wanted.itemsize if _cumsum_converts(tensor, keywords) else 0
 
 
 def _cumsum_launches(tensor: Tensor, dim: int, **keywords: Any) -> int:
-    """``cuda/ScanKernels.cpp``: CUB's two for all in one row, else one."""
+    """Launches: CUB's two if all elements are in one row, else one; one more to convert (``cuda/ScanKernels.cpp``)."""
     if not tensor.numel():
         return 0
     in_one_row = tensor.dim() == 0 or tensor.shape[dim] == tensor.numel()
@@ -85,13 +98,13 @@ def _indices(indices: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def _places(found: Sequence[Tensor]) -> int:
-    """How many places several indices name together."""
+    """Return how many positions several index tensors name together."""
     shape: torch.Size = torch.broadcast_shapes(*(one.shape for one in found))  # type: ignore[no-untyped-call]
     return math.prod(shape)
 
 
 def _passes(tensor: Tensor, indices: Sequence[Tensor | None]) -> int:
-    """Digits of the largest place: places are sorted by no more."""
+    """Return the number of passes that sort positions: one for each 8-bit digit of the largest position."""
     rows = math.prod(tensor.shape[at] for at, one in enumerate(indices) if one is not None)
     return math.ceil(max(1, (rows - 1).bit_length()) / _DIGIT_BITS)
 
@@ -99,7 +112,10 @@ def _passes(tensor: Tensor, indices: Sequence[Tensor | None]) -> int:
 def _index_put(
     tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
 ) -> int:
-    """``cuda/Indexing.cu``, where rows add up: the places, sorted, with their order; in several passes twice."""
+    """Bytes if rows accumulate: lists of positions and of their order; two lists more if the sort takes several passes.
+
+    ``cuda/Indexing.cu``.
+    """
     found = _indices(indices)
     if not accumulate or not found:
         return 0
@@ -110,7 +126,10 @@ def _index_put(
 def _index_put_unchecked(
     tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any, **__: Any
 ) -> int:
-    """Where rows add up, places are sorted first: in one kernel, or a histogram, its sums and a pass a digit."""
+    """Launches without the bounds checks.
+
+    If rows accumulate, positions are sorted first: in one kernel, or by a histogram, its sums and one pass per digit.
+    """
     found = _indices(indices)
     if not accumulate or not found:
         return 1
@@ -129,7 +148,7 @@ def _index_put_launches(*arguments: Any, **keywords: Any) -> int:
 
 
 def _has_bounds(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
-    """Of ``histc``: by default, 0 and 0, it looks for the least and the largest itself."""
+    """Whether ``histc`` is given bounds; with equal ones, by default 0 and 0, it finds the least and largest value."""
     least, most = ([*arguments[1:3], 0, 0][at] for at in (0, 1))
     return bool(keywords.get("min", least) != keywords.get("max", most))
 
@@ -139,7 +158,7 @@ def _histc(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
 
 
 def _histc_launches(tensor: Tensor, *arguments: Any, **keywords: Any) -> int:
-    """``cuda/SummaryOps.cu``: zeros, then the counts."""
+    """Launches: zeros, the counts, and one more to find bounds that are not given (``cuda/SummaryOps.cu``)."""
     return 1 + (1 + (not _has_bounds(arguments, keywords)) if tensor.numel() else 0)
 
 
@@ -148,7 +167,7 @@ def _weights_converted(weights: Tensor | None) -> bool:
 
 
 def _bincount(tensor: Tensor, weights: Tensor | None = None, *_: Any, **__: Any) -> int:
-    """The least and the largest; weights in float64, where they are neither that nor float32."""
+    """Bytes of the least and the largest value, and of weights converted to float64 if not float32 or float64."""
     if not tensor.numel():
         return 0
     return 2 * tensor.element_size() + (tensor.numel() * 8 if _weights_converted(weights) else 0)
@@ -161,9 +180,10 @@ def _bincount_launches(tensor: Tensor, weights: Tensor | None = None, *_: Any, *
 def grouped_mm_launches(
     architecture: int, left: Tensor, right: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
 ) -> int:
-    """``cuda/GroupedBlas.cpp``: the groups' addresses, then all products, in bfloat16 on 9.0 and 10.0 alone.
+    """Return the launches of a grouped product (``cuda/GroupedBlas.cpp``).
 
-    Elsewhere the offsets are copied to the host, which launches a product for each group; without offsets one for all.
+    In bfloat16 on compute capability 9.x and 10.x: one kernel for the groups' addresses, one for all products.
+    Otherwise the offsets are copied to the host, which launches one product per group; without offsets one for all.
     """
     if {left.dtype, right.dtype} == {torch.bfloat16} and architecture // 10 in (9, 10):
         return 2
@@ -189,7 +209,7 @@ LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_index_put_impl_": _index_put_unchecked,
     "histc": _histc_launches,
     "bincount": _bincount_launches,
-    # A copy, then the same in place.
+    # A copy, then the operator in place.
     "scatter": 2,
     "scatter_add": 2,
     "scatter_reduce": 3,

@@ -1,7 +1,7 @@
-"""What a training step chooses by device: multi-tensor optimizers, clipping, gradient scaling.
+"""Makes the choices of a training step that depend on the device: multi-tensor optimizers, clipping, gradient scaling.
 
-On CUDA an optimizer that is not told otherwise takes the ``_foreach_`` operators, for parameters that are plain tensors
-on a CUDA device (``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``). Fake tensors are neither.
+On CUDA an optimizer uses the ``_foreach_`` operators by default, if its parameters are plain tensors on a CUDA device
+(``torch/optim/optimizer.py``, ``_default_to_fused_or_foreach``). Fake tensors are neither plain nor on a CUDA device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perflab.torch_internals.tracing import foreach_types
 
 @contextmanager
 def cuda_training() -> Iterator[None]:
-    """Within, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake tensors on the CPU as tensors on CUDA."""
+    """Within the block, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake CPU tensors as CUDA tensors."""
     lists = foreach_types()
     try:
         for types in lists:
@@ -40,7 +40,7 @@ def _with_cpu(usual: Callable[[], list[str]]) -> Callable[[], list[str]]:
 
 
 def _grad_scaler() -> list[tuple[Any, str, Any]]:
-    """``GradScaler`` of ``"cuda"`` is enabled, takes every step, and knows its scale only as it began."""
+    """Return replacements that enable ``GradScaler("cuda")``, let it take every step, and report its initial scale."""
     scaler: Any = torch.amp.GradScaler
     initialise = scaler.__init__
 

@@ -1,4 +1,4 @@
-"""Runs a case dry: memory, launches and waits of a call in its steady state, with a trace that explains them."""
+"""Runs a case dry: counts memory, launches and waits of a call in its steady state, and traces the call."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _TIMED = 3
 _IN_A_LOOP = 2
-"""Calls in which races are looked for: one may race with the call before."""
+"""The number of calls in which races are searched for: a call may race with the previous call."""
 _UNEXPLAINED = 0.01
-"""Share of what is allocated that no operator explains, and that is not worth a note."""
+"""The largest share of allocated memory that no operator explains and that gets no note."""
 
 
 def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Prediction, Traced]:
-    """Run a call on CUDA that computes nothing: first to its steady state, then to count, to time, and to trace.
+    """Run a call on CUDA with nothing computed: to its steady state, then to count, to time, to trace, to find races.
 
     Raises:
         Exception: whatever the work raises, out of memory too.
-        CalledOff: the watch has seen enough.
+        CalledOff: the watch stopped the call.
     """
     from nocuda import Seen, library
 
@@ -85,7 +85,7 @@ def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Predictio
 
 
 class RealKernels(Hidden):
-    """What each operator's kernels took and launched just now."""
+    """The temporary memory and the launches of each operator, counted while the operator runs."""
 
     device_type = "cuda"
 
@@ -94,22 +94,22 @@ class RealKernels(Hidden):
         self._launched = 0
 
     def before(self) -> None:
-        """An operator is about to run."""
+        """Begin to count memory and launches, just before an operator runs."""
         torch.cuda.reset_peak_memory_stats()
         self._launched = self._library.launches
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Temporary memory of the call that has just been made, as one block."""
+        """Return the temporary memory of the call that has just been made, as one block, in bytes."""
         taken = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         return (taken,) if taken else ()
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Kernels that it launched."""
+        """Return the number of kernels that the call has launched."""
         return self._library.launches - self._launched
 
 
 def _timed(work: Work) -> int:
-    """What the host takes to issue a call; nothing waits for a GPU."""
+    """Return the host's time to issue a call, in ns; nothing waits for a GPU."""
     work.made_ready()
     start = perf_counter_ns()
     work.run(_nothing)
@@ -117,4 +117,4 @@ def _timed(work: Work) -> int:
 
 
 def _nothing() -> None:
-    """Nobody wants to know when a span ends."""
+    """Do nothing at the end of a span."""

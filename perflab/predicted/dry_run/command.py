@@ -1,4 +1,4 @@
-"""``perflab dry-run -- COMMAND``: any command on CUDA without a GPU."""
+"""``perflab dry-run -- COMMAND``: runs any command on CUDA without a GPU."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from nocuda.library import Counts
 
 _MOST = 10
-"""Kernels that are listed."""
+"""The most kernels that are listed."""
 _WAYS = ("host to device", "device to host")
 
 
 def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-    """What this tier adds to ``perflab``."""
+    """Return the subcommands that this tier adds to ``perflab``, by name."""
     return {"dry-run": dry_run_command}
 
 
@@ -82,7 +82,7 @@ def _is_pytest(command: Sequence[str]) -> bool:
 
 
 def _told(processes: Sequence[Counts]) -> list[str]:
-    """What the processes that opened CUDA did, together."""
+    """Return the lines that sum up the counts of all processes that opened CUDA."""
     if not processes:
         return ["dry run: no process opened CUDA"]
     # Each process may see other devices (CUDA_VISIBLE_DEVICES).

@@ -1,8 +1,8 @@
-"""Runs each test of a dry run in a fork of this process: a case starts with an empty allocator, and a crash is its own.
+"""Runs each test of a dry run in a fork of this process, with an empty allocator, so that a crash ends one test alone.
 
-What stands in for CUDA is C, and so are PyTorch's extensions: what ends the process there ends one test, which fails
-and says how. CUDA is opened in the fork; where the collecting process has opened it already, forks cannot have it, so
-tests run in that process.
+The stand-in for CUDA is written in C, and so are PyTorch's extensions. A crash of such code ends the fork; the test
+fails, and its report says how the process ended. CUDA is opened in the fork. If the collecting process has opened CUDA
+already, forks cannot use it, so tests run in that process.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from perflab.torch_internals.machine import can_open_cuda_in_a_fork
 
 
 def begin(config: pytest.Config) -> None:
-    """Have a pytest session that runs dry run tests in forks, and skip those that read values.
+    """Make a dry run's pytest session run its tests in forks, and skip tests that read values.
 
     Raises:
-        pytest.UsageError: this process is none, though the environment says so.
+        pytest.UsageError: this process is no dry run, though the environment says so.
     """
     import nocuda
 
@@ -54,14 +54,14 @@ def begin(config: pytest.Config) -> None:
 
 
 class Forked:
-    """Hook that runs tests in forks."""
+    """Plugin that runs each test in a fork."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run one test in a fork, and log what it reports."""
+        """Run one test in a fork, and log its reports; None, for pytest's own way, if forks cannot open CUDA."""
         if not _can_fork():
             return None
         if is_perf_case(item):
@@ -90,12 +90,12 @@ class Forked:
             return [_crashed(item, status, trace.read().decode(errors="replace"))]
 
     def _in_the_fork(self, item: pytest.Item, answer: IO[bytes], trace: IO[bytes]) -> None:
-        """Run the test to the end of its fixtures, write its reports, and leave at once."""
+        """Run the test with the teardown of its fixtures, write its reports to ``answer``, and end the process."""
         status = 1
         with contextlib.suppress(BaseException):
             import torch
 
-            torch.set_num_threads(1)  # the pool of threads is not in a fork, and waiting for it would never end
+            torch.set_num_threads(1)  # a fork has no threads of the pool, and waiting for them would never end
             faulthandler.enable(trace)
             reports = runtestprotocol(item, log=False, nextitem=None)
             hook = self._config.hook
@@ -119,13 +119,13 @@ def _can_fork() -> bool:
 
 @functools.cache
 def _load() -> None:
-    """What every case would load in its fork, for seconds: a dispatch mode takes all of the compiler along."""
+    """Import what every case would import in its own fork, which takes seconds: dispatch modes import the compiler."""
     importlib.import_module("perflab.predicted.dry_run.case")
     load_compiler()
 
 
 def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:
-    """The report of a test whose process ended before it did."""
+    """Return the failed report of a test whose process ended before the test did."""
     if os.WIFSIGNALED(status):
         how = f"its process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
     else:
@@ -147,7 +147,7 @@ def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:
 
 
 def _of_the_test(trace: str) -> str:
-    """Of what ``faulthandler`` wrote, the thread that crashed, without frames that all tests have."""
+    """Return the crashed thread's frames in the output of ``faulthandler``, without frames that all tests have."""
     _, _, thread = trace.partition("Current thread")
     frames = [line for line in thread.splitlines()[1:] if line.startswith("  File ")]
     others = ("/_pytest/", "/pluggy/", "/perflab/", "/pytest/", "<frozen ")

@@ -1,9 +1,9 @@
-"""What is ordered after what among the streams of a device, and which accesses are not. Pure.
+"""Tracks the order of accesses among the streams of a device, and finds accesses in no defined order. Pure.
 
-Each stream counts its kernels. A *clock* says how many kernels of each stream are over for certain: every stream has
-one, an event keeps that of its stream as it was recorded, and the host has what it has waited for. Two accesses of one
-tensor on two streams, one of them a write, are a race if neither stream's clock has the other's kernel. (Vector clocks,
-as in Mattern, "Virtual Time and Global States of Distributed Systems", 1989.)
+Each stream counts its kernels. A *clock* says how many kernels of each stream are over for certain. Every stream has a
+clock; an event keeps its stream's clock at the time of recording; the host's clock has what the host has waited for.
+Two accesses of one tensor on two streams, one of them a write, are a race if neither stream's clock includes the other
+stream's kernel. (Vector clocks, as in Mattern, "Virtual Time and Global States of Distributed Systems", 1989.)
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ class Access:
 
     stream: int
     number: int
-    """Of the kernel on its stream."""
+    """The kernel's number on its stream, from 1."""
     operator: str
     stack: tuple[str, ...]
-    """The user's lines, the innermost first."""
+    """The user's lines that launched the kernel, the innermost first."""
 
 
 @dataclass
 class _Tensor:
     write: Access | None = None
     reads: list[Access] = field(default_factory=list)
-    """Since that write."""
+    """The last read of each stream since the write."""
 
 
 @dataclass(frozen=True)
 class _Freed:
-    """Memory that was given back while a stream may still use it."""
+    """Memory that was freed while another stream may still use it."""
 
     access: Access
     home: int
-    """The stream that it is for."""
+    """The stream on which the memory was allocated."""
     stack: tuple[str, ...]
+    """The user's lines that freed the memory, the innermost first."""
 
 
 class Order:
-    """Follows streams, events and accesses; tells each race once."""
+    """Follows streams, events and accesses, and reports each race once."""
 
     def __init__(self, found: Callable[[str, Access, Access | tuple[str, ...]], None]) -> None:
-        """``found``: is called with ``access`` and two of them, or with ``freed``, an access and where it was freed."""
+        """Report races to ``found``: ``access`` and two accesses, or ``freed``, an access and the lines of the free."""
         self._found = found
         self._numbers: Clock = {}
         self._clocks: dict[int, Clock] = {HOST: {}}
@@ -59,28 +60,28 @@ class Order:
         self._allocated_on: dict[int, int] = {}
         self._freed: list[_Freed] = []
         self._recorded: dict[int, set[int]] = {}
-        """Streams that a storage was kept for by ``record_stream``."""
+        """The streams for which ``record_stream`` keeps a storage, by storage."""
 
     # --- streams and events -------------------------------------------------------------------------------------
 
     def record(self, event: int, stream: int) -> None:
-        """An event is recorded on a stream."""
+        """Note that an event is recorded on a stream."""
         self._events[event] = dict(self._clock(stream))
 
     def wait(self, event: int, stream: int) -> None:
-        """A stream waits for an event. For one that was never recorded nobody waits."""
+        """Note that a stream waits for an event. Waiting for an event that was never recorded has no effect."""
         _merge(self._clock(stream), self._events.get(event, {}))
 
     def host_waits_for_event(self, event: int) -> None:
-        """The host waits for an event, and so does what it queues from now on."""
+        """Note that the host waits for an event; all work that the host queues later comes after the event too."""
         self._host_knows(self._events.get(event, {}))
 
     def host_waits_for_stream(self, stream: int) -> None:
-        """The host waits for all that is queued on a stream."""
+        """Note that the host waits for all work queued on a stream."""
         self._host_knows(self._clock(stream))
 
     def host_waits(self) -> None:
-        """The host waits for the device."""
+        """Note that the host waits for all work on the device."""
         for stream in [*self._clocks]:
             self._host_knows(self._clocks[stream])
 
@@ -103,7 +104,7 @@ class Order:
         reads: Iterable[tuple[int, int]],
         writes: Iterable[tuple[int, int]],
     ) -> None:
-        """A kernel is queued. Tensors are given by their address and their storage's."""
+        """Note a queued kernel, and report its races. A tensor is given by its own address and its storage's."""
         clock = self._clock(stream)
         clock[stream] = self._numbers[stream] = self._numbers.get(stream, 0) + 1
         now = Access(stream, self._numbers[stream], operator, stack)
@@ -133,7 +134,7 @@ class Order:
         uses.append(access)
 
     def allocate(self, storage: int, stream: int) -> None:
-        """Memory is taken, for use on the stream that is current: it may be what was freed there."""
+        """Note memory allocated for the stream, and report races with memory that was freed on that stream before."""
         for freed in [one for one in self._freed if one.home == stream]:
             if not self._is_over(freed.access, stream):
                 self._found("freed", freed.access, freed.stack)
@@ -143,11 +144,11 @@ class Order:
             known.pop(storage, None)
 
     def keep_for(self, storage: int, stream: int) -> None:
-        """``record_stream``: the allocator waits for that stream before it gives the memory to somebody else."""
+        """Note a ``record_stream``: the allocator waits for that stream before it reuses the memory."""
         self._recorded.setdefault(storage, set()).add(stream)
 
     def free(self, storage: int, stack: Callable[[], tuple[str, ...]]) -> None:
-        """Memory is given back: whoever takes it next on its stream may write to it at once."""
+        """Note that memory is freed: the next allocation on the memory's stream may write to the memory at once."""
         home = self._allocated_on.pop(storage, 0)
         for one in self._uses.pop(storage, []):
             if one.stream not in self._recorded.get(storage, ()) and not self._is_over(one, home):

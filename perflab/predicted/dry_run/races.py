@@ -1,8 +1,8 @@
-"""Finds tensors that two streams use with no order between, or that are freed while another stream may use them.
+"""Finds tensors that two streams use in no defined order, or that are freed while another stream may use them.
 
-Sees what goes through PyTorch's dispatcher, events and streams of PyTorch, its allocator. A Triton kernel that is
-launched by itself, and what an extension does on its own, is not seen; launched in an operator
-(``torch.library.triton_op``) it is.
+The search covers PyTorch's dispatcher, events, streams and allocator. A Triton kernel is covered if an operator
+launches it (``torch.library.triton_op``). Not covered: a Triton kernel launched outside of operators, and work that an
+extension does by itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from perflab.torch_internals.machine import watch_streams
 from perflab.user_lines import line_of
 
 _DEPTH = 4
-"""Lines of a stack."""
+"""The most lines of a call stack."""
 
 
 @contextlib.contextmanager
 def finding_races(found: list[Race]) -> Iterator[None]:
-    """Add what races within to ``found``, each pair of lines once."""
+    """Add the races within the block to ``found``, equal ones once."""
 
     def note(what: str, before: Access, now: Access | tuple[str, ...]) -> None:
         one = Race(
@@ -85,7 +85,10 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Watch:
-    """Hands what PyTorch tells of streams to whoever looks now: it can be asked once a process."""
+    """Passes PyTorch's callbacks on streams, events and memory to the current ``Order``, if there is one.
+
+    The callbacks are registered once per process, since PyTorch cannot unregister them.
+    """
 
     def __init__(self) -> None:
         self.order: Order | None = None
@@ -126,7 +129,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _address(stream: torch.Stream) -> int:
-    """Of a stream as the dispatcher gives it."""
+    """Return the CUDA address of a stream that the dispatcher passes."""
     known = torch.cuda.Stream(  # type: ignore[no-untyped-call]
         stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
     )
@@ -138,7 +141,7 @@ def _here() -> tuple[str, ...]:
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:
-    """The user's lines from a frame on, up to the test."""
+    """Return the user's lines from a frame outwards up to the test, or ``backward`` if there are none."""
     lines: list[str] = []
     while frame is not None and len(lines) < _DEPTH:
         if "/_pytest/" in frame.f_code.co_filename:
@@ -154,5 +157,5 @@ _numbers: dict[int, int] = {0: 0}
 
 
 def _number(stream: int) -> int:
-    """Streams are shown by the order in which they were met; the default one is 0."""
+    """Return the number that is shown for a stream: 0 for the default stream, others in the order of appearance."""
     return _numbers.setdefault(stream, len(_numbers))

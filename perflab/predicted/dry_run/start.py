@@ -13,17 +13,17 @@ from perflab.plugin.config.early_errors import refusing
 from perflab.predicted.gpus.names import Gpu, parse_gpu
 
 VARIABLE = "PERFLAB_DRY_RUN"
-"""Environment variable: the GPU, in a process that is a dry run."""
+"""The environment variable that names the GPU in a process that is a dry run."""
 OPTION = "--perf-dry-run"
 HERE = "on"
-"""The option's value where no GPU is named: that of ``--perf-gpu``."""
+"""The option's value if it names no GPU: the GPU is then that of ``--perf-gpu``."""
 
 
 def environment_of(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a dry run on so many of a GPU.
+    """Return the environment variables of a dry run with ``devices`` GPUs of one kind.
 
     Raises:
-        DeviceError: there is a real GPU, no CUDA build of PyTorch, no compiler, or another thing that it needs.
+        DeviceError: the machine has a real GPU, or lacks a CUDA build of PyTorch, a compiler or another requirement.
     """
     import nocuda
 
@@ -40,20 +40,20 @@ def environment_of(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = 
         found = nocuda.environment(described, base=base)
     except nocuda.NocudaError as error:
         raise DeviceError(f"no dry run: {error.problem}", error.remedy) from error
-    # Asked of NVML, the number of devices opens no CUDA: cases can run in forks of the process that collected them.
+    # NVML reports the number of devices without opening CUDA, so cases can run in forks of the collecting process.
     return found | {VARIABLE: gpu.name, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def is_dry_run() -> bool:
-    """Whether this process is one."""
+    """Whether this process is a dry run."""
     return bool(os.environ.get(VARIABLE))
 
 
 def enter(config: pytest.Config) -> None:
-    """Begin pytest anew as a dry run, if ``--perf-dry-run`` asks for one and this process is none.
+    """Restart pytest as a dry run, if ``--perf-dry-run`` asks for one and this process is no dry run yet.
 
     Raises:
-        pytest.UsageError: an unknown GPU, pytest that a program called, or a machine that cannot do it.
+        pytest.UsageError: the GPU is unknown, a program has called pytest, or the machine cannot run a dry run.
     """
     given = config.known_args_namespace.perf_dry_run
     given = config.getini("perf_dry_run") if given is None else given
@@ -68,7 +68,7 @@ def enter(config: pytest.Config) -> None:
                 f"{OPTION} begins the process anew, and a program has called pytest in this one",
                 "start that program with `perflab dry-run -- COMMAND`",
             )
-        # A value apart is what pytest took for one: a path. Those that belong to the option are written with "=".
+        # A value of the option is written with "=". A word after a bare option is a path that pytest took for a value.
         gpu = HERE if OPTION in arguments else str(given)
         environment = environment_of(gpu_named(gpu, config.known_args_namespace.perf_gpu))
         sys.stdout.flush()
@@ -77,10 +77,10 @@ def enter(config: pytest.Config) -> None:
 
 
 def gpu_named(text: str, otherwise: str | None) -> Gpu:
-    """The GPU that the option names, else the one that ``--perf-gpu`` does, else an H100.
+    """Return the GPU that the option names, else the GPU that ``--perf-gpu`` names, else an H100.
 
     Raises:
-        SettingError: there is no data sheet of it.
+        SettingError: perflab has no data sheet of that GPU.
     """
     try:
         return parse_gpu((otherwise or "h100") if text == HERE else text)

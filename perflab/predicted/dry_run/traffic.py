@@ -1,4 +1,4 @@
-"""What crosses between host and device in a dry run, and when the host waits, each with the line that asked for it."""
+"""Counts a dry run's copies between host and device and waits of the host, each with the line that asked for it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _DESCRIBES = re.compile(r"Set[A-Z]|[Dd]estroy|Finalize")
 _BACKWARD = "backward"
-"""In the place of a line: autograd's own thread has no Python of the user's."""
+"""Shown in place of a line for calls in autograd's own thread, which runs no Python of the user's."""
 
 
 class TrafficNotes:
-    """Notes what an observer of ``nocuda`` is told."""
+    """Observer of ``nocuda`` that sums up copies and waits by kind, line and function."""
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[str, str, str]] = Counter()
         self._bytes: Counter[tuple[str, str, str]] = Counter()
 
     def note(self, what: Seen, function: str, size_bytes: int, source: int, target: int) -> None:
-        """One call, in whatever thread makes it."""
+        """Count one call; runs in the thread that makes the call. Copies within the device are ignored."""
         from nocuda import Seen
         from nocuda.library import HOST
 
@@ -44,7 +44,7 @@ class TrafficNotes:
         self._bytes[key] += size_bytes
 
     def traffic(self) -> list[Traffic]:
-        """The most frequent first."""
+        """Return the copies and waits, the most frequent first."""
         return [
             Traffic(what=kind, line=line, function=function, calls=calls, size_bytes=self._bytes[kind, line, function])
             for (kind, line, function), calls in self._calls.most_common()
@@ -52,15 +52,15 @@ class TrafficNotes:
 
 
 def without_effect(names: Iterable[str]) -> list[str]:
-    """Of functions that did nothing, those that were to answer or to do something.
+    """Return the names of the functions, among those that did nothing, whose effect or answer is missing.
 
-    What only describes a computation that nobody makes, or lets a description go, is missed by nobody.
+    Functions that only describe a computation, or release a description, are left out: nothing depends on them.
     """
     return [name for name in dict.fromkeys(names) if not _DESCRIBES.search(name)]
 
 
 def by_name(counts: Counts) -> Counter[str]:
-    """Launches by kernel's short name."""
+    """Return the launches by the kernel's short name."""
     from nocuda.library import demangled
 
     found: Counter[str] = Counter()

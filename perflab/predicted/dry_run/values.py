@@ -1,7 +1,7 @@
-"""Tests that read what kernels would have written: in a dry run that is zero, so they cannot pass, nor fail by it.
+"""Skips tests that read values written by kernels: in a dry run the values are zero, so the outcome means nothing.
 
-Only what is copied from the device to the host can reach a test: each ``.item()``, ``==`` in an ``if``, ``allclose``
-does that. A test that has copied nothing knows shapes, sizes and errors, which are real.
+A test can see only values that are copied from the device to the host: ``.item()``, ``==`` in an ``if`` and
+``allclose`` do so. A test that copies nothing sees shapes, sizes and errors, which are real.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ if TYPE_CHECKING:
     from nocuda import Seen
 
 VALUES = "perflab-values-read"
-"""Name under which ``ValuesRead`` is registered as a plugin."""
+"""The name under which ``ValuesRead`` is registered as a plugin."""
 
 
 class ValuesRead:
-    """Knows the first line of the running test that read a value; skips tests whose outcome may rest on it."""
+    """Plugin that notes the running test's first line that reads a value, and then skips the test.
+
+    A perf case is not skipped, nor is a test that raises another error than a failed assertion.
+    """
 
     def __init__(self) -> None:
         self.line: str | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None]:
-        """Note what fixtures read: the body may rest on it."""
+        """Note the first value that fixtures read, since the test's body may depend on the value."""
         self.line = None
         with self._watching():
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
-        """Note what the body reads. A perf case is judged by what it needs, whatever it reads."""
+        """Note the first value that the body reads. A perf case is judged by what it needs, so it is never skipped."""
         with self._watching():
             if is_perf_case(item):
                 return (yield)
@@ -60,5 +63,5 @@ class ValuesRead:
         if self.line is not None or not source >= 0 > target:
             return
         line = line_of(sys._getframe(1)) or "backward"
-        if "/_pytest/" not in line:  # it shows a tensor of an assertion that has failed already
+        if "/_pytest/" not in line:  # pytest reads a tensor to show an assertion that has failed already
             self.line = line

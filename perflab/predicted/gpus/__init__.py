@@ -1,1 +1,1 @@
-"""Data sheets of GPUs, and the time that operators take at least on them."""
+"""Data sheets of GPUs, and the roofline times of operators on them."""

@@ -1,31 +1,33 @@
 """Data sheets: memory, bandwidth and arithmetic of each GPU, with sources. Pure data.
 
-Which GPU somebody means stands in ``names.py``.
+``names.py`` finds a GPU by its name.
 
-Rates are **dense**: many of NVIDIA's sheets print the rate with 2:4 sparsity, twice that, which no operator of
-PyTorch's reaches on ordinary tensors. They are of products with float32 accumulation, which is what PyTorch asks cuBLAS
-for unless it is told otherwise (``allow_fp16_accumulation``, twice as fast on GeForce; emulated float32 on Blackwell),
-and at the boost clock of the sheet. A dtype without a rate is one that the GPU has no instruction for products of:
-bfloat16 on a V100 or T4; ``roofline.rate_of`` says what is reckoned with instead.
+Rates are **dense**: many of NVIDIA's sheets print the rate with 2:4 sparsity, twice the dense rate, which no operator
+of PyTorch reaches on ordinary tensors. Rates are at the sheet's boost clock, and of products with float32 accumulation,
+which PyTorch requests from cuBLAS by default (other settings: ``allow_fp16_accumulation``, twice as fast on GeForce;
+emulated float32 on Blackwell). If a GPU has no instruction for products of a dtype, the dtype has no rate: bfloat16 on
+a V100 or T4; ``roofline.rate_of`` then uses the rate of another dtype.
 
-**Memory** is what CUDA reports (``torch.cuda.get_device_properties().total_memory``), not what the box says: the
-driver keeps some, and ECC on GDDR takes a sixteenth. Drivers differ by up to 1.4 %; here is the least that was reported
-by name, in MiB: printed by PyTorch or Ultralytics, or out of "has a total capacity of 79.10 GiB" in an error, then
-rounded down. (On Windows more is reported, and less can be had.)
+**Memory** is what CUDA reports (``torch.cuda.get_device_properties().total_memory``), which is less than the nominal
+size: the driver keeps some, and ECC on GDDR takes a sixteenth. Drivers differ by up to 1.4 %. The values here are the
+least that was reported for the device's name, in MiB: printed by PyTorch or Ultralytics, or taken from "has a total
+capacity of 79.10 GiB" in an error and rounded down. (On Windows more is reported, and less is usable.)
 
-**The context** is what a process takes outside of PyTorch's allocator: CUDA's context, and kernels as they are loaded
-(lazily since CUDA 11.7; before it was over 1 GiB). Errors that PyTorch raises tell it: "this process has ... in use"
-less what is allocated and what is reserved but unallocated. That was 0.25 to 0.45 GiB on GPUs before Hopper, 0.65 on an
-H200 and 0.70 on a B200. It is an estimate: NCCL, and libraries with allocators of their own, come on top.
+**The context** is the memory that a process uses outside of PyTorch's allocator: CUDA's context, and kernels as they
+are loaded (lazily since CUDA 11.7; before, the context was over 1 GiB). Errors that PyTorch raises show the size: "this
+process has ... in use" less the memory that is allocated and that is reserved but unallocated. The size was 0.25 to
+0.45 GiB on GPUs before Hopper, 0.65 on an H200 and 0.70 on a B200. The values here are estimates: NCCL, and libraries
+with allocators of their own, use more.
 
-**The workspace** is what cuBLAS is given in PyTorch's allocator (``aten/src/ATen/cuda/CublasHandlePool.cpp``), unless
-``CUBLAS_WORKSPACE_CONFIG`` or ``torch.backends.cuda.cublas_workspace_size`` say otherwise: ``:4096:2:16:8``, which is
-8,519,680 B, and 32 MiB on Hopper (sm_90), in PyTorch 2.13 on Blackwell (sm_100, sm_120) too, which before had the
-smaller one. It is asked for by the first product of each handle and stream, and kept. A handle belongs to a thread, and
-backward runs in a thread of its own: so a training step on one stream has two. cuBLASLt (``addmm`` with a bias, scaled
-products) uses the same memory, its size too (``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, the default); before, it had 1 MiB
-beside it. Versions after 2.13 ask for a workspace in each product and give it back when that is queued: then it counts
-only where a product is at the peak.
+**The workspace** is the memory that cuBLAS gets in PyTorch's allocator (``aten/src/ATen/cuda/CublasHandlePool.cpp``),
+unless ``CUBLAS_WORKSPACE_CONFIG`` or ``torch.backends.cuda.cublas_workspace_size`` set another size: ``:4096:2:16:8``,
+which is 8,519,680 B, and 32 MiB on Hopper (sm_90). PyTorch 2.13 uses 32 MiB on Blackwell (sm_100, sm_120) too; earlier
+versions used the smaller size there. The first product of each handle and stream allocates the workspace, which is then
+kept. A handle belongs to a thread, and backward runs in a thread of its own, so a training step on one stream has two
+workspaces. cuBLASLt (``addmm`` with a bias, scaled products) uses the same memory and size
+(``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, the default); before, cuBLASLt had 1 MiB in addition. Versions after 2.13
+allocate a workspace in each product and free it when the product is queued: it then counts only if a product is at the
+peak.
 """
 
 from __future__ import annotations
@@ -38,44 +40,44 @@ _MIB = 2**20
 HOPPER = 90
 CONTEXT_BYTES = 512 * _MIB
 CONTEXT_HOPPER_BYTES = 768 * _MIB
-"""From Hopper on. Both round up what was seen."""
+"""The context's estimated size in bytes from Hopper on. Both estimates round up the sizes that were observed."""
 WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
-"""``:4096:2:16:8`` in KiB: two buffers of 4 MiB, eight of 16 KiB."""
+"""The bytes of cuBLAS's workspace ``:4096:2:16:8``: two buffers of 4096 KiB and eight of 16 KiB."""
 WORKSPACE_HOPPER_BYTES = 32 * _MIB
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One product, as its data sheet has it."""
+    """One GPU product, with the values of its data sheet."""
 
     name: str
-    """What it is asked for by, and what its baselines are named for: ``a100-40gb``."""
+    """The name by which a user selects the GPU, and by which its baselines are stored: ``a100-40gb``."""
     device_name: str
-    """What ``torch.cuda.get_device_name()`` says: ``NVIDIA A100-SXM4-40GB``."""
+    """The result of ``torch.cuda.get_device_name()``: ``NVIDIA A100-SXM4-40GB``."""
     architecture: int
-    """Compute capability without its dot: 90 is sm_90."""
+    """The compute capability without its dot: 90 is sm_90."""
     memory_bytes: int
-    """All that CUDA reports."""
+    """The total memory that CUDA reports."""
     bandwidth_bytes_per_s: float
-    """Of its memory."""
+    """The bandwidth of the GPU's memory."""
     rates: Mapping[str, float]
-    """Dense FLOP/s of products by dtype, as torch names it; ``tf32`` is float32 in tensor cores."""
+    """Dense FLOP/s of products by torch's name of the dtype; ``tf32`` is float32 in tensor cores."""
     l2_bytes: int
-    """As CUDA reports it."""
+    """The size of the L2 cache that CUDA reports."""
     sms: int
     source: str
-    """Title and table of the document that rates and bandwidth stand in."""
+    """The title and the table of the document that states the rates and the bandwidth."""
     other_device_names: tuple[str, ...] = ()
-    """Boards that the same sheet covers, and what older drivers say."""
+    """The device names of other boards that the sheet covers, and the names that older drivers report."""
 
     @property
     def context_bytes(self) -> int:
-        """What a process takes of the memory outside of PyTorch's allocator: an estimate."""
+        """The estimated memory that a process uses outside of PyTorch's allocator."""
         return CONTEXT_HOPPER_BYTES if self.architecture >= HOPPER else CONTEXT_BYTES
 
     @property
     def workspace_bytes(self) -> int:
-        """What cuBLAS takes inside of it, of each handle and stream that has multiplied matrices."""
+        """The memory in PyTorch's allocator that cuBLAS uses per handle and stream that has multiplied matrices."""
         return WORKSPACE_HOPPER_BYTES if self.architecture >= HOPPER else WORKSPACE_BYTES
 
 
@@ -88,7 +90,7 @@ def _rates(
     float16: float,
     float8: float | None = None,
 ) -> Mapping[str, float]:
-    """TFLOP/s to FLOP/s by dtype, without those that are None. Both formats of float8 have one rate."""
+    """Convert TFLOP/s to FLOP/s by dtype, without dtypes whose rate is None. Both formats of float8 have one rate."""
     teras = {
         "float64": float64,
         "float32": float32,
@@ -101,8 +103,8 @@ def _rates(
     return MappingProxyType({dtype: tera * 1e12 for dtype, tera in teras.items() if tera is not None})
 
 
-# float64: on A100 and Hopper in tensor cores. Chips with GDDR do it at 1/64 of float32, Turing at 1/32; their sheets
-# leave it out, their whitepapers say so.
+# float64: A100 and Hopper use tensor cores. Chips with GDDR reach 1/64 of the float32 rate, Turing 1/32; the sheets do
+# not state these rates, the whitepapers do.
 _A100 = _rates(float64=19.5, float32=19.5, tf32=156, bfloat16=312, float16=312)
 _HOPPER = _rates(float64=66.9, float32=66.9, tf32=494.7, bfloat16=989.4, float16=989.4, float8=1978.9)
 _H100_TABLE = 'NVIDIA H100 Tensor Core GPU Architecture (whitepaper), "H100 Tensor Core GPU Performance Specs", '
@@ -174,7 +176,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 architecture=100,
                 memory_bytes=182_630 * _MIB,
                 bandwidth_bytes_per_s=8e12,
-                # Half of what is sparse. Of TF32 that is 2.2 PFLOP/s, rounded: it is half of bfloat16, as everywhere.
+                # Half of the sparse rates. The sheet rounds TF32's to 2.2 PFLOP/s: half of bfloat16's, as on all GPUs.
                 rates=_rates(float64=40, float32=80, tf32=1125, bfloat16=2250, float16=2250, float8=4500),
                 l2_bytes=132_644_864,
                 sms=148,
@@ -197,7 +199,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 architecture=89,
                 memory_bytes=45_455 * _MIB,
                 bandwidth_bytes_per_s=864e9,
-                # For bfloat16 the sheet has 362.05 | 733: half of what is sparse, which goes with TF32 and float8.
+                # The sheet has 362.05 | 733 for bfloat16. Half of the sparse rate is used: it fits TF32 and float8.
                 rates=_rates(float64=91.6 / 64, float32=91.6, tf32=183.2, bfloat16=366.5, float16=366.5, float8=733),
                 l2_bytes=96 * _MIB,
                 sms=142,
@@ -273,4 +275,4 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
         )
     }
 )
-"""By name."""
+"""The data sheets of all known GPUs, by name."""

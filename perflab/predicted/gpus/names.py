@@ -13,7 +13,7 @@ _BRANDS = ("nvidia", "tesla", "geforce")
 
 
 def _plain(text: str) -> str:
-    """Letters and digits alone, in lower case, without the maker's brands."""
+    """Return the letters and digits of a name in lower case, without the maker's brands before it."""
     words = [word for word in re.split(r"[^a-z0-9]+", text.lower()) if word]
     while len(words) > 1 and words[0] in _BRANDS:
         del words[0]
@@ -21,10 +21,10 @@ def _plain(text: str) -> str:
 
 
 def parse_gpu(text: str) -> Gpu:
-    """Read the name of a GPU: ``h100``, ``A100 80GB``, ``rtx_4090``, or what CUDA calls it: ``NVIDIA H100 80GB HBM3``.
+    """Find a GPU by name: ``h100``, ``A100 80GB``, ``rtx_4090``, or CUDA's device name, ``NVIDIA H100 80GB HBM3``.
 
     Raises:
-        ValueError: no sheet of that name, with names like it and those that there are.
+        ValueError: no sheet has that name; the message lists similar names, and all names.
     """
     asked = _plain(text)
     by_plain = {_plain(name): gpu for name, gpu in GPUS.items()}
@@ -40,10 +40,10 @@ def parse_gpu(text: str) -> Gpu:
 
 
 def gpu_by_device_name(device_name: str) -> Gpu | None:
-    """The sheet of a GPU that was measured on, by what ``torch.cuda.get_device_name()`` said; None: there is none.
+    """Find the sheet of the GPU with this name from ``torch.cuda.get_device_name()``; None if no sheet has the name.
 
-    The whole name has to be one of a sheet's: an ``A10G`` is no A10, a ``4090 D`` or a laptop's no 4090, and a slice of
-    a GPU (``NVIDIA A100-SXM4-40GB MIG 1g.5gb``) is none.
+    The whole name has to match: an ``A10G`` is no A10, a ``4090 D`` or a laptop's 4090 is no 4090, and a slice of a GPU
+    (``NVIDIA A100-SXM4-40GB MIG 1g.5gb``) has no sheet.
     """
     asked = _plain(device_name)
     for gpu in GPUS.values():

@@ -1,1 +1,1 @@
-"""A prediction against its baseline: totals decide, rows tell what grew. Pure."""
+"""Judges a prediction against its baseline: totals decide the verdict, rows explain the growth. Pure."""

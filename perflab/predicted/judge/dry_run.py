@@ -1,6 +1,6 @@
-"""What a dry run has more of than its baseline: kernels by name, and lines that wait or copy; and streams that race.
+"""Explains what grew in a dry run: kernels by name, and lines that wait or copy; and reports streams that race.
 
-A dry run in which streams race has failed, whatever it needs. Pure.
+A dry run in which streams race has failed, whatever its counts. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perflab.records import Judgement, Verdict
 from perflab.units import format_bytes, format_count
 
 MOST = 5
-"""Kernels, or lines, that are told."""
+"""The most kernels, or lines of code, that a message names."""
 MOST_RACES = 3
 _WHAT = {"waits": WAIT, "to_device": TO_DEVICE, "to_host": TO_HOST}
 
@@ -24,12 +24,14 @@ _REMEDY = {
 
 
 def explain_dry_run(now: Prediction, baseline: PredictedBaseline, worse: Sequence[str]) -> list[str]:
-    """Sentences for what grew. A baseline has no lines, which move with every edit: all that there are now are told.
+    """Return sentences for what grew: kernels with more launches, and the current lines that wait or copy.
+
+    A baseline has no lines of code, which move with every edit, so lines cannot be compared.
 
     Args:
         now: the dry run.
-        baseline: what it was.
-        worse: of the quantities of ``Prediction.real``; others are not told here.
+        baseline: the dry run's baseline.
+        worse: the quantities that grew; only those of ``Prediction.real`` are explained here.
     """
     if now.dry_run is None:
         return []
@@ -58,7 +60,7 @@ def _doing(one: Traffic) -> str:
 
 
 def unless_races(judgement: Judgement, now: Prediction) -> Judgement:
-    """The judgement, or that the case has failed, with the races that were found."""
+    """Return the judgement; if streams race, return it with the verdict FAILED and the races as reasons."""
     races = now.dry_run.races if now.dry_run is not None else []
     if not races:
         return judgement
@@ -68,7 +70,7 @@ def unless_races(judgement: Judgement, now: Prediction) -> Judgement:
 
 
 def explain_races(case: str, races: list[Race]) -> str:
-    """The text of a failure: each race with the lines of both sides, and what to do."""
+    """Return the text of a failure: the first races, each with the lines of both sides and the remedy."""
     blocks = [f"{case}: streams race, so the contents of its tensors are undefined"]
     for race in races[:MOST_RACES]:
         first, second = (" <- ".join(lines) for lines in (race.first_lines, race.second_lines))

@@ -1,12 +1,12 @@
 """Finds what makes one prediction larger than another: compares their rows. Pure.
 
-Totals decide (``predicted``), rows only explain. So what is explained may be less than what there is, and a row that is
-called otherwise, moved or in another order explains nothing:
+Totals decide the verdict (``judge``); rows only explain it. So the explanation may cover less than the whole growth. A
+row that was renamed, moved or reordered does not count as growth:
 
-- rows are told apart by phase or kind, module and operator, never by line or order;
-- a layer's number tells no rows apart (``row_names``), and a module that is called otherwise and does the same is the
-  same module;
-- where a stack has more layers than it had, rows of its modules are held against as many layers.
+- a row is identified by phase or kind, module and operator, never by line or order;
+- rows that differ only in a layer's number are one row (``row_names``), and a module with a new name and the same work
+  is the same module;
+- if the number of layers of a stack changed, the old rows of its modules are scaled to the new number of layers.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from perflab.predicted.records import PredictedBaseline, Prediction
 
 
 class Key(NamedTuple):
-    """By what two rows are the same row."""
+    """The identity of a row: rows of two predictions with equal keys are compared."""
 
     group: str
-    """The phase of a cost, the kind of a part of the peak."""
+    """The phase of a cost; the kind of a part of the peak; empty for saved tensors."""
     module: str
     operator: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row with its amounts, or with how much more they are than they were."""
+    """A row with its amounts, or with the differences of its amounts from the baseline's (positive: growth)."""
 
     key: Key
     amounts: Amounts
     line: str = ""
     shown: str = ""
-    """What more is to be told of it, such as a shape."""
+    """A detail to show with the row, such as a shape."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What became more, and less, of one kind of row."""
+    """The growth and the shrinkage of one kind of rows: costs, parts of the peak, or saved tensors."""
 
     rows: list[Row]
-    """Those that changed, in the order in which they stand in the prediction; what is gone comes last."""
+    """The rows that changed, in the prediction's order; rows that are gone come last."""
     by_layers: Amounts
-    """What more layers alone would add to all of them together."""
+    """The amounts that the change in the number of layers alone would add to all rows together."""
 
 
 @dataclass(frozen=True)
 class Grown:
-    """A prediction held against its baseline."""
+    """The comparison of a prediction with its baseline."""
 
     stacks: dict[str, tuple[int, int]]
-    """Stacks of layers before and now, where their number changed."""
+    """The number of layers before and now, of each stack whose number changed."""
     peak: Growth
     saved: Growth
     costs: Growth
 
 
 def find_growth(now: Prediction, before: PredictedBaseline) -> Grown:
-    """Hold a prediction against its baseline, row by row."""
+    """Compare a prediction with its baseline, row by row."""
     here, there = _rows_of(now), _rows_of(before)
     names = _renamed([*there["costs"], *there["peak"]], [*here["costs"], *here["peak"]])
     modules, modules_before = ([row.key.module for rows in side.values() for row in rows] for side in (here, there))
@@ -109,7 +109,7 @@ def _rows_of(one: Prediction | PredictedBaseline) -> dict[str, list[Row]]:
 
 
 def _renamed(before: Iterable[Row], now: Iterable[Row]) -> dict[str, str]:
-    """Modules that have another name now and do the same for the most part: old name -> new name, both folded."""
+    """Return the modules that have a new name and mostly the same rows: old name -> new name, both folded."""
     gone, come = _by_module(before), _by_module(now)
     both = gone.keys() & come.keys()
     new = {module: rows for module, rows in come.items() if module not in both}
@@ -136,7 +136,7 @@ def _by_module(rows: Iterable[Row]) -> dict[str, Counter[tuple[str, str, Amounts
 
 
 def _for_layers(row: Row, stacks: Mapping[str, tuple[int, int]]) -> Amounts:
-    """What the row would have with as many layers as there are now."""
+    """Return the amounts that the row would have with the present number of layers."""
     amounts = row.amounts
     for stack, (before, now) in stacks.items():
         if is_in_layers(row.key.module, stack):
@@ -145,14 +145,14 @@ def _for_layers(row: Row, stacks: Mapping[str, tuple[int, int]]) -> Amounts:
 
 
 class _Place(NamedTuple):
-    """Where something of a row is."""
+    """The module and the shown detail of one part of a row."""
 
     module: str
     shown: str
 
 
 def _differences(before: Iterable[Row], now: Iterable[Row], stars: Collection[tuple[str, ...]]) -> list[Row]:
-    """What is more or less in each row, where anything is; told with what stands in ``now`` beside it."""
+    """Return the rows whose amounts changed, with the differences, and with the line and detail of ``now``."""
     now = list(now)
     old, new = _by_key(before), _by_key(now)
     lines: dict[Key, dict[str, str]] = {}

@@ -1,9 +1,9 @@
 """Describes what grew in a prediction: module, operator and amount; the cause first. Pure.
 
-One change of the code shows in many rows: an operator more, what backward does for it, a peak at another moment. The
-*cause* is told first: the first operator of forward that is called more often than it was, else the first that is
-larger. Nothing before it in time has changed, so it follows from no other row. Where no operator did more, something is
-kept that was let go, and the largest row of the peak says what.
+One change of the code shows in many rows: one more operator, its backward, a peak at another moment. The *cause* is
+described first: the first operator of forward that is called more often than before, else the first one that is larger.
+Nothing before the cause in time has grown, so the cause follows from no other row. If no operator grew, memory is kept
+that was freed before, and the largest row of the peak shows which.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from perflab.profiles.records import BACKWARD, OPTIMIZER
 from perflab.units import format_bytes, format_flops, format_signed
 
 MOST = 5
-"""Rows of one kind that are told; the baselines' diff has them all."""
+"""The most rows of one kind that are described; the diff of the baseline files has all rows."""
 _COSTS = ("flops", "bytes", "operators")
-"""As they stand in a cost's amounts."""
+"""The quantities of a cost's amounts, in their order."""
 _CALLS = _COSTS.index("operators")
 
 
 class _Said(NamedTuple):
-    """One sentence."""
+    """One sentence of the explanation."""
 
     text: str
     is_cause: bool = False
 
 
 def explain_growth(grown: Grown, worse: Sequence[str]) -> list[str]:
-    """Sentences for what is known to have grown, those about the cause first.
+    """Return sentences for what grew: changed numbers of layers first, then the cause, then the rest.
 
     Args:
-        grown: the rows.
-        worse: of ``memory``, ``saved``, ``flops``, ``bytes``, ``operators``.
+        grown: the comparison's rows.
+        worse: the quantities that grew: ``memory``, ``saved``, ``flops``, ``bytes``, ``operators``.
     """
     cause = _cause(grown.costs.rows)
     said: list[_Said] = []
@@ -50,7 +50,7 @@ def explain_growth(grown: Grown, worse: Sequence[str]) -> list[str]:
 
 
 def _cause(costs: Sequence[Row]) -> Row | None:
-    """The row that all others may follow from; rows are in the order in which they came first."""
+    """Return the row that all others may follow from; None if no cost grew. Rows are in the order of first calls."""
 
     def rank(row: Row) -> int:
         is_called_more = row.amounts[_CALLS] > 0
@@ -64,7 +64,7 @@ def _cause(costs: Sequence[Row]) -> Row | None:
 
 
 def _is_of(row: Row, cause: Row | None) -> bool:
-    """Whether a row is about what the operator made that is the cause."""
+    """Whether a row has the module and the operator of the cause."""
     return cause is not None and (row.key.module, row.key.operator) == (cause.key.module, cause.key.operator)
 
 
@@ -83,7 +83,7 @@ def _layers_said(grown: Grown, worse: Sequence[str]) -> list[str]:
 
 
 def _largest(rows: Sequence[Row], cause: Row | None) -> list[Row]:
-    """Rows that have more bytes, what the cause made before the rest."""
+    """Return the rows whose bytes grew: rows of the cause first, then the others, both by size."""
     more = [row for row in rows if row.amounts[0] > 0]
     return sorted(more, key=lambda row: (not _is_of(row, cause), -row.amounts[0]))
 
@@ -119,7 +119,10 @@ def _memory_said(row: Row, cause: Row | None, does: tuple[str, str], what: str) 
 
 
 def _costs_said(rows: Sequence[Row], at: Sequence[int], cause: Row | None) -> list[_Said]:
-    """The cause, and rows with most of what got worse (``at`` those amounts); no quantity counts more than another."""
+    """Describe the cause, and the rows with the largest shares of the growth; all quantities count alike.
+
+    ``at`` has the positions of the grown quantities in a row's amounts.
+    """
     grown = {i: sum(max(0, row.amounts[i]) for row in rows) for i in at}
     shares = [(max((row.amounts[i] / grown[i] for i in at if grown[i]), default=0.0), row) for row in rows]
     more = [row for share, row in sorted(shares, key=lambda pair: (pair[1] is not cause, -pair[0])) if share > 0]
@@ -135,7 +138,7 @@ def _costs_said(rows: Sequence[Row], at: Sequence[int], cause: Row | None) -> li
 
 
 def _instead_of(cause: Row, rows: Sequence[Row]) -> str:
-    """The operator that its module called before, where there is one."""
+    """Return words for the operator that the cause's module called instead before; empty if there is none."""
     here = [row for row in rows if row.key[:2] == cause.key[:2] and row.amounts[_CALLS] < 0]
     most = min(here, key=lambda row: row.amounts[_CALLS], default=None)
     return f" instead of {-most.amounts[_CALLS]:,} {most.key.operator}" if most is not None else ""

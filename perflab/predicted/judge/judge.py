@@ -1,14 +1,14 @@
 """Judges a prediction against its baseline: totals decide, exactly. Pure.
 
-A prediction is arithmetic: there is no noise, and nothing to measure again. What fails a case is any growth of
+A prediction is arithmetic: there is no noise, and nothing to measure again. A case fails by any growth of
 
-- ``memory``: its peak, and ``saved``: what is kept for backward, past the slack that memory is given (none by default);
-- ``flops``, and where counts are gated ``bytes`` moved and ``operators``: to the last one;
-- of dry runs, memory that was asked for, allocated and reserved, with the same slack; and where counts are gated
+- ``memory``, the peak, and ``saved``, the bytes saved for backward, past the slack for memory (none by default);
+- ``flops``, and if counts are gated ``bytes`` moved and ``operators``, without slack;
+- in dry runs, memory that is requested, allocated and reserved, with the slack for memory; and if counts are gated
   launches, waits of the host and bytes copied between host and device.
 
-Totals decide; what grew, ``growth`` tells from the rows. Only one version of PyTorch is compared with itself: the
-operators are its own.
+Totals decide; ``growth`` explains from the rows what grew. Predictions are compared only if they are of one version of
+PyTorch, because every version has its own operators.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from perflab.results import Result
 _Row = TypeVar("_Row", Cost, PeakPart, SavedTensors)
 _ALLOWING_SLACK = ("memory", "saved", "asked", "allocated", "reserved")
 _COUNTED = ("bytes", "operators", "launches", "waits", "to_device", "to_host")
-"""What ``--perf-counts`` is about: as many operators as before may well be other ones."""
+"""The quantities that ``--perf-counts`` gates. Equal numbers of operators need not be the same operators."""
 
 
 def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy: Policy) -> Judgement:
-    """Compare a prediction with its baseline, or with none."""
+    """Judge a prediction by its baseline; without a baseline the verdict is NEW."""
     if baseline is None:
         return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
     if now.torch != baseline.torch:
@@ -73,7 +73,7 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
 
 
 def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
-    """The judgement of a prediction by that of another run for the same GPU; None where one of them has none."""
+    """Judge a prediction by another run's; None if a run has no prediction, or the two are not for the same place."""
     base, head = before.outcome, now.outcome
     if not isinstance(base, PredictedCase) or not isinstance(head, PredictedCase) or base.place != head.place:
         return None
@@ -88,14 +88,14 @@ def baseline_of(
     commit: str | None = None,
     reason: str | None = None,
 ) -> PredictedBaseline:
-    """What of a prediction is stored: nothing that changes when a file is edited elsewhere, or operators change places.
+    """Return the baseline to store: without what changes when a file is edited elsewhere, or operators change places.
 
     Args:
-        prediction: what is to be the baseline.
-        recorded: date, ISO 8601.
-        parameters: the case's.
-        commit: the project's.
-        reason: why it is saved, if that was said.
+        prediction: the prediction that becomes the baseline.
+        recorded: the date, ISO 8601.
+        parameters: the parameters of the test case.
+        commit: the project's commit.
+        reason: the reason given for saving the baseline, if one was given.
     """
     return PredictedBaseline(
         torch=prediction.torch,
@@ -121,7 +121,7 @@ def baseline_of(
 
 
 def _totals(now: Prediction, before: PredictedBaseline) -> dict[str, tuple[int, int]]:
-    """Each quantity before and now, in the order in which a person asks."""
+    """Return each quantity before and now, the quantities that matter most to a reader first."""
     return {
         "memory": (before.peak_bytes, now.peak_bytes),
         "saved": (before.saved_bytes, now.saved_bytes),
@@ -137,12 +137,15 @@ def _slack(name: str, policy: Policy) -> float:
 
 
 def _is_more(name: str, before: int, now: int, policy: Policy) -> bool:
-    """Whole numbers as far as possible: FLOPs of large models are past what a float holds exactly."""
+    """Whether a quantity grew past its slack.
+
+    The difference is of integers: FLOPs of large models are beyond the integers that a float holds exactly.
+    """
     return now - before > before * _slack(name, policy)
 
 
 def _merged(rows: Iterable[_Row], key: Sequence[str], amounts: Sequence[str]) -> list[_Row]:
-    """Rows with the same key as one, with the sums of their amounts and no line, in the order of their keys."""
+    """Merge rows with equal keys into one row with the sums of their amounts and no line; sort the rows by key."""
     found: dict[tuple[object, ...], list[_Row]] = {}
     for row in rows:
         values = (getattr(row, name) for name in key)

@@ -1,9 +1,9 @@
 """Matches the rows of two predictions by name. Pure.
 
-The same module can have several names. A stack of alike layers is one row (``blocks.*``), one of unlike layers a row
-for each (``blocks.0``), and a line of code can make the one the other; what is put into an ``nn.Sequential`` changes
-the number of all that follows. So rows are compared with every number folded into ``*``, and a difference is told
-under the most exact name that all of it is in.
+A module can have different names in two predictions. A stack of alike layers is one row (``blocks.*``), a stack of
+unlike layers has one row per layer (``blocks.0``), and a one-line edit can turn one stack into the other. A module
+inserted into an ``nn.Sequential`` changes the number of all modules after it. So rows are compared with every number
+folded into ``*``, and a difference is shown under the most exact name that contains all of it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 STAR = "*"
 Amounts = tuple[int, ...]
-"""Bytes and blocks of the peak; bytes and tensors saved; FLOPs, bytes and calls of a cost. Empty: nothing."""
+"""The amounts of a row: bytes and blocks of the peak; bytes and tensors saved; FLOPs, bytes and calls of a cost. An
+empty tuple stands for zeros."""
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
-    """Both together."""
+    """Return the sum of two amounts."""
     return tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else one or other
 
 
 def minus(one: Amounts, other: Amounts) -> Amounts:
-    """The first without the other."""
+    """Return the first amounts minus the second."""
     return plus(one, tuple(-amount for amount in other))
 
 
 def total(amounts: Iterable[Amounts]) -> Amounts:
-    """All together."""
+    """Return the sum of all amounts; empty if there are none."""
     return functools.reduce(plus, amounts, ())
 
 
 def summed(pairs: Iterable[tuple[str, Amounts]]) -> dict[str, Amounts]:
-    """The sum of all amounts that have the same name."""
+    """Return the sums of the amounts, by name."""
     found: dict[str, Amounts] = {}
     for name, amounts in pairs:
         found[name] = plus(found.get(name, ()), amounts)
@@ -40,12 +41,12 @@ def summed(pairs: Iterable[tuple[str, Amounts]]) -> dict[str, Amounts]:
 
 
 def folded(module: str) -> str:
-    """A module's name with ``*`` in the place of each number."""
+    """Return a module's name with ``*`` in the place of each number."""
     return ".".join(STAR if part.isdecimal() else part for part in module.split("."))
 
 
 def aligned(module: str, stacks: Collection[tuple[str, ...]]) -> str:
-    """The name with ``*`` in the place of the numbers of these stacks' layers alone."""
+    """Return a module's name with ``*`` in the place of the layer numbers of these stacks alone."""
     parts: list[str] = []
     for part in _parts(module):
         parts.append(STAR if part.isdecimal() and tuple(parts) in stacks else part)
@@ -53,7 +54,7 @@ def aligned(module: str, stacks: Collection[tuple[str, ...]]) -> str:
 
 
 def stacks_in(modules: Iterable[str]) -> set[tuple[str, ...]]:
-    """The containers, in the parts of their names, of which some name has ``*`` in the place of a layer's number."""
+    """Return the containers, as parts of their names, that have ``*`` in the place of a layer's number in some name."""
     found = set()
     for module in modules:
         parts = _parts(module)
@@ -62,7 +63,7 @@ def stacks_in(modules: Iterable[str]) -> set[tuple[str, ...]]:
 
 
 def layers_in(stack: str, modules: Iterable[str]) -> int:
-    """How many layers of a stack have names with a number of their own."""
+    """Return how many layers of a stack have a number of their own in these names."""
     outer = _parts(stack)
     rows = {_parts(module)[: len(outer) + 1] for module in modules}
     return sum(len(row) > len(outer) and row[:-1] == outer and row[-1].isdecimal() for row in rows)
@@ -77,11 +78,11 @@ def is_in_layers(module: str, stack: str) -> bool:
 def name_of_difference(
     before: Mapping[str, Amounts], now: Mapping[str, Amounts], stacks: Collection[tuple[str, ...]]
 ) -> str:
-    """The most exact name that all of a difference is in, of rows that are one row when their numbers are folded.
+    """Return the most exact name that contains all of a difference between rows with one folded name.
 
     Args:
-        before: amounts by module.
-        now: the same now.
+        before: amounts by module in the baseline.
+        now: amounts by module in the prediction.
         stacks: containers whose layers are one row on one of the sides.
     """
     finer: tuple[Callable[[str], str], ...] = (str, lambda module: aligned(module, stacks))

@@ -1,8 +1,9 @@
 """Decides whether layers are alike: same classes, shapes and settings. Pure.
 
-A setting that is each layer's own number, or counts with it (``layer_idx``), is alike. What a layer decides by such a
-number, and what a model does to its seventh layer alone, nobody can see from how they are built. What a run of a few
-layers has left in them (``self.last = y``, a cache, a counter) is no difference either: the others would have it too.
+A setting that increases by one from layer to layer (``layer_idx``) does not count as a difference. The comparison
+cannot detect what a layer decides by such a number, or what a model does to its seventh layer alone: neither shows in
+how the layers are built. Attributes that a run of a few layers has set (``self.last = y``, a cache, a counter) do not
+count as a difference either: a run of the other layers would set them too.
 """
 
 from __future__ import annotations
@@ -24,31 +25,34 @@ from perflab.torch_internals.tracing import PARTS_OF_A_MODULE
 Written = WeakKeyDictionary[nn.Module, set[str]]
 """Modules with the names of those attributes that a run of a few layers has set."""
 _Marks = dict[str, tuple[int, int]]
-"""By attribute, its ``id`` and length. Not the value: what is held here would not be freed where the run frees it."""
+"""The ``id`` and length of each attribute's value, by attribute name; the length is 0 if the value is no container.
+
+The values themselves are not held: holding them would keep alive what the run frees.
+"""
 
 
 @dataclass
 class _Look:
-    """One comparison."""
+    """The state of one comparison: attributes to ignore, and objects already visited."""
 
     written: Written
     seen: dict[int, Any] = field(default_factory=dict)
-    """By ``id``, what has been looked at; the values keep the ids theirs."""
+    """The objects already visited, by ``id``; holding the objects keeps their ids from being reused."""
 
 
 def are_alike(layers: Sequence[nn.Module], written: Written | None = None) -> bool:
-    """Whether what one of these does, the others do too, as far as that can be seen without running them.
+    """Whether all layers do the same, as far as that shows without running them.
 
     Args:
-        layers: modules.
-        written: attributes that do not count, since a run has set them in some layers alone.
+        layers: the modules to compare.
+        written: attributes to ignore, since a run has set them in some of the layers only.
     """
     return _alike(layers, _Look(WeakKeyDictionary() if written is None else written)) and not _share_among_some(layers)
 
 
 @contextlib.contextmanager
 def noting_what_is_written(modules: Iterable[nn.Module], written: Written) -> Iterator[None]:
-    """Add to ``written`` which attributes of these modules are set, or made longer, within."""
+    """Add to ``written`` the names of attributes that the block sets, deletes or changes in length on these modules."""
     before = [(module, _marks(module)) for module in modules]
     try:
         yield
@@ -70,7 +74,7 @@ def common_modules(layers: Sequence[nn.Module]) -> set[int]:
 
 
 def _share_among_some(layers: Sequence[nn.Module]) -> bool:
-    """Whether a module, parameter or buffer is in more than one of them, and not in all."""
+    """Whether a module, parameter or buffer is in more than one layer, but not in all."""
     owners = Counter(
         part
         for layer in layers
@@ -80,7 +84,7 @@ def _share_among_some(layers: Sequence[nn.Module]) -> bool:
 
 
 def _alike(column: Sequence[Any], look: _Look) -> bool:
-    """Whether what stands at one place in each layer is the same, or differs by the layers' numbers alone."""
+    """Whether the values at one place of all layers are equal, or differ only by the layers' numbers."""
     first = column[0]
     if all(one is first for one in column):
         return True
@@ -94,7 +98,7 @@ def _alike(column: Sequence[Any], look: _Look) -> bool:
         rows = [_pieces(one) for one in column]
         return len(set(column)) == 1 or (len(rows[0]) > 1 and _all_alike(rows, look))
     if id(first) in look.seen:
-        return True  # it is being looked at
+        return True  # compared before, or further up the call stack
     look.seen[id(first)] = first
     if isinstance(first, list | tuple):
         return _all_alike(column, look)
@@ -116,17 +120,20 @@ def _alike(column: Sequence[Any], look: _Look) -> bool:
 
 
 def _all_alike(rows: Sequence[Sequence[Any]], look: _Look) -> bool:
-    """Rows of one length, alike in every column."""
+    """Whether all rows have the same length and every column is alike."""
     return len({len(row) for row in rows}) == 1 and all(_alike(column, look) for column in zip(*rows, strict=True))
 
 
 def _pieces(text: str) -> list[str | int]:
-    """``layers.3.norm`` in words and numbers."""
+    """Split a text such as ``layers.3.norm`` into words and numbers."""
     return [int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", text)]
 
 
 def _entries(entries: dict[Any, Any]) -> list[Any]:
-    """Keys with their values; a number is no key that layers have in common: hooks are counted over all modules."""
+    """Return each key with its value, or the value alone if the key is an integer.
+
+    Layers have no integer keys in common: the keys of hooks come from a counter over all modules.
+    """
     return [value if isinstance(key, int) else (key, value) for key, value in entries.items()]
 
 
@@ -136,12 +143,12 @@ def _of_function(function: types.FunctionType) -> tuple[Any, ...]:
 
 def _enclosed(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # nothing was put into it yet
+        with contextlib.suppress(ValueError):  # the cell is still empty
             yield cell.cell_contents
 
 
 def _equal(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):  # an array, say, of which one answer cannot be had
+    except (TypeError, ValueError, RuntimeError):  # such as arrays, whose comparison has no single truth value
         return False

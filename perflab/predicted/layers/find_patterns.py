@@ -1,9 +1,9 @@
-"""Finds what the layers of two traces have in common, where one has a layer more.
+"""Finds the patterns that the layers of two traces follow, where the second trace has one layer more.
 
-A sweep's visits follow a few patterns: the first layer's, the last layer's, one for all layers between, and that of
-a layer between them that a sweep ends with, since what comes after the sweep belongs to it. Each is learned from every
-copy that the two traces have of it, and all must agree: the layers between do the same to the byte; what belongs to no
-layer may grow by the same with every layer.
+A sweep's visits follow up to four patterns: one for the first layer, one for the last, one for all layers between, and
+one for a layer between that ends a sweep, since events after the sweep belong to its last visit. Each pattern is
+learned from all its copies in the two traces, and the copies must agree: the layers between match to the byte; an event
+that belongs to no layer may grow by a constant with every layer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Use
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """One visit that was seen."""
+    """One visit of a layer in a trace; ``number`` is the layer's number."""
 
     cut: Cut
     number: int
@@ -36,10 +36,10 @@ class _Copy:
 
 
 def find_patterns(few: Cut, more: Cut) -> list[Pattern]:
-    """The patterns of two traces that are cut along the same stacks, of which ``more`` has one layer more.
+    """Return the patterns of two traces that are cut along the same stacks; ``more`` has one layer more than ``few``.
 
     Raises:
-        NotPeriodic: they have none in common.
+        NotPeriodic: the traces have no patterns in common.
     """
     if len(few.sweeps) != len(more.sweeps) or few.held_sweeps != more.held_sweeps:
         raise NotPeriodic("with one layer more the call goes over its layers more or less often")
@@ -74,7 +74,7 @@ def _visits(
     for name, found in copies.items():
         seen, middle = list(found), course.grows and name == "middle"
         if middle and len(seen) < 3:
-            length = len(seen[0].visit)  # what the sweep's last layer does first is what the ones before it do
+            length = len(seen[0].visit)  # the last visit begins with the events of a middle visit
             seen = [_Copy(one.cut, one.number, one.visit[:length]) for one in copies.get("tail", ())] + seen
         if len(seen) < 2 or seen[-1].cut is not more:
             raise NotPeriodic("what a layer does was seen only once")
@@ -85,7 +85,7 @@ def _visits(
 
 
 def _plain(event: Event) -> tuple[object, ...]:
-    """What is the same in all layers that are alike."""
+    """Return the attributes of an event that are equal in all alike layers."""
     if isinstance(event, Op):
         return event.name, event.place, event.dtype
     if isinstance(event, Alloc):
@@ -94,7 +94,7 @@ def _plain(event: Event) -> tuple[object, ...]:
 
 
 def _ask_equal(values: Sequence[object]) -> None:
-    """All copies have this in common."""
+    """Raise ``NotPeriodic`` unless all values are equal."""
     if any(value != values[-1] for value in values):
         raise NotPeriodic("layers differ")
 
@@ -117,7 +117,7 @@ def _step(seen: Sequence[_Copy], index: int, courses: Sequence[Course], may_grow
 
 
 def _have_lists(seen: Sequence[_Copy], events: Sequence[Event]) -> bool:
-    """Whether the lists of an operator are known to grow by the tensors of a layer."""
+    """Whether ``Lists.with_layers`` derives the lists of every copy of an operator from those of the last copy."""
     last, layers = events[-1], seen[-1].cut.trace.layers
     if not isinstance(last, Op) or last.lists is None:
         return False
@@ -155,7 +155,10 @@ def _made(seen: Sequence[_Copy], allocs: Sequence[Alloc], tag: Tag | Layer | Non
 
 
 def _shape_growth(one: Use | None, other: Use | None) -> tuple[int, ...] | None:
-    """By how much each side of the saved tensor grew; None if none did, or the uses differ in more than that."""
+    """Return the growth of each side of the saved tensor.
+
+    None if the uses are equal, one has no saved tensor, or they differ in more than the lengths of the sides.
+    """
     if one == other or one is None or other is None or one.saved is None or other.saved is None:
         return None
     if one.kind != other.kind or one.saved._replace(shape=other.saved.shape) != other.saved:

@@ -1,9 +1,9 @@
 """Patterns of what layers do, for any number of layers.
 
-``find_patterns`` finds them in traces, and ``unroll`` lays them out.
+``find_patterns`` finds the patterns in traces, and ``unroll`` lays the patterns out as a trace.
 
-A layer's number stands for itself only in relation: so far from the beginning, from the end, from the layer that looks,
-or from that one's mirror image.
+A pattern states a layer's number only as a distance: from the first layer, from the last layer, from the layer that
+refers to it, or from the referring layer's mirror image.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from perflab.predicted.trace.trace import Alloc, Layer, Op, Use
 
 
 class NotPeriodic(Exception):  # noqa: N818 - an answer, not a mistake
-    """The layers do not repeat in a way that is understood here. Its text says why, for who reads a traceback."""
+    """The layers do not repeat in a way that ``unroll`` supports. The message states why, for readers of tracebacks."""
 
 
 class Line(NamedTuple):
-    """A layer's number as a layer sees it: counted from the beginning, the end, itself, or its own mirror image."""
+    """A layer's number relative to a referring layer.
+
+    The number is counted from the first layer, the last layer, the referring layer, or the referring layer's mirror
+    image.
+    """
 
     of_number: int
     of_last: int
     constant: int
 
     def at(self, number: int, last: int) -> int:
-        """The number, for the seeing layer's number and the last number of the stack that is looked at."""
+        """Return the number, given the referring layer's number and the last number of the stack referred to."""
         return self.of_number * number + self.of_last * last + self.constant
 
 
@@ -35,7 +39,7 @@ _LINES = ((0, 0), (0, 1), (1, 0), (-1, 1))
 
 
 def line_through(seen: Collection[tuple[int, int, int]]) -> Line | None:
-    """The line that gives each third number for the first two, if there is one: (seeing, last, seen)."""
+    """Return the line through all triples (referring number, last number, number referred to); None if none fits."""
     for of_number, of_last in _LINES:
         constants = {value - of_number * number - of_last * last for number, last, value in seen}
         if len(constants) == 1:
@@ -45,7 +49,7 @@ def line_through(seen: Collection[tuple[int, int, int]]) -> Line | None:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The way of a sweep, for any number of layers."""
+    """The path of a sweep, for any number of layers; the sweep ``grows`` if each further layer adds a visit."""
 
     stack: str | None
     first: Line
@@ -54,51 +58,54 @@ class Course:
     grows: bool
 
     def numbers(self, last: int) -> range:
-        """Its layers in order, where ``last`` is the stack's last number."""
+        """Return the numbers of the sweep's layers in order; ``last`` is the number of the stack's last layer."""
         return range(self.first.at(0, last), self.last.at(0, last) + self.step, self.step)
 
     def pattern(self, number: int, last: int) -> str:
-        """The name of the pattern that a layer follows: of a sweep that does not grow, each visit has its own."""
+        """Return the name of a layer's pattern: its role, or the visit's position in a sweep that does not grow."""
         if not self.grows:
             return str((number - self.first.at(0, last)) * self.step)
         return self.role(number, last)
 
     def role(self, number: int, last: int) -> str:
-        """``first``, ``middle`` or ``last`` of its stack, and ``tail`` for a middle one that ends the sweep."""
+        """Return ``first``, ``middle`` or ``last`` of the stack, or ``tail`` for a middle layer that ends the sweep."""
         role = role_of(number, last)
         return "tail" if self.grows and role == "middle" and number == self.last.at(0, last) else role
 
 
 def role_of(number: int, last: int) -> str:
-    """``first``, ``middle`` or ``last`` of a stack."""
+    """Return ``first``, ``middle`` or ``last`` by a layer's place in its stack."""
     return "first" if number == 0 else "last" if number == last else "middle"
 
 
 class Tag(NamedTuple):
-    """Which layer of a stack that is unrolled an event is tagged with."""
+    """The layer that an event is tagged with, in a stack that is unrolled."""
 
     stack: str
     line: Line
 
 
 OWN = Line(1, 0, 0)
-"""The layer itself."""
+"""The line from a layer to itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """An operator. ``growth`` is FLOPs, bytes moved and launches with every layer more."""
+    """A pattern's step that runs an operator. ``growth``: FLOPs, bytes moved and launches per additional layer."""
 
     op: Op
     tag: Tag | Layer | None
     growth: tuple[int, int, int] | None
     has_lists: bool = False
-    """It works on lists, of which it is known how they grow: its launches follow from them."""
+    """Whether the operator takes lists whose growth is known; the launches then follow from the lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A block that comes to be. ``growth`` is bytes, ``shape_growth`` of the tensor that is saved."""
+    """A pattern's step that allocates a block.
+
+    ``growth`` is in bytes per additional layer, ``shape_growth`` in elements per side of the saved tensor.
+    """
 
     alloc: Alloc
     tag: Tag | Layer | None
@@ -106,20 +113,20 @@ class Made:
     use: Use | None
     shape_growth: tuple[int, ...] | None
     lasting: bool
-    """It is of the result."""
+    """Whether the block belongs to the call's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """A block that goes."""
+    """A pattern's step that frees a block."""
 
     tag: Tag | Layer | None
     stack: str | None
-    """Whose layer made it."""
+    """The stack of the layer that made the block; None if no layer made it."""
     line: Line
-    """Which layer."""
+    """The number of the layer that made the block, relative to the layer that frees it."""
     targets: Mapping[str, tuple[int, int]]
-    """By that layer's role: the sweep, and how many blocks the visit had made before."""
+    """The sweep that made the block and the number of blocks made before it in that visit, by the role of the layer."""
 
 
 Step = Did | Made | Freed
@@ -127,7 +134,7 @@ Step = Did | Made | Freed
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A sweep for any number of layers: its way, and by the names of its patterns what a visit does."""
+    """A sweep for any number of layers: the sweep's course, and the steps of a visit by the name of its pattern."""
 
     course: Course
     visits: Mapping[str, tuple[Step, ...]]

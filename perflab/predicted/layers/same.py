@@ -1,4 +1,4 @@
-"""Compares two traces, whatever numbers their blocks have."""
+"""Compares two traces, ignoring how their blocks are numbered."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from perflab.predicted.trace.trace import Alloc, Free, Trace
 
 
 def same(a: Trace, b: Trace) -> bool:
-    """Whether both tell the same: event by event, and block by block."""
+    """Whether two traces are equal event by event and block by block, except for the blocks' numbers."""
     if (dict(a.layers), a.parameters) != (dict(b.layers), b.parameters):
         return False
     return all(one == other for one, other in zip_longest(_told(a), _told(b)))
 
 
 def _told(trace: Trace) -> Iterator[object]:
-    """What a trace tells, in order. Blocks are numbered anew as they come, so their own numbers do not count."""
+    """Yield a trace's contents in order, with blocks renumbered in order of allocation."""
     numbers: dict[int, int] = {}
     for event in (*trace.held, "the call", *trace.events):
         if isinstance(event, Alloc):

@@ -1,9 +1,10 @@
 """Cuts a trace into sweeps over its layers: forward up, backward down, optimizer up.
 
-A *visit* begins with an event of a layer and ends before the next event of another layer: what belongs to no layer
-belongs to the visit before it (but see ``Reading``). A *sweep* is visits of successive layers, one number up or down at
-a time; where it turns (forward's last layer is backward's first), the one visit belongs to the sweep before. What comes
-before all layers is a sweep of its own, of no stack. ``find_patterns`` says what becomes of sweeps with more layers.
+A *visit* begins with an event of a layer and ends before the next event of another layer: an event of no layer belongs
+to the visit before it (but see ``Reading``). A *sweep* is a series of visits to successive layers, one number up or
+down at a time; where the direction turns (forward's last layer is backward's first), the visit at the turn belongs to
+the earlier sweep. Events before all layers form a sweep of their own, of no stack. ``find_patterns`` derives how sweeps
+change with more layers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Tags = Sequence[Layer | None]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Successive visits. ``number`` is the first one's layer, ``step`` is 1 or -1."""
+    """Successive visits. ``number`` is the layer of the first visit; ``step`` from visit to visit is 1 or -1."""
 
     stack: str | None
     number: int
@@ -28,12 +29,12 @@ class Sweep:
 
     @property
     def last(self) -> int:
-        """The last visit's layer."""
+        """The number of the last visit's layer."""
         return self.number + self.step * (len(self.visits) - 1)
 
 
 class Where(NamedTuple):
-    """Where a block came to be: in which sweep and layer, and how many blocks that visit had made before."""
+    """The origin of a block: its sweep, its layer's number, and how many blocks the visit had made before."""
 
     sweep: int
     number: int
@@ -42,32 +43,34 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """A trace in sweeps over the layers of ``stacks``: first those of what is held, then those of its events."""
+    """A trace cut into sweeps over the layers of ``stacks``: first the sweeps of held blocks, then those of events."""
 
     trace: Trace
     stacks: frozenset[str]
     sweeps: tuple[Sweep, ...]
     held_sweeps: int
     made: Mapping[int, Where]
-    """By block."""
+    """The origin of each block, by block number."""
 
     def last(self, stack: str | None) -> int:
-        """The number of a stack's last layer; 0 for what is in no stack."""
+        """Return the number of a stack's last layer; 0 for no stack."""
         return self.trace.layers[stack] - 1 if stack is not None else 0
 
 
 class Reading(NamedTuple):
-    """How a trace is understood where tags alone do not say to which layer something belongs."""
+    """The rules that assign events to layers where tags alone do not decide."""
 
     leading: bool = False
-    """On the way down, what belongs to no layer belongs to the visit after it: so backward goes through what came
-    between the layers in forward."""
+    """Whether, on the way down, an event of no layer belongs to the visit after the event: backward passes in reverse
+    order through the work that forward did between layers."""
     steady: bool = False
-    """Where tags go to and fro on their way over the layers (1 2 0 1 0), a free is of the furthest layer so far. So a
-    graph goes: what a layer kept of the one before, then what it kept of itself."""
+    """Whether a free belongs to the furthest layer so far, where tags alternate on their way over the layers
+    (1 2 0 1 0). An autograd graph is freed in this order: what a layer kept of the previous layer, then what it kept of
+    itself."""
     owned_but: int | None = None
-    """Where blocks of all layers of a stack are freed, or of all but so many, each free is of its block's layer,
-    whatever it is tagged with. So a list goes, inside of the module that held it."""
+    """The number of layers that a run of frees may miss and still count as freeing blocks of a whole stack; None: off.
+    Each free of such a run belongs to its block's layer, whatever the free's tag. A list is freed in this way, inside
+    of the module that held the list."""
 
 
 READINGS = tuple(
@@ -75,16 +78,16 @@ READINGS = tuple(
     for steady, owned_but in ((False, None), (True, None), (True, 0), (True, 1))
     for leading in (False, True)
 )
-"""The plain one first."""
+"""The readings in the order in which they are tried, the plain one first."""
 
 
 def cut(trace: Trace, stacks: frozenset[str], reading: Reading = READINGS[0]) -> Cut:
-    """Cut a trace along the layers of these stacks; those of others are no layers here.
+    """Cut a trace along the layers of these stacks; events of other stacks' layers count as events of no layer.
 
     Args:
-        trace: what is cut.
+        trace: the trace to cut.
         stacks: names of stacks.
-        reading: how it is understood.
+        reading: the rules for events that tags do not assign.
 
     Raises:
         ValueError: a block is freed that was never allocated.
@@ -131,7 +134,7 @@ def _owner(whole: Cut, block: int) -> Layer | None:
 
 
 def _free_runs(events: Sequence[Event]) -> Iterator[slice]:
-    """Where blocks are freed in a row."""
+    """Yield the slices of the events in which blocks are freed in a row."""
     start = 0
     for index, event in enumerate((*events, None)):
         if not isinstance(event, Free):
@@ -141,9 +144,9 @@ def _free_runs(events: Sequence[Event]) -> Iterator[slice]:
 
 
 def _settle(tags: list[Layer | None], run: slice) -> None:
-    """What is freed amid the work of one layer goes with it, if it is of one other layer only.
+    """Assign frees amid the work of one layer to that layer, if they have at most one other tag.
 
-    An optimizer's variables hold what they made for one parameter until they are set for the next.
+    An optimizer's local variables hold the results for one parameter until the variables are set for the next.
     """
     before = tags[run.start - 1] if run.start else None
     after = tags[run.stop] if run.stop < len(tags) else None
@@ -152,7 +155,7 @@ def _settle(tags: list[Layer | None], run: slice) -> None:
 
 
 def _steadied(tags: Tags) -> list[Layer | None]:
-    """The same without going back by one on the way: 1 2 0 1 0 becomes 1 1 0 0 0."""
+    """Return the tags without steps back by one: 1 2 0 1 0 becomes 1 1 0 0 0."""
     steady = list(tags)
     path = [(index, tag) for index, tag in enumerate(tags) if tag is not None]
     start = 0
@@ -166,7 +169,11 @@ def _steadied(tags: Tags) -> list[Layer | None]:
 
 
 def _stretch(path: Sequence[tuple[int, Layer]], step: int) -> list[int]:
-    """The furthest number so far in this direction, as long as the path goes back by one at most, and comes again."""
+    """Return the furthest layer number so far in this direction, for each tag of the path's first stretch.
+
+    A stretch ends where the stack changes or a tag is more than one layer from the furthest; it leaves out a step back
+    at the end that does not return to the furthest layer.
+    """
     stack, furthest = path[0][1].stack, path[0][1].number
     found, there = [], 0
     for _, layer in path:

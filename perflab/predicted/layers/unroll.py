@@ -1,11 +1,11 @@
 """Computes the trace of a model with many layers from traces with few.
 
-Two traces of one call, the second with a layer more in each stack, say what a layer does and what a layer more changes
-(``sweeps``, ``find_patterns``). The whole is laid out from that; and before anything is believed of it, both traces
-are laid out in the same way and must come out as they were seen, event by event. What does not is refused.
+Two traces of one call, the second with a layer more in each stack, show what a layer does and what an additional layer
+changes (``sweeps``, ``find_patterns``). The whole trace is laid out from these patterns. As a check, both input traces
+are laid out in the same way first and must match the recorded ones, event by event; patterns that fail are refused.
 
-Nobody can see in a step from 3 layers to 4 what only begins to show with the fifth: a layer of another kind further up,
-a list that is cut into pieces once it is long. That the layers of a stack are built alike is the caller's to know.
+A step from 3 layers to 4 cannot show an effect that begins with the fifth: a layer of another kind further up, a list
+that is cut into pieces once it is long. The caller has to make sure that the layers of a stack are built alike.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Trace, 
 
 
 def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
-    """The trace of the same call with ``layers[stack]`` layers in each stack.
+    """Return the trace of the same call with ``layers[stack]`` layers in each stack.
 
-    Stacks that have one layer more in ``more`` are unrolled; those that have as many in both stay as they are. So
-    several stacks can be unrolled together, or one after another. Together, what grows outside of layers can be told
-    only if all are to have the same number of layers more. One after another takes four traces, with 3 and 4 layers of
-    the first stack and 3 and 4 of the second: unrolled by the first stack, they are the two for the second.
+    Stacks that have one layer more in ``more`` are unrolled; stacks with equally many layers in both traces keep that
+    number. So several stacks can be unrolled together, or one after another. Unrolled together, all stacks must gain
+    the same number of layers, or growth outside of layers cannot be derived. Unrolling one after another takes four
+    traces, with 3 and 4 layers of the first stack and 3 and 4 of the second: unrolling the first stack turns these into
+    the two traces for the second.
 
     Args:
         few: a trace with three layers or more in each stack that is unrolled.
-        more: the same call with one layer more in each of them.
-        layers: for each stack that is unrolled, how many layers are wanted.
+        more: a trace of the same call with one layer more in each of these stacks.
+        layers: the wanted number of layers of each stack that is unrolled.
 
     Returns:
-        A trace whose blocks are numbered in the order in which they came to be.
+        A trace whose blocks are numbered in order of allocation.
 
     Raises:
-        NotPeriodic: the layers do not repeat, or what they do cannot be told; the whole has to be traced.
-        ValueError: the stacks do not fit together, or fewer layers are wanted than were traced.
+        NotPeriodic: the layers do not repeat, or the pattern cannot be derived; all layers have to be traced.
+        ValueError: the stacks of the traces do not match, or fewer layers are wanted than were traced.
     """
     stacks, layers = _unrolled(few, more, layers), {**few.layers, **layers}
     for reading in READINGS:
@@ -51,7 +52,7 @@ def unroll(few: Trace, more: Trace, layers: Mapping[str, int]) -> Trace:
 
 
 def _unrolled(few: Trace, more: Trace, layers: Mapping[str, int]) -> frozenset[str]:
-    """The stacks with a layer more, when all numbers fit together."""
+    """Return the stacks with one layer more in ``more``; raise ``ValueError`` if the numbers of layers do not match."""
     for stack in {**few.layers, **more.layers, **layers}:
         number, one_more = few.layers.get(stack, 0), more.layers.get(stack, 0)
         wanted = layers.get(stack, number)
@@ -66,7 +67,7 @@ def _unrolled(few: Trace, more: Trace, layers: Mapping[str, int]) -> frozenset[s
 def _laid_out(
     patterns: Sequence[Pattern], held_sweeps: int, few: Trace, more: Trace, layers: Mapping[str, int]
 ) -> Trace:
-    """What the patterns come to with so many layers."""
+    """Return the trace that the patterns give for these numbers of layers."""
     layout = _Layout(patterns, _layers_more(few, more, layers), layers, more.layers)
     for index in range(held_sweeps):
         layout.lay_out(index)
@@ -84,14 +85,14 @@ def _laid_out(
 
 
 class _Layout:
-    """A trace in the making, sweep by sweep. Blocks are numbered as they come."""
+    """A trace under construction, sweep by sweep. Blocks are numbered in order of allocation."""
 
     def __init__(
         self, patterns: Sequence[Pattern], extra: int | None, layers: Mapping[str, int], traced: Mapping[str, int]
     ) -> None:
         self.patterns = patterns
         self.traced = traced
-        """How many layers there were in the trace that the patterns are of."""
+        """The number of layers of each stack in the larger trace, from which the patterns were learned."""
         self.extra = extra
         self.layers = layers
         self.events: list[Event] = []
@@ -100,14 +101,14 @@ class _Layout:
         self.blocks = 0
         self.freed: set[int] = set()
         self.starts: list[list[int]] = [[] for _ in patterns]
-        """By sweep and visit, its first block."""
+        """The number of each visit's first block, by sweep and visit."""
         self.numbers = [pattern.course.numbers(self.last(pattern.course.stack)) for pattern in patterns]
 
     def last(self, stack: str | None) -> int:
         return self.layers[stack] - 1 if stack is not None else 0
 
     def lay_out(self, sweep: int) -> None:
-        """All visits of a sweep."""
+        """Append the events of all visits of a sweep."""
         course, visits = self.patterns[sweep].course, self.patterns[sweep].visits
         stack = course.stack
         own_tag = Tag(stack, OWN) if stack is not None else None
@@ -129,14 +130,14 @@ class _Layout:
                     self.events.append(Free(self.freed_block(step, stack, number), layer))
 
     def seen(self, line: Line, stack: str | None, own_stack: str | None, own_number: int) -> int:
-        """The number of a stack's layer as a layer sees it, which may be another stack's."""
+        """Return the number of the layer of ``stack`` that a layer of ``own_stack`` refers to by a line."""
         last = self.last(stack)
         if line.of_number and stack != own_stack and last != self.last(own_stack):
             raise NotPeriodic("layers of two stacks go with each other one by one, and there are not as many")
         return line.at(own_number, last)
 
     def grown(self, value: int, growth: int) -> int:
-        """A value of ``more`` with as many layers as there are here."""
+        """Return a value of the larger trace, extrapolated to the wanted layers; ``growth`` is per additional layer."""
         if not growth:
             return value
         if self.extra is None:
@@ -171,7 +172,11 @@ class _Layout:
         return Alloc(block, self.grown(alloc.size_bytes, step.growth), alloc.place, alloc.operator, layer)
 
     def freed_block(self, step: Freed, own_stack: str | None, own_number: int) -> int:
-        """The number of the block that goes: it must be there, and must not have gone before."""
+        """Return the number of the block that a step frees.
+
+        Raises:
+            NotPeriodic: the block does not exist yet, or was freed before.
+        """
         number = self.seen(step.line, step.stack, own_stack, own_number)
         target = step.targets.get(role_of(number, self.last(step.stack)))
         tail = step.targets.get("tail")
@@ -187,16 +192,16 @@ class _Layout:
 
 
 def _layers_more(few: Trace, more: Trace, layers: Mapping[str, int]) -> int | None:
-    """By how many layers each stack that is unrolled is to be longer than in ``more``; None if they differ."""
+    """Return how many layers each unrolled stack gains over ``more``; None if the stacks gain different numbers."""
     wanted = {layers[stack] - number for stack, number in more.layers.items() if few.layers[stack] < number}
     return wanted.pop() if len(wanted) == 1 else None
 
 
 def _parameters(few: Trace, more: Trace, layers: Mapping[str, int]) -> int:
-    """How many numbers the parameters are: affine in the layers.
+    """Return the number of elements in all parameters, which is affine in the number of layers.
 
-    Stacks that grow unlike share the growth by the bytes of the parameters that are held of each layer, which is exact
-    where all parameters have as many bytes a number.
+    Stacks that gain different numbers of layers share the growth by the bytes of each layer's held parameters, which is
+    exact if all parameters have the same number of bytes per element.
     """
     growth = more.parameters - few.parameters
     extra = _layers_more(few, more, layers)
@@ -216,7 +221,7 @@ def _parameters(few: Trace, more: Trace, layers: Mapping[str, int]) -> int:
 
 
 def _parameter_bytes(trace: Trace) -> dict[str | None, int]:
-    """Bytes of parameters by stack."""
+    """Return the bytes of held parameters by stack; the key None is for parameters of no layer."""
     found: dict[str | None, int] = {}
     for made in trace.held:
         use = trace.uses.get(made.block)

@@ -1,1 +1,1 @@
-"""From a trace to peak memory: live tensors, the caching allocator, other sizes."""
+"""Peak memory from a trace: live tensors, the caching allocator, other sizes."""

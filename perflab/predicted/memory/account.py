@@ -10,21 +10,21 @@ from perflab.predicted.records import KINDS, Cost, PeakPart, SavedTensors, Timel
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 
 BLOCK_BYTES = 512
-"""CUDA's caching allocator gives out multiples of it (``kMinBlockSize``)."""
+"""The unit of block sizes: CUDA's caching allocator gives out multiples of it (``kMinBlockSize``)."""
 STRETCHES = 120
-"""Of a timeline: as many as a picture has room for."""
+"""The number of stretches in a timeline: as many as a picture has room for."""
 Rounding = Callable[[int], int]
 Bound = Callable[[Op], float | None]
 
 
 def rounded_as_on_cuda(size_bytes: int) -> int:
-    """What a request takes of the caching allocator: ``round_size()``, but for none, which takes nothing."""
+    """Return the bytes that the caching allocator takes for a request: ``round_size()``, but 0 for a request of 0."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one call needs; fields as in ``Prediction``."""
+    """The memory and work of one call; fields as in ``Prediction``."""
 
     peak_bytes: int
     held_bytes: int
@@ -37,12 +37,12 @@ class Account:
 
 
 def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline_ns: Bound = lambda _: None) -> Account:
-    """Sum a trace up.
+    """Sum a trace up: peak memory, composition, costs of operators, saved tensors and launches.
 
     Args:
-        trace: the call.
-        rounded: what a block of so many bytes takes.
-        roofline_ns: the roofline time of one operator, None where there is none.
+        trace: the trace of the call.
+        rounded: the bytes that a block takes, from the bytes requested.
+        roofline_ns: the roofline time of one operator in nanoseconds; None if there is none.
     """
     sizes = _sizes(trace, rounded)
     held_bytes = sum(sizes[alloc.block] for alloc in trace.held)
@@ -63,12 +63,15 @@ def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline
 
 
 def peak_of(trace: Trace) -> int:
-    """The peak alone."""
+    """Return a trace's peak memory in bytes, with block sizes rounded as on CUDA."""
     return _peak(trace, _sizes(trace))[0]
 
 
 def timeline_of(trace: Trace) -> Timeline:
-    """The highest level in each stretch. Stretches have equally many allocations and frees, however long those take."""
+    """Return the highest level of live bytes in each stretch of a trace.
+
+    Stretches have equally many allocations and frees, however long a stretch takes.
+    """
     sizes = _sizes(trace)
     level = sum(sizes[one.block] for one in trace.held)
     levels, begins = [level], dict[str, int]()
@@ -87,7 +90,7 @@ def timeline_of(trace: Trace) -> Timeline:
 
 
 def _sizes(trace: Trace, rounded: Rounding = rounded_as_on_cuda) -> dict[int, int]:
-    """What each block takes."""
+    """Return the bytes that each block takes, by block number."""
     return {alloc.block: rounded(alloc.size_bytes) for alloc in _allocs(trace)}
 
 
@@ -97,7 +100,7 @@ def _allocs(trace: Trace) -> Iterable[Alloc]:
 
 
 def _peak(trace: Trace, sizes: dict[int, int]) -> tuple[int, set[int]]:
-    """The highest level, and the blocks that are alive at it."""
+    """Return the highest level of live bytes, and the numbers of the blocks alive at that moment."""
     level = peak = sum(sizes[alloc.block] for alloc in trace.held)
     at = 0
     for number, event in enumerate(trace.events, start=1):
@@ -157,7 +160,10 @@ def _costs(trace: Trace, roofline_ns: Bound) -> list[Cost]:
 
 
 def _saved(trace: Trace, sizes: dict[int, int]) -> list[SavedTensors]:
-    """Those that are kept when most is: what one micro-batch has saved is gone when the next one saves."""
+    """Return the tensors saved for backward at the moment when their bytes are highest, the largest first.
+
+    The tensors that one micro-batch has saved are gone when the next micro-batch saves.
+    """
     kept = {block: size if trace.uses[block].saved is not None else 0 for block, size in sizes.items()}
     _, alive = _peak(trace, kept)
     found: dict[tuple[str, str, str, tuple[int, ...], str], list[int]] = {}
@@ -182,7 +188,7 @@ def _saved(trace: Trace, sizes: dict[int, int]) -> list[SavedTensors]:
 
 
 def _where_most(amounts: Iterable[tuple[int, str]]) -> str:
-    """The line with the most of it; the first one among equals."""
+    """Return the line with the largest amount; the first one among equals."""
     by_line: dict[str, int] = {}
     for amount, line in amounts:
         by_line[line] = by_line.get(line, 0) + amount

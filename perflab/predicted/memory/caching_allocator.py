@@ -1,11 +1,11 @@
 """A model of PyTorch's CUDA caching allocator: the addresses it gives and the memory it reserves.
 
 The rules are those of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp``, the constants those of
-``c10/core/AllocatorConfig.h`` (PyTorch 2.13); each is named where it is followed. They are exact for what is modelled:
-one stream, room for all segments and PyTorch's default settings, so no expandable segments, no ``max_split_size``, no
-garbage collection, no rounding to powers of two, no pools of CUDA graphs. What a real process reserves is still only
-*estimated* by it: the addresses that ``cudaMalloc`` gives are not known and break ties, blocks that another stream used
-come back late (``record_stream``), and libraries allocate as well. What is allocated when is ``replay``'s to know.
+``c10/core/AllocatorConfig.h`` (PyTorch 2.13); each is named where it is followed. The model is exact for one stream,
+room for all segments and PyTorch's default settings: no expandable segments, no ``max_split_size``, no garbage
+collection, no rounding to powers of two, no pools of CUDA graphs. The model only *estimates* what a real process
+reserves: the addresses that ``cudaMalloc`` returns are unknown and break ties, blocks that another stream used come
+back late (``record_stream``), and libraries allocate as well. ``replay`` determines what is allocated when.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ from typing import NamedTuple
 from perflab.predicted.memory.account import BLOCK_BYTES, rounded_as_on_cuda
 
 SMALL_BYTES = 2**20
-"""``kSmallSize``: the largest block of the small pool; in the large one, a remainder up to this is not cut off."""
+"""``kSmallSize``: the largest block of the small pool; in the large pool, a remainder up to this is not split off."""
 SMALL_SEGMENT_BYTES = 2 * 2**20
-"""``kSmallBuffer``: segments of the small pool."""
+"""``kSmallBuffer``: the size of the small pool's segments."""
 LARGE_SEGMENT_BYTES = 20 * 2**20
-"""``large_segment_size()``, formerly ``kLargeBuffer``: segments for large blocks below ``MIN_OWN_SEGMENT_BYTES``."""
+"""``large_segment_size()``, formerly ``kLargeBuffer``: the size of segments for large blocks.
+
+It applies to blocks below ``MIN_OWN_SEGMENT_BYTES``.
+"""
 MIN_OWN_SEGMENT_BYTES = 10 * 2**20
-"""``kMinLargeAlloc``: from here on a block's segment is as large as the block, rounded up."""
+"""``kMinLargeAlloc``: from this block size on, a segment is as large as its block, rounded up."""
 SEGMENT_STEP_BYTES = 2 * 2**20
-"""``kRoundLarge``: to this."""
+"""``kRoundLarge``: a large block's own segment is rounded up to a multiple of this size."""
 FIRST_ADDRESS = 0x7F00_0000_0000
-"""Where the first segment is put; each further one lies behind, and no address is given twice."""
+"""The address of the first segment; each further segment lies behind the last, and no address is given twice."""
 
 
 class BlockState(NamedTuple):
-    """A piece of a segment."""
+    """A block of a segment, allocated or free."""
 
     address: int
     size_bytes: int
     requested_bytes: int
-    """0 of a free one."""
+    """The bytes requested; 0 for a free block."""
     allocated: bool
 
 
 class Segment(NamedTuple):
-    """What one ``cudaMalloc`` gave, and its blocks by address; they fill it."""
+    """The memory of one ``cudaMalloc``; the blocks, in order of address, fill the segment."""
 
     address: int
     size_bytes: int
@@ -50,7 +53,7 @@ class Segment(NamedTuple):
 
 
 class _Block:
-    """``Block``: ``before`` and ``after`` are its neighbours in the segment (``prev`` and ``next``)."""
+    """PyTorch's ``Block``: ``before`` and ``after`` are its neighbours in the segment (``prev`` and ``next``)."""
 
     __slots__ = ("address", "after", "before", "requested", "size", "small", "used")
 
@@ -65,7 +68,7 @@ class _Block:
 
 
 def segment_size(rounded_bytes: int) -> int:
-    """What is asked of ``cudaMalloc`` where no free block will do: ``get_allocation_size()``."""
+    """Return the bytes requested from ``cudaMalloc`` if no free block is large enough: ``get_allocation_size()``."""
     if rounded_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded_bytes < MIN_OWN_SEGMENT_BYTES:
@@ -74,17 +77,17 @@ def segment_size(rounded_bytes: int) -> int:
 
 
 class CachingAllocator:
-    """The allocator of one device that has no end of memory, for one stream.
+    """The allocator of one device with unlimited memory, for one stream.
 
     Args:
-        on_segment: told of each segment that is taken: its address, its bytes.
+        on_segment: called for each segment that is reserved, with the segment's address and bytes.
     """
 
     def __init__(self, on_segment: Callable[[int, int], None] = lambda *_: None) -> None:
         self.allocated_bytes = 0
-        """Of blocks in use, as ``torch.cuda.memory_allocated`` counts: with a remainder that was not cut off."""
+        """The bytes of blocks in use, as ``torch.cuda.memory_allocated`` counts: with remainders not split off."""
         self.reserved_bytes = 0
-        """Of all segments: ``torch.cuda.memory_reserved``. None is given back, so it never falls."""
+        """The bytes of all segments: ``torch.cuda.memory_reserved``. No segment is released, so it never falls."""
         self._on_segment = on_segment
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address), small pool and large
         self._blocks: dict[int, _Block] = {}
@@ -92,9 +95,9 @@ class CachingAllocator:
         self._next_address = FIRST_ADDRESS
 
     def malloc(self, size_bytes: int) -> int:
-        """The address of a block of at least ``size_bytes``; 0 for none, which takes nothing."""
+        """Allocate a block of at least ``size_bytes`` and return its address; 0 if ``size_bytes`` is 0."""
         if size_bytes == 0:
-            return 0  # NativeCachingAllocator::allocate() asks for nothing then
+            return 0  # NativeCachingAllocator::allocate() requests no block then
         size = rounded_as_on_cuda(size_bytes)
         block = self._best_fit(size, size <= SMALL_BYTES) or self._new_segment(size)
         remaining = block.size - size
@@ -110,7 +113,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Give a block back to the cache, where it becomes one with free neighbours: ``free_block()``.
+        """Return a block to the cache, merged with free neighbours: ``free_block()``. The address 0 is ignored.
 
         Raises:
             ValueError: nothing is allocated at that address.
@@ -141,7 +144,7 @@ class CachingAllocator:
         self._keep(block)
 
     def segments(self) -> tuple[Segment, ...]:
-        """All segments by address, with their blocks."""
+        """Return all segments in order of address, with their blocks."""
         found = []
         for address in self._heads:
             block: _Block | None = self._blocks[address]
@@ -153,14 +156,17 @@ class CachingAllocator:
         return tuple(found)
 
     def _best_fit(self, size: int, small: bool) -> _Block | None:
-        """The smallest free block of the pool that will do, the first of those: ``get_free_block()``."""
-        # Ordered as BlockComparatorSize orders them: by size, then by address.
+        """Take the smallest free block that is large enough from the pool: ``get_free_block()``.
+
+        Among blocks of equal size, the one with the lowest address is taken. None if no block is large enough.
+        """
+        # Free blocks are sorted as by BlockComparatorSize: by size, then by address.
         free = self._free[small]
         place = bisect_left(free, (size, 0))
         return self._blocks[free.pop(place)[1]] if place < len(free) else None
 
     def _new_segment(self, size: int) -> _Block:
-        """``alloc_block()``."""
+        """Reserve a segment for ``size`` bytes and return the segment as one block: ``alloc_block()``."""
         needed = segment_size(size)
         block = _Block(self._next_address, needed, size <= SMALL_BYTES)
         self._next_address += needed

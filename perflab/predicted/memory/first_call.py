@@ -1,9 +1,9 @@
-"""What the first call of a loop does otherwise than later ones, told from the trace of a later one. Pure.
+"""Derives how the first call of a loop differs from later calls, from the trace of a later call. Pure.
 
-A trace is of a call that finds gradients and optimizer state from the call before. The first call has neither, so it
-takes other blocks at other moments, and the allocator's cache keeps that shape: gradients that later calls add to are
-those that the first backward has made, and optimizer state comes to be in the first step, where most of what the
-forward and backward passes took is free again.
+A trace shows a call that finds gradients and optimizer state from the call before. The first call has neither, so it
+takes other blocks at other moments, and the allocator's cache keeps that shape: the gradients that later calls add to
+are blocks that the first backward has made, and optimizer state is allocated in the first optimizer step, when most of
+the memory of the forward and backward passes is free again.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from perflab.profiles.records import OPTIMIZER
 
 _ABSENT = ("gradients", "optimizer state")
 _ACCUMULATES = "aten::add_"
-"""Autograd adds a gradient to one that is there (``AccumulateGrad``); where none is, it keeps the block."""
+"""The operator that adds to an existing gradient (``AccumulateGrad``); without one, autograd keeps the new block."""
 _NO_CUBLAS = ("attention", "convolution")
 
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Positions are of the trace's events."""
+    """The differences of the first call. Positions are indices into the trace's events."""
 
     held: tuple[Alloc, ...]
-    """What is there before it."""
+    """The blocks that exist before the first call."""
     state: tuple[Alloc, ...]
-    """Optimizer state."""
+    """The blocks of optimizer state."""
     state_at: int
-    """Before which event that comes to be; as many as there are events: behind the last."""
+    """The position of the event before which the state is allocated; the number of events: after the last."""
     adopted: Mapping[int, Alloc]
-    """Blocks that later calls add to a gradient and let go, and the first one keeps as that gradient."""
+    """The gradients by block number: later calls add the block to the gradient and free the block; the first call keeps
+    the block as the gradient."""
     products: tuple[int, ...]
-    """After which events cuBLAS asks for its workspace: that of the forward thread, that of autograd's."""
+    """The positions of the events after which the forward thread and autograd's thread request a cuBLAS workspace."""
 
 
 def first_call(trace: Trace) -> FirstCall:
-    """Tell it from a later one."""
+    """Derive the first call from the trace of a later call."""
     kinds = {block.block: trace.uses[block.block].kind if block.block in trace.uses else "" for block in trace.held}
     state = tuple(block for block in trace.held if kinds[block.block] == "optimizer state")
     return FirstCall(
@@ -50,7 +51,7 @@ def first_call(trace: Trace) -> FirstCall:
 
 
 def _optimizer_begins(trace: Trace) -> int:
-    """Where the phase does; without such a phase, where the last backward ends."""
+    """Return the position where the optimizer phase begins; without such a phase, where the last backward ends."""
     behind_backward = 0
     for number, event in enumerate(trace.events):
         if isinstance(event, Op):
@@ -85,7 +86,10 @@ def _adopted(trace: Trace, gradients: list[Alloc]) -> dict[int, Alloc]:
 
 
 def _first_products(trace: Trace) -> tuple[int, ...]:
-    """Behind the results of the first product of each thread: they are asked for before the workspace is."""
+    """Return the position of the last result of each thread's first product.
+
+    A product's results are allocated before its workspace.
+    """
     found: dict[bool, int] = {}
     events = trace.events
     for number, event in enumerate(events):

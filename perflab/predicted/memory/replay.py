@@ -1,13 +1,13 @@
-"""Replays a trace through the model of the caching allocator: what it reserves, and where it fragments.
+"""Replays a trace through the model of the caching allocator, to estimate reserved memory and fragmentation.
 
-An estimate, and it is to be called one. What is exact is what the allocator does with a sequence of requests; that the
-requests are these, and in this order, is the assumption. Left out: other streams, CUDA graphs' pools, what runs before
-the first call (drawing the weights), what libraries allocate beside ``workspace_bytes``, and settings
-(``PYTORCH_ALLOC_CONF``; ``expandable_segments`` is off by default, as here).
+Reports must label the result as an estimate. The model serves a sequence of requests exactly as the allocator does;
+that a real process makes these requests in this order is an assumption. Not modelled: other streams, the pools of CUDA
+graphs, work before the first call (drawing the weights), allocations of libraries beside ``workspace_bytes``, and
+settings (``PYTORCH_ALLOC_CONF``; ``expandable_segments`` is off by default, as here).
 
 A training loop makes the same call again and again. So the trace is replayed several times: the first round is the
-loop's first call (``first_call``), which shapes the cache, the last one finds it as every later one does. What is
-reserved never shrinks between them.
+loop's first call (``first_call``), which shapes the cache; the last round finds the cache as every later call does.
+Reserved memory never shrinks between rounds.
 """
 
 from __future__ import annotations
@@ -22,53 +22,57 @@ from perflab.predicted.memory.first_call import FirstCall, first_call
 from perflab.predicted.trace.trace import Alloc, Free, Place, Trace
 
 WORKSPACES = (-1, -2)
-"""The blocks that stand for what libraries hold, of each thread that multiplies."""
+"""The numbers of the blocks that stand for library workspaces, one for each thread that computes matrix products."""
 ROUNDS = 3
-"""In the first call of a loop state comes to be, in the second all of it is there, the third finds that one's cache."""
+"""The number of calls to replay.
+
+State is allocated in the first call of a loop and exists from the start of the second; the third call finds the cache
+that the second has left.
+"""
 
 
 class Entry(NamedTuple):
-    """One thing that the allocator did."""
+    """One action of the allocator."""
 
     action: str
     """``alloc``, ``free`` or ``segment_alloc``."""
     address: int
     size_bytes: int
-    """As it was asked for; of a segment all of it."""
+    """Bytes requested; for a segment, its whole size."""
     event: int
-    """Where in the trace's events; -1 before them."""
+    """The index in the trace's events at which the action happens; -1 before the first event."""
     block: Alloc
-    """For whom."""
+    """The block that is allocated or freed; for a segment, the block whose request needs the segment."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of it. Bytes as ``torch.cuda.memory_stats`` counts them."""
+    """The result of a replay. Bytes are counted as ``torch.cuda.memory_stats`` counts them."""
 
     peak_allocated_bytes: int
-    """``max_memory_allocated`` of the last round: blocks rounded up, and what is not cut off of large ones, up to 1 MiB
-    of each."""
+    """``max_memory_allocated`` of the last round: blocks rounded up, with the remainders that are not split off large
+    blocks, up to 1 MiB each."""
     peak_reserved_bytes: int
     """``max_memory_reserved``."""
     log: tuple[Entry, ...]
-    """What happened in the last round."""
+    """The allocator's actions in the last round."""
     segments: tuple[Segment, ...]
-    """What was reserved at its end."""
+    """The segments reserved at the end of the last round."""
     alive: Mapping[int, Alloc]
-    """What was alive at its end, by address."""
+    """The blocks alive at the end of the last round, by address."""
 
 
 def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
     """Estimate what PyTorch's allocator reserves for a call that is made again and again.
 
-    First comes what ``trace.held`` has when nothing was called yet, in order. Between the rounds what outlives the call
-    dies, but for blocks that take the place of held ones that the call let go (new gradients for old ones: the same
-    size and kind).
+    The replay first allocates, in order, the blocks of ``trace.held`` that exist before the first call. Between rounds,
+    blocks that outlive the call are freed, except blocks that replace held ones which the call freed (new gradients for
+    old ones: the same size and kind).
 
     Args:
-        trace: the call.
-        workspace_bytes: what libraries allocate once and keep, such as cuBLAS; it is counted. Each thread that
-            multiplies has its share, asked for by its first product.
+        trace: the trace of the call.
+        workspace_bytes: bytes that libraries such as cuBLAS allocate once and keep; they count as allocated. Each
+            thread that computes products has an equal share, requested by its first product.
     """
     first = first_call(trace)
     player = _Player(trace, first, workspace_bytes)
@@ -116,7 +120,7 @@ class _Player:
             self.log.append(Entry("free", address, block.size_bytes, self.event, block))
 
     def play(self) -> None:
-        """The events of one call that is not the first."""
+        """Replay the events of a call after the first."""
         self._begin_round()
         for number, event in enumerate(self.trace.events):
             self.event = number
@@ -126,7 +130,7 @@ class _Player:
                 self.free(event.block)
 
     def play_first(self) -> None:
-        """The events of the first call."""
+        """Replay the events of the first call."""
         self._begin_round()
         first = self.first
         for number, event in enumerate((*self.trace.events, None)):
@@ -150,7 +154,7 @@ class _Player:
         self.peak = self.allocator.allocated_bytes
 
     def settle(self) -> None:
-        """From the end of a call to where the next begins: what is held is there, and what is not has gone."""
+        """Bring memory from the end of a call to the start of the next: held blocks exist, all others are freed."""
         self.event = -1
         held = {block.block for block in self.trace.held} | {*WORKSPACES}
         heirs: dict[tuple[int, str], deque[int]] = defaultdict(deque)

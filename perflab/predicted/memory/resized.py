@@ -1,8 +1,9 @@
 """Computes the peak at other sizes from two or three traces. Pure.
 
-A tensor's bytes are a polynomial of the batch size (of degree 1) and of the context length (2: naive attention). Where
-a call does the same at each size, block by block, its peak at another follows: each block is interpolated by itself,
-and only then is the highest level looked for. So it bends where one moment takes over from another as the worst.
+A tensor's bytes are a polynomial of the batch size (of degree 1) and of the context length (2: naive attention). If a
+call does the same at each size, block by block, its peak at another size can be computed: each block is interpolated
+separately, and the highest level is determined afterwards. So the curve of the peak bends at a size where another
+moment becomes the worst.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from perflab.predicted.trace.trace import Alloc, Free, Trace
 
 @dataclass(frozen=True)
 class Outline:
-    """What of a trace decides its peak."""
+    """The part of a trace that decides its peak: the blocks' sizes, and the order of allocations and frees."""
 
     sizes: tuple[int, ...]
-    """Of each block, in the order in which they came."""
+    """The bytes requested for each block, in order of allocation."""
     steps: tuple[int, ...]
-    """A block that came, by its place in ``sizes``; or ``~place`` of one that went."""
+    """The allocations and frees in order: a block's index in ``sizes`` for an allocation, ``~index`` for a free."""
 
     def peak_bytes(self) -> int:
-        """The highest level."""
+        """Return the highest level of live bytes, with block sizes rounded as on CUDA."""
         return _peak(list(map(rounded_as_on_cuda, self.sizes)), self.steps)
 
 
 def outline_of(trace: Trace) -> Outline:
-    """The outline of a trace."""
+    """Return the outline of a trace."""
     places: dict[int, int] = {}
     sizes: list[int] = []
     steps: list[int] = []
@@ -46,17 +47,17 @@ def outline_of(trace: Trace) -> Outline:
 
 @dataclass(frozen=True)
 class Interpolated:
-    """The peak by size, through outlines of two sizes or more that do the same.
+    """The peak at any size, interpolated through the outlines of a call at two sizes or more.
 
     Args:
-        outlines: by size; of a polynomial of degree n, n + 1 are enough.
+        outlines: outlines of the call by size; a polynomial of degree n takes n + 1.
     """
 
     outlines: Mapping[int, Outline]
 
     @cached_property
     def holds(self) -> bool:
-        """Whether the calls do the same, block by block."""
+        """Whether the outlines have the same allocations and frees, block by block."""
         return len({outline.steps for outline in self.outlines.values()}) == 1
 
     @cached_property
@@ -64,7 +65,7 @@ class Interpolated:
         return list(zip(*(outline.sizes for outline in self.outlines.values()), strict=True))
 
     def peak_bytes(self, size: int) -> int:
-        """The peak at a size, traced or not."""
+        """Return the peak in bytes at a size, traced or not."""
         at = _polynomial(tuple(self.outlines), size)
         found = {column: rounded_as_on_cuda(max(0, at(column))) for column in set(self._columns)}
         steps = next(iter(self.outlines.values())).steps
@@ -72,7 +73,10 @@ class Interpolated:
 
 
 def _polynomial(points: tuple[int, ...], size: int) -> Callable[[tuple[int, ...]], int]:
-    """Lagrange's form, in whole numbers but for the last division."""
+    """Return the function from values at the points to the interpolated value at ``size``.
+
+    The polynomial is in Lagrange's form, computed in integers except for the last division.
+    """
     weights = []
     for point in points:
         above = below = 1

@@ -1,8 +1,9 @@
-"""Finds the largest size that fits with few predictions. Pure.
+"""Finds the largest size that fits, with few predictions. Pure.
 
 Peak memory grows with the size, close to a straight line (batch) or a parabola (context length in naive attention), in
-stairs (blocks are rounded, kernels change). So the next size to ask is where the curve through the known points meets
-the room, and nothing rests on the curve: the answer is proven by asking it and the size after it.
+steps (blocks are rounded, kernels change). So the next size to predict is where the curve through the known points
+meets the available memory. The answer does not depend on the curve: predictions of the answer and of the size after it
+prove it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 MOST = 2**24
-"""Where a search ends: no context or batch is longer."""
+"""The largest size that a search considers: no context or batch is longer."""
 TRUSTED_CALLS = 10
-"""As often the curve may lead. A search that has not ended then is on stairs wider than the curve can tell."""
+"""The number of calls in which the curve may choose the size.
+
+A search that has not ended then is bisected: the steps of memory are wider than the curve can show.
+"""
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
@@ -26,24 +30,25 @@ def largest(
     step: int = 1,
     known: Mapping[int, int] = _NONE,
 ) -> int | None:
-    """The largest multiple of ``step`` whose peak fits into the room; None: not even ``step`` itself does.
+    """Return the largest multiple of ``step`` whose peak fits into the room; None if ``step`` itself does not fit.
 
-    It fits, and the next multiple does not: both were asked, or follow from a known larger size that fits, or a smaller
-    one that does not. ``MOST`` is never passed: an answer of ``MOST``, rounded down to a multiple, means "that, or
-    more". Where peaks are not quite monotone, the answer is one of the places where fitting ends.
+    The answer fits, and the next multiple does not: both were predicted, or follow from a known larger size that fits
+    or a known smaller size that does not. The answer never exceeds ``MOST``: an answer of ``MOST``, rounded down to a
+    multiple, means "that, or more". If peaks are not quite monotone, the answer is one of the sizes where fitting ends.
 
-    Where two points of a line are known two calls are enough, where one is three; a parabola takes one more. It never
-    takes more than ``TRUSTED_CALLS`` beyond what halving everything up to ``MOST`` would.
+    On a straight line, two calls are enough if two points are known, and three if one point is known; a parabola takes
+    one call more. The search never takes more than ``TRUSTED_CALLS`` calls beyond a bisection of all sizes up to
+    ``MOST``.
 
     Args:
-        peak_bytes: peak memory at a size, in bytes; not decreasing.
-        room_bytes: what it has to fit into, in bytes.
-        start: where to begin if nothing is known, such as the size that is run; 1 or more.
-        step: what sizes are multiples of; 1 or more.
-        known: peaks in bytes by size that are known already; they need not be multiples.
+        peak_bytes: returns the peak memory at a size, in bytes; not decreasing.
+        room_bytes: the memory that the peak has to fit into, in bytes.
+        start: the first size to try if no point is known, such as the size that is run; 1 or more.
+        step: the unit of sizes: the answer is a multiple of it; 1 or more.
+        known: peaks in bytes that are known already, by size; these sizes need not be multiples of ``step``.
     """
     points = dict(known)
-    # In steps: `fits` does or is 0, `over` does not or is past the end.
+    # In units of `step`: `fits` is a size that fits, or 0; `over` is one that does not, or the first past the end.
     end = MOST // step + 1
     over = min([end, *(-(-size // step) for size, peak in points.items() if size > 0 and peak > room_bytes)])
     settled = [min(size // step, end - 1) for size, peak in points.items() if peak <= room_bytes]
@@ -55,7 +60,7 @@ def largest(
         at = _meeting(points, room_bytes) if points else float(start)
         number = _next(at / step if at is not None else None, fits, over, end, stride)
         if len(widths) > TRUSTED_CALLS or (len(widths) > 3 and over < end and 2 * widths[-1] > widths[-4]):
-            # Nor is it a guide where three calls did not even halve what is left.
+            # Bisect after many calls, or if the last three did not even halve the interval.
             number = (fits + over) // 2
         size = number * step
         points[size] = peak_bytes(size)
@@ -64,15 +69,15 @@ def largest(
             fits = number
         else:
             over = number
-        # An answer is proven by asking beside it. Does the same side win again, the curve is a little off: go further.
+        # A call beside an answer proves it. If the call moves that end again, the curve is a little off: go further.
         beside = number - before[0] <= stride if fits == number else before[1] - number <= stride
         stride = 2 * stride if beside else 1
     return fits * step if fits else None
 
 
 def _next(at: float | None, fits: int, over: int, end: int, stride: int) -> int:
-    """Which number of steps to ask: where the curve meets the room, but ``stride`` away from what is settled."""
-    if at is None:  # No curve: double, or halve what is left.
+    """Return the number of steps to try: where the curve meets the room, but ``stride`` away from settled sizes."""
+    if at is None:  # No curve: double, or bisect.
         return min(2 * fits + 1, end - 1) if over == end else (fits + over) // 2
     guess = math.floor(min(at, float(end)))
     nearest, farthest = min(fits + stride, over - 1), max(over - stride, fits + 1)
@@ -84,7 +89,7 @@ def _next(at: float | None, fits: int, over: int, end: int, stride: int) -> int:
 
 
 def _meeting(points: Mapping[int, int], room_bytes: int) -> float | None:
-    """The size at which the curve through the points nearest to the room has that peak; None if it never has."""
+    """Return the size at which the curve through the points nearest to the room meets it; None if no size does."""
     near = sorted(points.items(), key=lambda point: (abs(point[1] - room_bytes), point[0]))[:3]
     if len(near) == 1:
         ((size, peak),) = near

@@ -1,8 +1,8 @@
 """Writes a prediction as a PyTorch memory snapshot.
 
-The pickle is PyTorch's own, which https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read; its addresses and
-segments are the model's (``replay``), so they are an estimate. It begins with the call, as a recording does: what is
-held is there already. It is of the last round of the replay, when the cache is warm.
+The pickle has PyTorch's format, which https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` read. Addresses and
+segments come from the allocator's model (``replay``), so they are estimates. The snapshot begins with the call, as a
+recording does: held blocks exist already. It shows the last round of the replay, when the cache is warm.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 
 PROTOCOL = 4
-"""Of the pickle: the viewer's own reader (``unpickle`` in ``torch/utils/viz/MemoryViz.js``) knows 2 to 4."""
+"""The pickle's protocol: the viewer's own reader (``unpickle`` in ``torch/utils/viz/MemoryViz.js``) knows 2 to 4."""
 NO_LIMIT = -1
-"""``max_split_size`` where there is none, as a snapshot has it: the largest ``size_t`` as a signed number."""
+"""The ``max_split_size`` of a snapshot without a limit: the largest ``size_t`` as a signed number."""
 
 TimeOf = Callable[[Op], float]
 """An operator's time in nanoseconds."""
@@ -29,16 +29,17 @@ TimeOf = Callable[[Op], float]
 def write_snapshot(trace: Trace, path: Path, *, workspace_bytes: int = 0, time_of: TimeOf) -> Path:
     """Write PyTorch's memory snapshot of the call, as ``torch.cuda.memory._dump_snapshot`` would.
 
-    A block's frame is the line that asked for it, with the operator and the module as the function's name. Its
-    ``category``, by which the viewer colours, is its kind (``predicted.records.KINDS``); of what was held before, the
-    viewer heeds none and shows ``unknown``, but the frame says it. There is nothing in the file but plain containers,
-    numbers and text. Beside PyTorch's keys, blocks have ``module`` and ``phase``, for ``perflab.snapshots``.
+    A block's frame is the line that requested the block, with the operator and the module as the function's name. A
+    block's ``category``, by which the viewer colours, is the block's kind (``predicted.records.KINDS``). The viewer
+    ignores the category of blocks held before the call and shows ``unknown``; the frame states the kind. The file
+    contains only plain containers, numbers and text. Beside PyTorch's keys, blocks have ``module``, ``phase`` and
+    ``tensor``, for ``perflab.snapshots``.
 
     Args:
-        trace: the call.
-        path: where to write, without the ending ``.pickle``.
+        trace: the trace of the call.
+        path: the path to write to, without the ending ``.pickle``.
         workspace_bytes: as in ``replay``.
-        time_of: an operator's time.
+        time_of: returns an operator's time in nanoseconds.
 
     Raises:
         OSError: the file cannot be written.
@@ -58,7 +59,7 @@ class _Snapshot:
         self.frames: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
 
     def content(self) -> dict[str, Any]:
-        """What ``_memory_snapshot_pickled`` in ``torch/csrc/cuda/memory_snapshot.cpp`` writes."""
+        """Return the snapshot as ``_memory_snapshot_pickled`` in ``torch/csrc/cuda/memory_snapshot.cpp`` writes it."""
         return {
             "segments": [self._segment(segment) for segment in self.played.segments],
             "device_traces": [list(self._trace())],
@@ -93,7 +94,7 @@ class _Snapshot:
                 common["user_metadata"] = self.phases[entry.event]
             for action in ("free_requested", "free_completed") if entry.action == "free" else (entry.action,):
                 yield {"action": action, **common}
-        # A recording ends so as well. Older viewers want an event of category "unknown" where there are others.
+        # A recording ends with this event too. Older viewers require a category "unknown" if there are others.
         active = sum(
             block.size_bytes for segment in self.played.segments for block in segment.blocks if block.allocated
         )
@@ -141,14 +142,14 @@ class _Snapshot:
         return {**labels, "tensor": _tensor(self.trace, block)}
 
     def _frames(self, block: Alloc) -> list[dict[str, Any]]:
-        """One list for all blocks of one place, which the pickle then holds once."""
+        """Return the block's frames: one list object for all blocks of one place, which the pickle then holds once."""
         key = *_split(block.place.line), self._name(block)
         if key not in self.frames:
             self.frames[key] = [{"filename": key[0], "line": key[1], "name": key[2]}]
         return self.frames[key]
 
     def _name(self, block: Alloc) -> str:
-        """``aten::mm in blocks.17.attention (forward)``; of what was held before, its kind in the operator's place."""
+        """Return ``aten::mm in blocks.17.attention (forward)``; a held block has its kind in place of an operator."""
         module = _module(block)
         name = block.operator or self._kind(block)
         if module:
@@ -163,13 +164,13 @@ class _Snapshot:
 
 
 def _tensor(trace: Trace, block: Alloc) -> str:
-    """``(4, 1024, 2560) float32`` of what autograd saved; of other blocks shapes are not known."""
+    """Return ``(4, 1024, 2560) float32`` for a block that autograd saved; empty for others, whose shape is unknown."""
     use = trace.uses.get(block.block)
     return f"{use.saved.shape} {use.saved.dtype}" if use is not None and use.saved is not None else ""
 
 
 def _module(block: Alloc) -> str:
-    """With the layer's number, where it is known."""
+    """Return the block's module, with the layer's number in place of ``*`` if the number is known."""
     module = block.place.module
     if block.layer is not None:
         module = module.replace(f"{block.layer.stack}.*", f"{block.layer.stack}.{block.layer.number}", 1)
@@ -177,13 +178,13 @@ def _module(block: Alloc) -> str:
 
 
 def _split(line: str) -> tuple[str, int]:
-    """``model.py:12`` as file and line."""
+    """Split a line such as ``model.py:12`` into file and number; the number is 0 if the line has none."""
     file, _, number = line.rpartition(":")
     return (file, int(number)) if number.isdecimal() else (line, 0)
 
 
 def _phases(trace: Trace) -> Iterator[str]:
-    """The phase at each event: what is let go has none of its own."""
+    """Yield the phase at each event; a free, which has no phase of its own, has the phase of the event before."""
     phase = ""
     for event in trace.events:
         if not isinstance(event, Free):
@@ -192,7 +193,7 @@ def _phases(trace: Trace) -> Iterator[str]:
 
 
 def _times_us(trace: Trace, time_of: TimeOf) -> Iterator[int]:
-    """When each event is: after the operators before it, an operator itself at its beginning."""
+    """Yield the time of each event in microseconds: the sum of the times of all operators before the event."""
     passed_ns = 0.0
     for event in trace.events:
         yield int(round(passed_ns) / 1e3)

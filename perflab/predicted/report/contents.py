@@ -1,4 +1,4 @@
-"""What a report has of a prediction: peak, what it is made of, costs, bounds, what a dry run counted. Pure."""
+"""The contents of a report about a prediction: peak, its composition, costs, bounds, a dry run's counts. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BYTES = ("saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_h
 
 
 def describe(result: Result, case: Case) -> Case:
-    """The case with what was predicted."""
+    """Return the case with its prediction; unchanged if the case has none."""
     outcome = result.outcome
-    if not isinstance(outcome, PredictedCase):  # it came to nothing
+    if not isinstance(outcome, PredictedCase):  # the case failed, was skipped, or ran out of memory
         return case
     now, live = outcome.now, outcome.now.timeline
     facts = [*filter(None, [filled_by(now)]), *fit_facts(now), *time_facts(now), *memory_facts(now)]

@@ -1,6 +1,6 @@
 """One prediction in full: memory at the peak, tensors saved for backward, modules and operators. Pure.
 
-Where a run has several predicted cases, their table is enough; of one there is room for all that is known.
+A run of several predicted cases shows only their table; a run of one case has room for the full detail.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from perflab.report.lines import shorten
 from perflab.units import format_bytes, format_ns, format_si
 
 MOST = 10
-"""Rows of a table; the file of ``--perf-json`` has them all."""
+"""The most rows that a table shows; the file of ``--perf-json`` has all rows."""
 _SHORT = {FORWARD: "fwd", BACKWARD: "bwd", OPTIMIZER: "opt"}
 _COLUMNS = (("calls", 7), ("FLOPs", 8), ("bytes", 10), ("FLOP/B", 7), ("time", 7))
 _LEAST_WIDTH, _MOST_WIDTH = 5, 10
-"""Of a phase's column."""
+"""The limits of the width of a phase's column."""
 
 
 def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
-    """All that is known of one prediction, as lines no longer than ``width`` (80 at least)."""
+    """Return one prediction in full, in lines of at most ``width`` columns (80 at least)."""
     width = max(width, 80)
     blocks = [_memory(now, width), _at_peak(now, width), _saved(now, width)]
     if now.costs:
@@ -36,7 +36,7 @@ def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
 
 
 def _memory(now: Prediction, width: int) -> list[str]:
-    """The peak by kind, what a real process takes beyond it, and every card that has room."""
+    """Return the peak by kind, what a real process takes beyond the peak, and every GPU that the case fits."""
     lines = [f"peak memory {format_bytes(now.peak_bytes)}, {format_bytes(now.held_bytes)} of it before the call"]
     for kind, size in sorted(now.composition.items(), key=lambda pair: -pair[1]):
         lines.append(f"{format_bytes(size):>10}{_share(size, now.peak_bytes):>7}  {kind}")
@@ -68,7 +68,7 @@ def _at_peak(now: Prediction, width: int) -> list[str]:
 
 
 def _saved(now: Prediction, width: int) -> list[str]:
-    """What to checkpoint first."""
+    """Return the table of tensors saved for backward, the largest first: the first to checkpoint."""
     kept = [one for one in now.saved if one.size_bytes]
     if not kept:
         return []
@@ -83,7 +83,7 @@ def _saved(now: Prediction, width: int) -> list[str]:
 
 
 def _kernels(dry: DryRun, width: int) -> list[str]:
-    """Launches by kernel."""
+    """Return the table of launches by kernel."""
     most = list(dry.kernels.items())[:MOST]
     total = sum(dry.kernels.values())
     lines = [f"launches by kernel, {total:,} in all{_of(len(most), len(dry.kernels))}", "  count  kernel"]
@@ -91,7 +91,7 @@ def _kernels(dry: DryRun, width: int) -> list[str]:
 
 
 def _traffic(dry: DryRun, width: int) -> list[str]:
-    """Where the host waits, and what is copied to and fro."""
+    """Return the table of the host's waits for the device and of copies between host and device."""
     most = dry.traffic[:MOST]
     lines = [f"between host and device{_of(len(most), len(dry.traffic))}", "  calls      size  what"]
     for one in most:
@@ -101,7 +101,7 @@ def _traffic(dry: DryRun, width: int) -> list[str]:
 
 
 def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str]:
-    """Numbers and what they are of; what made it, and where, on the same line if there is room, else below."""
+    """Return a row: numbers and their subject, then the operator and line, on one line if there is room, else below."""
     indent = " " * (len(left) + 2)
     made = ", ".join(filter(None, [operator, line]))
     joined = f"{left}  {what}{f', {made}' if made else ''}"
@@ -117,7 +117,7 @@ def _row(left: str, what: str, operator: str, line: str, width: int) -> list[str
 
 
 def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -> list[str]:
-    """What each group of costs does, those with the most roofline time first; bytes decide where there is none."""
+    """Return the table of costs by group, the most roofline time first; bytes decide if there are no times."""
     ordered = grouped(now, key)
     most, rest = ordered[:MOST], ordered[MOST:]
     if len(rest) == 1:
@@ -136,7 +136,7 @@ def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -
 
 
 def grouped(now: Prediction, key: Callable[[Cost], str]) -> list[tuple[str, list[Cost]]]:
-    """Costs by what ``key`` says of them, those with the most roofline time first; bytes decide where there is none."""
+    """Group costs by ``key``, the group with the most roofline time first; bytes decide if there are no times."""
     groups: dict[str, list[Cost]] = {}
     for cost in now.costs:
         groups.setdefault(key(cost), []).append(cost)
@@ -159,7 +159,7 @@ def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Mapping[
 
 
 def _phases(now: Prediction) -> dict[str, int]:
-    """The phases in their order, if there are several, and how wide their columns are."""
+    """Return the width of each phase's column, in order of the phases; empty unless there are several phases."""
     begun = now.timeline.phases if now.timeline is not None else {}
     found = {cost.phase for cost in now.costs if cost.phase}
     names = sorted(found, key=lambda name: [*begun, *_SHORT].index(name) if name in (*begun, *_SHORT) else len(begun))
@@ -168,7 +168,7 @@ def _phases(now: Prediction) -> dict[str, int]:
 
 
 def _said_of_work(now: Prediction, width: int) -> list[str]:
-    """What the tables' words mean in this case."""
+    """Explain the tables' terms for this case: the repeated layers, and the time that shares refer to."""
     modules = " ".join(f"{cost.module} " for cost in now.costs)
     facts = [f"{stack}.* is {many} layers" for stack, many in now.layers.items() if f"{stack}.*" in modules]
     if now.traced_layers:

@@ -1,7 +1,7 @@
 """Short facts about a prediction: what fills memory, what fits, what takes time. Pure.
 
-A fact that says nothing new is not said: a result that is small beside the peak, memory that the allocator keeps
-without need, a lower bound that everything in a cache makes meaningless.
+Facts without information are left out: a result that is small beside the peak, the few percent of memory that the
+allocator keeps in any case, a lower bound that assumes most operands to be in the cache.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from perflab.predicted.records import TO_DEVICE, TO_HOST, WAIT, Fit, PeakPart, P
 from perflab.units import format_bytes, format_count, format_names, format_ns, format_si
 
 _LEAST_SHARE = 0.01
-"""Of the peak: a kind with less of it fills nothing."""
+"""The least share of the peak at which a kind of memory is named."""
 _MOST_KINDS = 3
 _SHORT = {"optimizer state": "optimizer"}
 _NOTICED = 0.01
-"""Of the peak: a result that takes less changes nothing by being alive."""
+"""The least share of the peak at which a result that is still alive is worth a fact."""
 _FRAGMENTS = 0.1
-"""Of reserved memory: a cache keeps a few percent in any case."""
+"""The share of reserved memory from which fragments are worth a fact: a cache keeps a few percent in any case."""
 _BOUND = 0.05
-"""Of the roofline time: a bound below it says only that most operands fit into the cache."""
+"""The least share of the roofline time for a lower bound: a smaller one only shows that most operands fit a cache."""
 _LAUNCH_NS = 2_000.0
-"""What a host takes to queue a kernel, at the least: where a launch has less work than that, launches are the time."""
+"""The least nanoseconds a host takes to queue a kernel: if a launch has less work, launches decide the time."""
 _FEW_CARDS = 3
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A module that would leave little for backward if it were run again there."""
+    """A module that saves little for backward if it is checkpointed: its forward then runs again in backward."""
 
     module: str
     line: str
-    """Where it keeps most."""
+    """The line at which the module saves most."""
     frees_bytes: int
-    """At most: what it keeps, without one layer's, which is there again while that layer is run again."""
+    """An upper bound of the freed bytes: the bytes that the module saves, without one layer's, which exist again while
+    that layer is run again."""
     peak_bytes: int
 
     def __str__(self) -> str:
@@ -47,12 +48,16 @@ class Checkpoint:
 
 
 def percent(share: float) -> str:
-    """``42%``."""
+    """Format a share as ``42%``."""
     return f"{100 * share:.0f}%"
 
 
 def filled_by(now: Prediction) -> str | None:
-    """What fills the memory at the worst moment, and where most of the first is: ``42% activations (blocks.*)``."""
+    """Name the kinds that fill the memory at the peak, the largest first: ``42% activations (blocks.*)``.
+
+    The largest kind is followed by the module and operator with at least half of its bytes. None if no kind is large
+    enough.
+    """
     kinds = [(size, kind) for kind, size in now.composition.items() if size >= _LEAST_SHARE * now.peak_bytes]
     kinds = sorted(kinds, key=lambda pair: -pair[0])[:_MOST_KINDS]
     if not kinds or not now.peak_bytes:
@@ -63,7 +68,10 @@ def filled_by(now: Prediction) -> str | None:
 
 
 def mostly_in(parts: Sequence[PeakPart | SavedTensors]) -> str:
-    """The innermost module that has at least half of the bytes, and its operator if one has; ``""``: none does."""
+    """Return the innermost module with at least half of the bytes, then the module's operator with at least half.
+
+    A module or an operator that does not exist is left out; ``""`` if neither exists.
+    """
     total = sum(part.size_bytes for part in parts)
     module = _innermost(parts, total)
     operators = Counter[str]()
@@ -75,7 +83,7 @@ def mostly_in(parts: Sequence[PeakPart | SavedTensors]) -> str:
 
 
 def fit_facts(now: Prediction) -> list[str]:
-    """What would make a case fit, up to which sizes the GPU takes it, and which others do."""
+    """Return what would make a case fit, the largest sizes that fit the GPU, and which GPUs the case fits."""
     fit = now.fit
     if fit is None:
         return []
@@ -88,7 +96,10 @@ def fit_facts(now: Prediction) -> list[str]:
 
 
 def time_facts(now: Prediction) -> list[str]:
-    """Beside the roofline time: an estimate, the bound that holds, what it is bound by, launches."""
+    """Return the facts beside the roofline time: an estimate, a lower bound, the limiting resource, launches.
+
+    The limiting resource is arithmetic (compute-bound) or memory (memory-bound).
+    """
     facts = [f"estimate {format_ns(now.estimate_ns)}"] if now.estimate_ns is not None else []
     are_launches = now.launches * _LAUNCH_NS > (now.roofline_ns or math.inf)
     if now.bound_ns is not None and not are_launches and now.bound_ns >= _BOUND * (now.roofline_ns or 0.0):
@@ -105,7 +116,7 @@ def time_facts(now: Prediction) -> list[str]:
 
 
 def memory_facts(now: Prediction) -> list[str]:
-    """What a real process takes beyond the peak, where that is worth a thought."""
+    """Return what a real process takes beyond the peak, if it is large enough to matter."""
     facts = []
     room_bytes = now.fit.room_bytes if now.fit is not None else None
     more = (now.keeping_output_bytes or 0) - now.peak_bytes
@@ -123,7 +134,7 @@ def memory_facts(now: Prediction) -> list[str]:
 
 
 def dry_run_facts(now: Prediction) -> list[str]:
-    """What only a dry run knows: allocator, the host's time, where it waits for the device, what is copied."""
+    """Return what only a dry run knows: allocated bytes, the host's time, the host's waits for the device, copies."""
     dry = now.dry_run
     if dry is None:
         return []
@@ -143,15 +154,16 @@ def dry_run_facts(now: Prediction) -> list[str]:
 
 
 def _lines(traffic: Sequence[Traffic]) -> str:
-    """The lines of most calls: ``4× train.py:12, train.py:14``."""
+    """Name the lines with the most calls: ``4× train.py:12, train.py:14``."""
     told = [f"{one.calls}× {one.line}" if one.calls > 1 else one.line for one in traffic]
     return format_names(told, _FEW_CARDS)
 
 
 def compute_bound(now: Prediction) -> float | None:
-    """Which share of the roofline time is of operators whose arithmetic takes longer than their bytes.
+    """Return the share of the roofline time in operators whose arithmetic takes longer than their bytes.
 
-    What has no FLOPs takes its bytes at the memory's bandwidth, so the largest of it tells that. None: nothing does.
+    An operator without FLOPs moves its bytes at the memory's bandwidth, so the largest such operator shows the
+    bandwidth. None if there is no such operator.
     """
     moving = max((one for one in now.costs if not one.flops), key=lambda one: one.bytes_moved, default=None)
     total_ns = sum(one.roofline_ns for one in now.costs)
@@ -165,7 +177,7 @@ def compute_bound(now: Prediction) -> float | None:
 
 
 def intensity(flops: int, bytes_moved: int) -> str:
-    """FLOPs per byte: ``193``, ``4.2``, ``12.3 k``; ``–`` without either."""
+    """Format FLOPs per byte: ``193``, ``4.2``, ``12.3 k``; ``–`` if FLOPs or bytes are 0."""
     if not flops or not bytes_moved:
         return "–"
     value = flops / bytes_moved
@@ -175,9 +187,10 @@ def intensity(flops: int, bytes_moved: int) -> str:
 
 
 def first_to_checkpoint(now: Prediction) -> Checkpoint | None:
-    """The innermost module of repeated layers that keeps at least half of what is kept for backward.
+    """Return the innermost module of repeated layers that has at least half of the bytes saved for backward.
 
-    None where that is not what fills the memory, and there is room.
+    None if there is no such module, or if the case fits (or its fit is unknown) and activations are not the largest
+    kind at the peak.
     """
     is_short = now.fit is not None and not now.fit.fits
     if not is_short and max(now.composition, key=lambda kind: now.composition[kind], default="") != "activations":
@@ -203,7 +216,7 @@ def _remedies(now: Prediction, fit: Fit) -> str:
 
 
 def _cards(fit: Fit) -> str:
-    """On which GPUs it fits. It fits on all that have more room than one that it fits on."""
+    """Name the GPUs that a case fits. A case that fits one GPU fits every GPU with more room."""
     if not fit.fits_on:
         largest = max(fit.rooms, key=lambda name: fit.rooms[name], default=None)
         has = f": {largest} has {format_bytes(fit.rooms[largest])}" if largest is not None else ""
@@ -228,7 +241,7 @@ def _innermost(parts: Sequence[PeakPart | SavedTensors], total: int) -> str:
 
 
 def _outer(module: str) -> Iterator[str]:
-    """The module, and those that it is in."""
+    """Yield the names of the modules that contain a module, the outermost first, and the module's own name."""
     names = module.split(".") if module else []
     return (".".join(names[:depth]) for depth in range(1, len(names) + 1))
 

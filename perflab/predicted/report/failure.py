@@ -17,7 +17,7 @@ from perflab.units import format_bytes, format_change, format_ns, format_percent
 
 
 def explain_prediction(result: Result, accept: str | None) -> str:
-    """The text of a failure. ``accept`` is the command that takes what was predicted as the new baseline."""
+    """Return the text of a failure. ``accept`` is the command that saves the prediction as the new baseline, if any."""
     assert isinstance(result.outcome, PredictedCase)
     case, judgement = result.outcome, result.judgement
     name, regressed = short_name(result.case), result.judgement.verdict is Verdict.REGRESSED
@@ -62,7 +62,7 @@ def _numbers(changes: dict[str, Change], worse: Sequence[str], case: PredictedCa
 
 
 def _time_row(now: Prediction, before: PredictedBaseline | None) -> list[Quantity]:
-    """The roofline time: it follows from the rest, so nothing is judged by it."""
+    """Return the row of the roofline time, if known; the time follows from other quantities, so it is not judged."""
     if now.roofline_ns is None or before is None or before.roofline_ns is None:
         return []
     more_ns = now.roofline_ns - before.roofline_ns
@@ -80,7 +80,7 @@ def _saved_at(before: PredictedBaseline | None) -> list[str]:
 
 
 def _no_room(case: PredictedCase) -> list[str]:
-    """That it does not fit, whether it did, and what would help."""
+    """Return lines that say that a case does not fit, whether its baseline fitted, and what would help; else none."""
     now, before = case.now, case.before
     if now.fit is None or now.fit.fits:
         return []

@@ -1,4 +1,4 @@
-"""The tables of predictions in a run's report, one a GPU. Pure."""
+"""The tables of predictions in a run's report, one per GPU. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perflab.report.view import View
 from perflab.results import Document, Result
 
 _DETAIL_WIDTH = 100
-"""Columns of what a page unfolds."""
+"""The width, in columns, of the detail that a page unfolds."""
 
 
 def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
-    """Each GPU's table with its head, and all of a prediction where it is the run's only one."""
+    """Return each GPU's table with its head; if the run has a single prediction, also the prediction in full."""
     found: list[Line] = []
     for cases in by_gpu(results if view.every else without_skipped(results)).values():
         found += map(Line, wrap_facts(_head(document, cases), width))
@@ -28,7 +28,7 @@ def lines(document: Document, results: Sequence[Result], width: int, view: View)
 
 
 def sections(document: Document, results: Sequence[Result], view: View) -> list[Section]:
-    """The same for a page."""
+    """Return each GPU's table as a page's section; if the run has a single prediction, the detail unfolds."""
     found = []
     for cases in by_gpu(results if view.every else without_skipped(results)).values():
         rows, detail = prediction_rows(cases), _the_only_one(results, _DETAIL_WIDTH)
@@ -43,7 +43,7 @@ def _the_only_one(results: Sequence[Result], width: int) -> list[str]:
 
 
 def _head(document: Document, cases: Sequence[Result]) -> list[str]:
-    """Facts of one GPU's predictions, the directory of their baselines (if any) last."""
+    """Return the facts of one GPU's predictions; the directory of the baselines (if any) comes last."""
     gpus = by_gpu(cases)
     folders = [PurePath(document.baselines, f"predicted-{gpu}") for gpu in gpus] if document.baselines else []
     return [*prediction_head(cases), *(f"{folder.as_posix()}/" for folder in folders)]

@@ -1,8 +1,8 @@
 """The table of predictions for one GPU. Pure.
 
-A line has the numbers; below it stands what a person asks next: what fills the memory, what else fits, what the time is
-made of. What is the same for all cases is said once, above the table or below it. Sizes are exact; the time is the
-roofline's, no less than the bound beside it, and an estimate is called one.
+Each case has one line of numbers; the lines below it state what fills the memory, what else fits and what the time
+consists of. Facts that all cases share stand once, above or below the table. Sizes are exact; the time is the roofline
+time, no less than the lower bound beside it; an estimate is labelled as one.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ QUANTITIES = {
     "to_device": "copied to the device",
     "to_host": "copied to the host",
 }
+"""The names in reports of the judged quantities."""
 _COUNTS = ("operators", "launches", "waits")
-"""What is judged, as people call it."""
+"""The quantities that are counts, without a unit."""
 _COLUMNS = (("params", 8), ("FLOPs", 8), ("peak", 10), ("roofline", 10), ("fits", 5))
 _PARAMETERS, _TIME, _FITS = "params", "roofline", "fits"
 _LEAST_NAME_WIDTH = 19
-"""What 80 columns leave beside the longest verdict."""
+"""The columns that 80 columns leave for a name beside the longest verdict."""
 _MOST_REASONS = 3
 _TIMELINE = "timeline: "
 _UNIT = re.compile(r"(?<=\d) (?=[KMGT]iB|B\b|[kMGT]?FLOP|[mµn]?s\b)")
 
 
 def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Predicted cases by the GPU that was asked for, dry runs apart: numbers of two never share a table."""
+    """Group predicted cases by the requested GPU, with dry runs apart: numbers of two groups never share a table."""
     found: dict[str, list[Result]] = {}
     for result in results:
         now = _prediction(result)
@@ -65,7 +66,7 @@ def by_gpu(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def prediction_head(results: Sequence[Result]) -> list[str]:
-    """What all predictions of one GPU share: ``predicted for h100 (78.3 GiB), not run``, ``3.41B parameters``."""
+    """Return the facts shared by all predictions of a GPU: ``predicted for h100 (78.3 GiB), not run``, parameters."""
     predictions = _predictions(results)
     rooms = [format_bytes(one.fit.room_bytes) for one in predictions if one.fit is not None]
     room = f" ({rooms[0]})" if rooms else ""
@@ -81,9 +82,9 @@ def prediction_head(results: Sequence[Result]) -> list[str]:
 
 
 def prediction_table(results: Sequence[Result], width: int = WIDTH, *, brief: bool = False) -> list[Line]:
-    """Predicted cases of one GPU as lines no longer than ``width`` (80 at least).
+    """Return the table of one GPU's predicted cases, in lines of at most ``width`` columns (80 at least).
 
-    A ``brief`` table has no more below a case than what is not as it was, and no notes.
+    A ``brief`` table has only changes and reasons below a case, and no notes.
     """
     width = max(width, WIDTH)
     found = prediction_rows(results, width - 2)
@@ -103,7 +104,10 @@ def prediction_table(results: Sequence[Result], width: int = WIDTH, *, brief: bo
 
 
 def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]:
-    """The table cell by cell. A column that no case has anything for is left out, and one that is the same for all."""
+    """Return the table cell by cell.
+
+    Times and fits are left out if no case has them, parameters if no case has a prediction or all have the same number.
+    """
     predictions = _predictions(results)
     left_out = {
         _PARAMETERS: _one_model(predictions) or not predictions,
@@ -122,11 +126,11 @@ def prediction_rows(results: Sequence[Result], width: int = 10_000) -> list[Row]
 
 
 def prediction_notes(results: Sequence[Result]) -> list[str]:
-    """What stands below the table: what to checkpoint first, what estimates rest on, and each note once."""
+    """Return the notes below the table: modules to checkpoint first, the sources of estimates, and each note once."""
     predictions = _predictions(results)
     notes = Counter(note for one in predictions for note in dict.fromkeys(one.notes))
     timelines = [note for note in notes if note.startswith(_TIMELINE)]
-    if len(timelines) > 1:  # each case has one of its own
+    if len(timelines) > 1:  # each case has its own timeline
         for note in timelines:
             del notes[note]
     named = format_names([note.removeprefix(_TIMELINE) for note in timelines])
@@ -142,29 +146,29 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
 
 
 def change_fact(name: str, change: Change) -> str:
-    """``peak memory +1.25 GiB``."""
+    """Format a change as ``peak memory +1.25 GiB``."""
     return f"{QUANTITIES[name]} {signed(name, int(change.now) - int(change.before))}"
 
 
 def amount(name: str, value: int) -> str:
-    """A quantity with its unit."""
+    """Format a quantity with its unit."""
     if name in _COUNTS:
         return f"{value:,}"
     return format_flops(value) if name == "flops" else format_bytes(value)
 
 
 def signed(name: str, difference: int) -> str:
-    """A difference of a quantity."""
+    """Format a difference of a quantity with its sign; ``same`` for 0."""
     return f"{'-' if difference < 0 else '+'}{amount(name, abs(difference))}" if difference else "same"
 
 
 def short_count(parameters: int) -> str:
-    """As models are named: ``3.41B``, ``124M``."""
+    """Format a number of parameters as in models' names: ``3.41B``, ``124M``."""
     return format_si(parameters).replace(" ", "").replace("G", "B")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Text in lines no longer than ``width`` that part no number from its unit; those after the first are indented."""
+    """Wrap text to ``width`` columns, never between a number and its unit; lines after the first are indented."""
     kept = _UNIT.sub("\u00a0", text)
     lines = textwrap.wrap(
         kept,
@@ -178,13 +182,13 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def wrapped_facts(facts: Sequence[str], width: int) -> list[str]:
-    """Facts joined by dots; lines after the first are indented, and a fact that is longer than a line is broken."""
+    """Join facts by dots into lines; lines after the first are indented, and a fact longer than a line is wrapped."""
     lines = wrap_facts(facts, width)
     return [text for at, line in enumerate(lines) for text in wrapped(line, width, indent="  " if at else "")]
 
 
 def _prediction(result: Result) -> Prediction | None:
-    """None of a case that came to nothing: it failed, was skipped, or ran out of memory."""
+    """Return the case's prediction; None if the case failed, was skipped, or ran out of memory."""
     return result.outcome.now if isinstance(result.outcome, PredictedCase) else None
 
 
@@ -193,7 +197,7 @@ def _predictions(results: Sequence[Result]) -> list[Prediction]:
 
 
 def _one_model(predictions: Sequence[Prediction]) -> bool:
-    """Whether all cases have the same number of parameters, which then is a fact and no column."""
+    """Whether all cases have the same number of parameters, which is then stated once instead of in a column."""
     return len({one.parameters for one in predictions}) == 1 and predictions[0].parameters > 0
 
 
@@ -223,9 +227,9 @@ def _details(result: Result, now: Prediction | None, width: int) -> list[str]:
 
 
 def _compared(result: Result, width: int) -> list[str]:
-    """What is not as it was, and why the verdict is no plain ok."""
+    """Return the changes since the baseline, and the reasons for the verdict; empty for a new case."""
     judgement = result.judgement
-    if judgement.verdict is Verdict.NEW:  # that says it all
+    if judgement.verdict is Verdict.NEW:  # the verdict says it all
         return []
     changes: dict[str, Change] = {"memory": judgement.memory} if judgement.memory is not None else {}
     lines = wrapped_facts([change_fact(*item) for item in changed(changes | judgement.counts).items()], width)
@@ -236,7 +240,7 @@ def _compared(result: Result, width: int) -> list[str]:
 
 
 def _to_checkpoint(results: Sequence[Result]) -> list[str]:
-    """Each module once, with the case in which running it again would free most."""
+    """Return a line for each module to checkpoint, with the case in which running the module again frees most."""
     most: dict[str, tuple[int, int, str]] = {}
     for name, now in zip(names_of(results), map(_prediction, results), strict=True):
         found = first_to_checkpoint(now) if now is not None else None

@@ -18,11 +18,12 @@ from perflab.units import format_percent
 def with_estimate(
     prediction: Prediction, case: str, measured: BaselineStore, predicted: PredictedStore, gpu: Gpu
 ) -> Prediction:
-    """The prediction with an estimate of its time, where cases have both a measured baseline and a predicted one.
+    """Return the prediction with an estimate of its time, if cases have both a measured and a predicted baseline.
 
-    A case's efficiency is its roofline time over its measured time; above 1, the sheet, the counting or the clock is
-    not what it is taken for. The median counts, so that one case that is all launches, or was disturbed, says nothing
-    of the others. Cases of the same test come first: a training step reaches another share than a forward pass does.
+    A case's efficiency is its roofline time over its measured time; a value above 1 means that the GPU's data sheet,
+    the counting or the clock is wrong. The estimate uses the median, so that one case that consists of launches, or was
+    disturbed, does not affect the others. Cases of the same test have precedence: a training step reaches another share
+    than a forward pass does.
     """
     if prediction.roofline_ns is None:
         return prediction
@@ -47,7 +48,7 @@ def with_estimate(
 
 
 def _measured_on(gpu: Gpu, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
-    """Every case with a baseline from such a GPU: its module as files are named, its name, its entry."""
+    """Return every baseline measured on such a GPU: the module as in file names, the case's name, the entry."""
     return [
         (path.stem, name, entry)
         for path in sorted(measured.directory.glob("cuda-*/*.json"))

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 STEPS_OF_A_SIZE = 16
 _Test = tuple[Any, ...]
-"""A test and its parameters, sizes left out."""
+"""A test's name and the parameters that are not sizes."""
 _Sizes = tuple[tuple[str, int], ...]
 
 
 def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
-    """Whether a case fits the GPU, and which it fits: what it needs and libraries hold, beside the context."""
+    """Return whether a case fits the GPU, and which GPUs it fits.
+
+    The peak and library workspaces have to fit into the memory beside the CUDA context.
+    """
     needed = prediction.peak_bytes + prediction.workspace_bytes
     return Fit(
         room_bytes=room_bytes(gpu),
@@ -42,31 +45,31 @@ def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
 
 
 class Explorer:
-    """Asks for other sizes, and remembers what it was told: cases of one test ask for the same ones."""
+    """Explores other sizes and remembers the results, since cases of one test explore the same sizes."""
 
     def __init__(self) -> None:
         self._outlines: dict[_Test, dict[_Sizes, Outline]] = {}
         self._trusted: dict[tuple[_Test, str], int] = {}
-        """By test and size: from how many points a peak was reckoned that was traced too, and was right."""
+        """The number of points whose interpolated peak a trace has confirmed, by test and name of the size."""
 
     def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu, watch: Watch | None = None) -> Fit:
-        """Which GPUs a case fits, the largest sizes that fit; and where it does not, what it would need otherwise.
+        """Return which GPUs a case fits, the largest sizes that fit, and, if the case does not fit, remedies' peaks.
 
         Args:
-            prediction: of the case as it is.
-            trace: what it was made from.
-            state: the case, and how it is made otherwise.
-            gpu: what it is to fit.
-            watch: is shown each operator of other sizes.
+            prediction: the prediction of the case as it is.
+            trace: the trace from which the prediction was made.
+            state: the case, and how to build it in other sizes.
+            gpu: the GPU that the case has to fit.
+            watch: is notified of each operator of other sizes.
 
         Raises:
-            CalledOff: the watch has seen enough. What was traced by then is remembered.
+            CalledOff: the watch stopped the tracing. Sizes traced by then are remembered.
         """
         exploration = state.exploration
         if exploration is None:
             return fit_of(prediction, gpu)
         build, sizes = exploration.build, exploration.sizes
-        whole = not prediction.traced_layers  # where few layers did not tell, they do not at other sizes either
+        whole = not prediction.traced_layers  # if few layers are not enough here, they are not at other sizes
         fit = fit_of(prediction, gpu)
         others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
         test: _Test = (state.case.partition("[")[0], *others)
@@ -100,13 +103,13 @@ class Explorer:
 
 
 class Search:
-    """The largest size whose peak fits, with as few traces as will prove it.
+    """A search for the largest size whose peak fits, with as few traces as prove the answer.
 
     Args:
-        outline_at: traces the call at a size.
-        room_bytes: what it has to fit into.
-        known: sizes that were traced.
-        points: from how many sizes a peak can be reckoned without being traced; None: it was not right yet.
+        outline_at: traces the call at a size and returns the outline.
+        room_bytes: the memory that the peak has to fit into, in bytes.
+        known: the outlines of sizes traced before.
+        points: the number of sizes from which a peak can be interpolated without a trace; None if not confirmed yet.
     """
 
     def __init__(
@@ -118,10 +121,11 @@ class Search:
         self.points = points
 
     def largest(self, start: int) -> int | None:
-        """The largest size that fits, to one part in ``STEPS_OF_A_SIZE`` at least; None: not even one such part does.
+        """Return the largest size that fits, to one part in ``STEPS_OF_A_SIZE`` or finer; None if no such part fits.
 
-        It is reckoned from two sizes, from three where that was wrong (naive attention is no straight line), and then
-        traced. Where the call does other things at other sizes, it is found with traces alone.
+        The size is interpolated from two sizes, or from three if that was wrong (naive attention is no straight line),
+        and then traced, unless ``points`` was confirmed before. If the call does other things at other sizes, the size
+        is found with traces alone.
         """
         for points in (2, 3) if self.points is None else (self.points,):
             size = start
@@ -132,7 +136,7 @@ class Search:
             reckoned = Interpolated({size: self._traced[size] for size in sorted(nearest)})
             if not reckoned.holds:
                 break
-            least = step_of(start)  # below that nobody asks: a sequence of one token is no sequence
+            least = step_of(start)  # the smallest useful size: a sequence of one token is no sequence
             roughly = largest(reckoned.peak_bytes, self._room_bytes, start=start)
             answer = least if roughly is None else max(least, roughly // step_of(roughly) * step_of(roughly))
             if self.points is not None or self._peak_at(answer) == reckoned.peak_bytes(answer):
@@ -148,7 +152,7 @@ class Search:
 
 
 def step_of(size: int) -> int:
-    """In which steps a size is told: a sixteenth of the power of two in it, so 64 for 1,024, and 1 up to 31."""
+    """Return a size's rounding step: a sixteenth of the largest power of two in it, so 64 for 1,024 and 1 up to 31."""
     return max(1, (1 << (size.bit_length() - 1)) // STEPS_OF_A_SIZE)
 
 
@@ -157,7 +161,7 @@ def _key(sizes: Mapping[str, int]) -> _Sizes:
 
 
 def work_of(workload: Workload) -> Work:
-    """A workload as prediction takes it."""
+    """Convert a workload to the work that a prediction takes."""
     from perflab.predicted.prediction import Work
 
     def set_up() -> tuple[Any, ...]:
@@ -165,12 +169,15 @@ def work_of(workload: Workload) -> Work:
         return workload.roots
 
     needs_set_up = isinstance(workload, SetUpWorkload)
-    roots = set_up() if needs_set_up else workload.roots  # by these, the modules of the call are known
+    roots = set_up() if needs_set_up else workload.roots  # the modules of the call are found from the roots
     return Work(workload.run, roots, workload.spans, set_up if needs_set_up else None)
 
 
 def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: Watch | None = None) -> Trace:
-    """What one call does on a GPU of what ``make`` makes: a callable, or a step's phases; ``whole``: all layers run."""
+    """Return the trace of one call, on a GPU, of what ``make`` returns: a callable, or a step's phases.
+
+    ``whole``: run all layers.
+    """
     from perflab.predicted.prediction import ON_CUDA, traced
     from perflab.predicted.trace.watched import watched
 

@@ -1,8 +1,9 @@
 """Runs predicted cases in pytest: fake tensors around set-up, body and teardown; errors in words.
 
-``--perf-predict`` makes a test's fixtures and body see fake tensors from the start. Without it a case that says before
-it builds anything that it does not fit (``perf.requires``) is predicted from there on, where there is no GPU: that is
-more than its costs. Nobody asked for it then, so what cannot be predicted is skipped, as it was.
+``--perf-predict`` makes a test's fixtures and body see fake tensors from the start. Without the option, on a machine
+without a GPU, a case that exceeds the machine is predicted from the point at which it states its needs
+(``perf.requires``) before building anything: a prediction tells more than the stated costs. Such a prediction was not
+requested, so a case that cannot be predicted is skipped, as it would have been anyway.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _REGISTER_KERNEL = (
 
 
 class PredictedCases:
-    """Hooks around the cases of this process."""
+    """The pytest hooks around the cases of this process."""
 
     def __init__(self, settings: Settings, predictions: Predictions, key: pytest.StashKey[CaseState]) -> None:
         self._settings = settings
@@ -62,7 +63,7 @@ class PredictedCases:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
-        """Fixtures see fake tensors too."""
+        """Set up a predicted case's fixtures with fake tensors; skip a case that is marked as not predictable."""
         state = item.stash.get(self._key, None)
         if state is not None:
             state.predicts = self._settings.predict and not measures_elsewhere(item)
@@ -82,7 +83,7 @@ class PredictedCases:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
-        """So does the body; where it asks for numbers after the prediction, it ends there."""
+        """Run a predicted case's body with fake tensors; a body that needs values after the prediction ends there."""
         state = item.stash.get(self._key, None)
         if state is None:
             return (yield)
@@ -106,7 +107,7 @@ class PredictedCases:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        """And fixtures' ends."""
+        """Tear down a predicted case's fixtures with fake tensors."""
         state = item.stash.get(self._key, None)
         with self._fake_for(state) if state is not None else contextlib.nullcontext():
             return (yield)
@@ -115,13 +116,16 @@ class PredictedCases:
         return self._predictions.fake() if state.predicts else contextlib.nullcontext()
 
     def _end(self, item: pytest.Item, state: CaseState, error: Exception) -> None:
-        """A body that asks for numbers after the prediction has ended well: what follows is about these."""
+        """Accept the error of a body that needs values after its prediction; raise what any other error means.
+
+        The rest of such a body is about values, so its test passes.
+        """
         ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error) or _reads_zero(item, error)
         if state.outcome is None or not ends_well:
             self._tell(item, state, error)
 
     def _tell(self, item: pytest.Item, state: CaseState, error: Exception) -> NoReturn:
-        """Raise what a predicted case is to end with, which this error ended."""
+        """Raise the error or skip with which a predicted case ends after this error."""
         from perflab.predicted.cuda.fake_errors import operator_of_a_loader, without_machinery
 
         if self._settings.dry_run:
@@ -143,13 +147,13 @@ class PredictedCases:
 
 
 def _reads_zero(item: pytest.Item, error: Exception) -> bool:
-    """Whether a dry run's test ends in a statement about values, which nothing has computed."""
+    """Whether a dry run's test ends in an assertion about values, which a dry run does not compute."""
     values = item.config.pluginmanager.getplugin(VALUES)
     return isinstance(values, ValuesRead) and values.line is not None and isinstance(error, AssertionError)
 
 
 def _in_words(error: Exception, case: str) -> Exception:
-    """The error itself, or what it means where it is one of fake tensors."""
+    """Return the error itself, or a ``PredictionError`` that explains an error of fake tensors."""
     from perflab.predicted.cuda.fake_errors import higher_order_operator, unpredictable, what_needs_numbers
 
     off = switched_off(error)
@@ -174,7 +178,7 @@ def _in_words(error: Exception, case: str) -> Exception:
 
 
 def _is_of_fake_tensors(error: Exception) -> bool:
-    """Whether real tensors would not have ended in it."""
+    """Whether an error is due to fake tensors: real tensors would not have raised it."""
     from perflab.predicted.cuda.fake_errors import unpredictable, what_needs_numbers
 
     return any(about(error) is not None for about in (what_needs_numbers, unpredictable, line_of_launch))

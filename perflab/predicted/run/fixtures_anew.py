@@ -1,8 +1,8 @@
 """Sets up fixtures again that outlive a test, where fake and real tensors would mix.
 
-A model that a module's fixture makes once is of no use to a test of numerics if a predicted case was the first to ask
-for it, and of little the other way round. pytest does the same with fixtures whose parameter changes: what was made is
-taken down, with all that was made of it, before the next test asks.
+A model of a module-scoped fixture is of no use to a test of numerics if a predicted case requested the fixture first,
+and of little use the other way round. So such a fixture is torn down, with all fixtures made from it, before the next
+test requests it, as pytest does with fixtures whose parameter changes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 from perflab.reachable import reachable
 
 _DEVICE = "device"
-"""What is made of it is another thing on another device, though it hold no tensor."""
+"""The name of the device's fixture. Values made from a device differ by device, even if they hold no tensor."""
 
 
 class MadeAnew:
-    """Knows which fixtures were made while tensors were fake.
+    """Records which fixtures were made while tensors were fake, and tears down those that a test cannot use.
 
     Args:
-        fake: within it tensors are fake; what was made so is taken down so.
+        fake: returns a context with fake tensors; fixtures made in such a context are torn down in one.
     """
 
     def __init__(self, fake: Callable[[], AbstractContextManager[None]]) -> None:
@@ -32,11 +32,11 @@ class MadeAnew:
         self._fake_ones: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def note(self, fixture: pytest.FixtureDef[Any], *, is_fake: bool) -> None:
-        """A fixture is about to be made."""
+        """Record whether a fixture that is about to be made sees fake tensors."""
         (self._fake_ones.add if is_fake else self._fake_ones.discard)(fixture)
 
     def clear(self, item: pytest.Item, *, is_fake: bool) -> None:
-        """Take down what a test cannot use: pytest makes it anew when it is asked for."""
+        """Tear down the fixtures that a test cannot use: pytest makes a fixture anew when a test requests it."""
         if not is_fake and not self._fake_ones:
             return
         info = getattr(item, "_fixtureinfo", None)
@@ -51,7 +51,11 @@ class MadeAnew:
 
 
 def _matters(fixture: Any) -> bool:
-    """Whether tensors are in it, or the device they would be on; or an error, which may be one of fake tensors."""
+    """Whether the fixture's value differs between fake and real tensors.
+
+    True of a value that holds tensors or is a device, of the device's fixture, and of an error, which fake tensors may
+    have caused.
+    """
     import torch
 
     value, _, error = fixture.cached_result

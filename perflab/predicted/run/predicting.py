@@ -1,7 +1,7 @@
 """Predicts one case: traces its callable on fake tensors, judges it, fails its test.
 
-What a case's callable comes to, and how that stands beside its baseline. Around which tests tensors are fake, and what
-an error on them means, ``fake_cases.py`` knows.
+This module predicts a case's callable and compares the prediction with the case's baseline. ``fake_cases.py`` decides
+which tests run on fake tensors, and explains errors on fake tensors.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 @dataclass
 class Instead:
-    """A case's part of the predicted tier, where it is predicted though nobody asked."""
+    """A case's state in the predicted tier, for a case that is predicted although no prediction was requested."""
 
     of: str | None = None
-    """What it would have been skipped for."""
+    """The reason for which the case would have been skipped; None if its prediction was requested."""
     until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Keeps its tensors fake until it is judged: it says in its body that it is to be predicted."""
+    """Keeps the case's tensors fake until the case is judged: the prediction begins within the test's body."""
 
     def skip(self, why: str) -> NoReturn:
-        """Skip the case, which is not predicted."""
+        """Skip the case because it cannot be predicted; ``why`` is the reason."""
         pytest.skip(why if self.of is None else f"{self.of}; cannot be predicted, {why}")
 
 
 class Predictions:
-    """What all predictions of this process share."""
+    """The state that all predictions of this process share: stores of baselines, GPU, fake mode, explored sizes."""
 
     def __init__(self, config: pytest.Config, settings: Settings, progress: ProgressLine) -> None:
         self._config = config
@@ -89,7 +89,7 @@ class Predictions:
         self._explorer = Explorer()
 
     def check(self, cases: list[str]) -> None:
-        """Read the baselines that will be needed, while nothing is lost.
+        """Read the baselines of these cases early, before an error would lose any work.
 
         Raises:
             BaselineError: a file is damaged or foreign.
@@ -98,7 +98,7 @@ class Predictions:
 
     @contextlib.contextmanager
     def fake(self) -> Iterator[None]:
-        """Tensors are fake within, and PyTorch does as it would on CUDA. In a dry run it is on CUDA."""
+        """Make tensors fake within the block, and PyTorch act as on CUDA. A dry run is on CUDA, so nothing changes."""
         if self._settings.dry_run:
             yield
             return
@@ -108,7 +108,7 @@ class Predictions:
         was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
         with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._gpu.architecture, 10)):
             self._config.stash[FAKING] = self
-            gc.disable()  # millions of short-lived objects, and each pass looks at all of PyTorch's too
+            gc.disable()  # tracing makes millions of short-lived objects, and each collection scans PyTorch's too
             try:
                 yield
             finally:
@@ -117,21 +117,21 @@ class Predictions:
                     gc.enable()
 
     def device(self) -> torch.device:
-        """What stands for the GPU, in user code."""
+        """Return the device that stands for the GPU in user code."""
         import torch
 
         return torch.device("cuda", 0)
 
     def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
-        """The predicted history of a block."""
+        """Return a context that records the predicted memory history of its block."""
         return _record_predicted(path, self._gpu)
 
     def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
-        """Predict a case that does not fit, from where it says so.
+        """Predict a case that does not fit, from the point at which the case states its needs.
 
         Raises:
-            BaselineError: the file of its baseline, which nobody was known to need, is damaged or foreign.
-            pytest.skip.Exception: this version of PyTorch does not let us.
+            BaselineError: the file of the case's baseline, which was not checked before, is damaged or foreign.
+            pytest.skip.Exception: this version of PyTorch does not support predictions.
         """
         self.check([state.case])
         try:
@@ -142,16 +142,18 @@ class Predictions:
         return Predicted(state, self, budget)
 
     def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
-        """Predict a case's callable, and return a fake result of its shape.
+        """Predict a case's callable, and return a fake result of the callable's shape.
 
         Args:
             state: the case.
-            workload: what is predicted of it.
-            left_s: what the run has left of its total budget; None without one.
+            workload: the work to predict.
+            left_s: the seconds left of the run's total budget; None without such a budget.
 
         Raises:
-            UsageError: ``perf.fits`` was given what makes nothing to predict.
-            pytest.skip.Exception: it calls no operator; or tracing takes longer than its budget, or than the run has.
+            UsageError: the build function of ``perf.fits`` returned nothing to predict; or the callable calls no
+                operator, but has a prediction stored.
+            pytest.skip.Exception: the callable calls no operator; or tracing takes longer than the case's budget, or
+                than the run has left.
         """
         from perflab.predicted.memory.snapshot import write_snapshot
         from perflab.predicted.prediction import ON_CUDA, Proofs, predict
@@ -193,7 +195,7 @@ class Predictions:
             now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
         try:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
-        except BaselineError as error:  # of a measured file, which this case has no need of
+        except BaselineError as error:  # in a file of measured baselines, which this case does not need
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
@@ -202,9 +204,13 @@ class Predictions:
         return traced.result
 
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
-        """With what fits. What goes wrong while the case is made for other sizes takes nothing from what is known."""
+        """Return the prediction with what else fits.
+
+        If building the case for other sizes fails or takes too long, a note says so, and the prediction stays complete
+        otherwise.
+        """
         gpu = self._gpu
-        if self._settings.dry_run:  # other sizes would be run one by one
+        if self._settings.dry_run:  # a dry run would run each size
             return msgspec.structs.replace(now, fit=fit_of(now, gpu))
         try:
             with time.part("other sizes"):
@@ -220,14 +226,14 @@ class Predictions:
         return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
 
     def _baseline(self, case: str) -> tuple[PredictedBaseline | None, str | None]:
-        """The case's baseline, and the name that it is stored under if that is the case's old one."""
+        """Return the case's baseline, and the case's old name if the baseline is stored under that name, else None."""
         before = self._store.baseline(self._place, case)
         was = self._moved.of(case) if before is None else None
         there = self._store.baseline(self._place, was) if was is not None else None
         return (before, None) if there is None else (there, was)
 
     def out_of_memory(self, state: CaseState, error: Exception) -> NoReturn:
-        """End a dry run that the GPU has no room for: failed, if it has a baseline."""
+        """End a dry run that exceeds the GPU's memory: fail a case with a baseline (if checks are on), else skip."""
         before, _ = self._baseline(state.case)
         said = f"out of memory on {self._gpu.name}: {str(error).partition(' Of the allocated ')[0]}"
         if before is not None:
@@ -239,7 +245,7 @@ class Predictions:
         pytest.skip(said)
 
     def judged(self, state: CaseState) -> Result:
-        """A predicted case beside its baseline."""
+        """Return the result of a predicted case, judged against the case's baseline."""
         assert isinstance(state.outcome, PredictedCase)
         policy = state.settings.policy
         judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
@@ -250,7 +256,7 @@ class Predictions:
         return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
-        """Fail the test of a case that grew."""
+        """Fail the test of a case that grew, or whose streams race in a dry run."""
         dry_run = result.outcome.now.dry_run if isinstance(result.outcome, PredictedCase) else None
         if result.judgement.verdict is Verdict.FAILED and dry_run is not None and dry_run.races:
             pytest.fail(explain_races(result.case, dry_run.races), pytrace=False)
@@ -261,14 +267,14 @@ class Predictions:
 
 @contextlib.contextmanager
 def _record_predicted(path: Path, gpu: Gpu) -> Iterator[MemorySnapshot]:
-    """Record what a block allocates and frees; times in the file are predicted ones.
+    """Record the allocations and frees of a block of code; times in the file are predicted ones.
 
-    What was there before the block is not known to it, so a block that frees such a tensor does not fall below the
-    level that it began at.
+    Tensors from before the block are unknown to the recording, so freeing such a tensor does not lower the level below
+    the one at the start.
 
     Args:
-        path: where to write, without the ending ``.pickle``.
-        gpu: what the times are of.
+        path: the path to write to, without the ending ``.pickle``.
+        gpu: the GPU for which times are predicted.
 
     Raises:
         OSError: the file cannot be written.
@@ -282,7 +288,7 @@ def _record_predicted(path: Path, gpu: Gpu) -> Iterator[MemorySnapshot]:
     snapshot = MemorySnapshot(path.with_name(path.name + ".pickle"))
     tracer = Tracer(ModuleBook(), (), (), ON_CUDA)
     was_on = gc.isenabled()
-    gc.disable()  # as while a call is traced: cyclic garbage is let go at no particular moment
+    gc.disable()  # as in a traced call: the garbage collector frees cycles at arbitrary moments
     try:
         with tracer.watching():
             yield snapshot
@@ -295,7 +301,7 @@ def _record_predicted(path: Path, gpu: Gpu) -> Iterator[MemorySnapshot]:
 
 
 def without_fake_gradients(roots: tuple[Any, ...]) -> None:
-    """Take fake gradients off real parameters: a model of the whole session's is trained on by others."""
+    """Remove fake gradients from real parameters: other tests may train a session-scoped model further."""
     import torch
 
     from perflab.torch_internals.fakes import is_fake
@@ -314,16 +320,19 @@ class Predicted:
     budget: TotalBudget
 
     def requires(self, claim: Claim) -> Way:
-        """Nothing of this machine; but a case that has to run before there is anything to predict is skipped."""
+        """Accept any claim, since a prediction needs nothing of this machine.
+
+        Skip a case that has to run before there is anything to predict, except in a dry run.
+        """
         if (claim.setup_calls or claim.setup_seconds) and not self.state.settings.dry_run:
             pytest.skip("trains or compiles before it measures, which cannot be predicted")
         return self
 
     def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
-        """Nothing: nothing runs."""
+        """Do nothing, since a prediction runs neither workload."""
 
     def of(self, workload: Workload) -> Any:
-        """Predict the callable, in what the run has left."""
+        """Predict the callable in the time that the run has left; skip the case if no time is left."""
         left_s = self.budget.left_s()
         if left_s is not None and left_s <= 0:
             self.state.skip_for_time()

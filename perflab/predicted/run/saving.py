@@ -13,7 +13,7 @@ def save(saving: Saving) -> None:
     """Save the predictions that the run was asked to save.
 
     Raises:
-        BaselineError: a file cannot be read first, or cannot be written.
+        BaselineError: a file cannot be read before the change, or cannot be written.
     """
     by_gpu: dict[str, dict[str, PredictedBaseline]] = {}
     for case, result in saving.results.items():

@@ -12,9 +12,9 @@ from perflab.predicted.trace.watch import CalledOff
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 SHOW_EVERY = 100
-"""Operators from one look at the progress line to the next: of fake tensors, some hundredths of a second."""
+"""The number of operators between updates of the progress line: on fake tensors, some hundredths of a second."""
 MORE = 6
-"""Where a budget was too short, one so many times as long is named. How much is enough, nobody knows."""
+"""The factor by which messages suggest to raise a budget that was too short. The sufficient budget is unknown."""
 
 
 @dataclass
@@ -26,16 +26,16 @@ class _Part:
 
 
 class TracingTime:
-    """A ``Watch`` over one case.
+    """A ``Watch`` that limits the time in which one case is traced.
 
-    A budget is processor time: a prediction is exact, and what it tells must not depend on who else is on the machine.
-    What the run has left is time on the wall.
+    A budget is processor time: a prediction is exact, and must not depend on other load on the machine. The time that
+    the run has left is wall-clock time.
 
     Args:
-        show: is told how far it is.
-        budget_s: of processor time, for each part: the case itself, running every layer once, other sizes.
-        by_marker: whether the case's marker says so, and not ``--perf-budget``.
-        left_s: what the run has left on the wall for all parts together; None: as long as it takes.
+        show: shows a text about the progress.
+        budget_s: seconds of processor time for each part: the case itself, running every layer once, other sizes.
+        by_marker: whether the case's marker sets the budget, and not ``--perf-budget``.
+        left_s: wall-clock seconds that the run has left for all parts together; None: unlimited.
     """
 
     def __init__(self, show: Callable[[str], None], budget_s: float, *, by_marker: bool, left_s: float | None) -> None:
@@ -47,7 +47,7 @@ class TracingTime:
         """Count an operator that is about to be called.
 
         Raises:
-            CalledOff: the time is over.
+            CalledOff: the budget, or the time that the run has left, is used up.
         """
         part = self._part
         spent_ns = clock.read_processor_ns() - part.began_ns
@@ -63,7 +63,7 @@ class TracingTime:
 
     @contextlib.contextmanager
     def part(self, what: str) -> Iterator[None]:
-        """Within, something else is traced, with a budget of its own that is nothing off the one outside."""
+        """Give the tracing in the block its own budget; the block's time does not count for the enclosing part."""
         outside, began_ns = self._part, clock.read_processor_ns()
         self._part = self._begun(f"{what}: ")
         try:

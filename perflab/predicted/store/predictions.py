@@ -1,7 +1,7 @@
 """Predicted baselines: ``predicted-<gpu>/<test module>.json``, beside the measured ones.
 
-A file is named for its test module as a measured one is, and its folder for the GPU that was predicted: the machine
-that predicted it does not matter. What is in a file, ``predictions_file.py`` knows.
+A file is named after its test module, as a file of measured baselines is, and its folder after the predicted GPU: the
+machine that made the prediction does not matter. ``predictions_file.py`` defines a file's contents.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from perflab.store.json_files import PREDICTED, writable
 
 
 class PredictedStore(CaseFiles[PredictedBaseline]):
-    """The baselines directory, as far as it holds predictions."""
+    """The predicted baselines in the baselines directory."""
 
     def path_for(self, gpu: str, case: str) -> Path:
-        """The file in which the case's baseline lives, or would."""
+        """Return the path of the file that holds the case's baseline, or would hold it."""
         return self.directory / folder_of(gpu) / f"{module_of(case)}.json"
 
     def of_module(self, gpu: str, module: str) -> Mapping[str, PredictedBaseline]:
-        """All baselines of a test module, named as its files are.
+        """Return all baselines of a test module by case name; ``module`` is spelled as in file names.
 
         Raises:
             BaselineError: the file is damaged or foreign.
@@ -32,11 +32,11 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
         return self.load(self.directory / folder_of(gpu) / f"{module}.json")
 
     def paths(self) -> list[Path]:
-        """All files that are there, of every GPU."""
+        """Return the paths of all existing files, of every GPU."""
         return sorted(self.directory.glob(f"{PREDICTED}*/*.json"))
 
     def baseline(self, gpu: str, case: str) -> PredictedBaseline | None:
-        """The case's baseline for that GPU, or None.
+        """Return the case's baseline for that GPU; None if there is none.
 
         Raises:
             BaselineError: the file is damaged or foreign.
@@ -44,7 +44,7 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
         return self.load(self.path_for(gpu, case)).get(name_of(case))
 
     def check(self, gpu: str, cases: Iterable[str]) -> None:
-        """Read what there is of these cases, before anybody waits for a prediction.
+        """Read the existing baselines of these cases, so that errors show before a prediction begins.
 
         Raises:
             BaselineError: a file is damaged or foreign.
@@ -53,12 +53,12 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
             self.load(self.path_for(gpu, case))
 
     def save(self, gpu: str, baselines: Mapping[str, PredictedBaseline]) -> list[Path]:
-        """Add or replace the baselines of cases (by node id); all others stay. Returns the files they are in.
+        """Add or replace the baselines of cases (by node id), keep all others, and return the paths of the files.
 
-        One that says what it said stays as it was saved, date and commit included, unless a reason is given.
+        A baseline with unchanged contents stays as it was saved, date and commit included, unless a reason is given.
 
         Raises:
-            BaselineError: a file cannot be read first, or cannot be written.
+            BaselineError: a file cannot be read before the change, or cannot be written.
         """
 
         def successor(case: str, old: PredictedBaseline | None) -> PredictedBaseline:
@@ -79,5 +79,5 @@ def _as_written(one: PredictedBaseline) -> PredictedBaseline:
 
 
 def _say_the_same(one: PredictedBaseline, other: PredictedBaseline) -> bool:
-    """Whether all but when and at which commit they were saved, and why, is the same."""
+    """Whether two baselines are equal except for date, commit and reason."""
     return changed(one, recorded="", commit=None, reason=None) == changed(other, recorded="", commit=None, reason=None)

@@ -1,8 +1,8 @@
-"""One file of predicted baselines: JSON that is checked on reading, a row a line, fit for review as a diff.
+"""One file of predicted baselines: JSON that is checked on reading, one row per line, fit for review as a diff.
 
-Most of a prediction are rows, a few hundred a case. Each stands as a short list on a line of its own, in an order that
-nothing but its names decides; what its places mean stands once, at the file's head. Rows are hardly indented: there are
-thousands in a file.
+Most of a prediction consists of rows, a few hundred per case. Each row is a short list on its own line. Rows are sorted
+by their names alone; the meaning of their columns stands once, at the file's head. Rows are hardly indented: a file has
+thousands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROWS = {
     "costs": "phase, module, operator, calls, FLOPs, bytes moved",
     "saved": "module, operator, shape, dtype, tensors, bytes",
 }
-"""What stands in a row, for whoever reads the file."""
+"""The columns of each kind of row, written into the file for its readers."""
 
 
 class _Part(NamedTuple):
@@ -58,7 +58,7 @@ class _Saved(NamedTuple):
 
 
 class _StoredCase(Data, frozen=True):
-    """A baseline as it stands in a file."""
+    """A baseline as stored in a file."""
 
     torch: str
     recorded: str
@@ -78,7 +78,7 @@ class _StoredCase(Data, frozen=True):
 
 
 class _File(Data, frozen=True):
-    """One file. Cases are read one by one, so that an error can name its case."""
+    """One file of predicted baselines. Cases are decoded one by one, so that an error can name its case."""
 
     schema: int
     gpu: str
@@ -87,10 +87,10 @@ class _File(Data, frozen=True):
 
 
 def read_predicted(path: Path) -> dict[str, PredictedBaseline]:
-    """All baselines of a file, by the cases' names; none if there is no such file.
+    """Return all baselines of a file by case name; empty if there is no such file.
 
     Raises:
-        BaselineError: the file cannot be read, is no JSON, is not one of ours, or is another GPU's.
+        BaselineError: the file cannot be read, is no JSON, is no file of predicted baselines, or is another GPU's.
     """
     file = read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY)
     if file is None:
@@ -113,10 +113,10 @@ def read_predicted(path: Path) -> dict[str, PredictedBaseline]:
 
 
 def write_predicted(path: Path, gpu: str, cases: Mapping[str, PredictedBaseline]) -> None:
-    """Write the file whole.
+    """Write the whole file, or leave the existing file unchanged.
 
     Raises:
-        BaselineError: it cannot be written.
+        BaselineError: the file cannot be written.
     """
     blocks = ",\n".join(f"    {as_json(name)}: {_block(cases[name])}" for name in sorted(cases))
     rows = json.dumps(_ROWS, indent=4).replace("\n}", "\n  }")
@@ -125,7 +125,7 @@ def write_predicted(path: Path, gpu: str, cases: Mapping[str, PredictedBaseline]
 
 
 def folder_of(gpu: str) -> str:
-    """The folder of a GPU's baselines: ``predicted-h100``."""
+    """Return the name of the folder of a GPU's baselines: ``predicted-h100``."""
     return f"{PREDICTED}{gpu}"
 
 

@@ -13,7 +13,7 @@ from perflab.store.stale import Stored, StoredFile
 
 
 def stored(directory: Path, environments: object = None) -> Iterator[StoredFile]:
-    """All files, of every GPU: predictions belong to no machine."""
+    """Yield the files of every GPU; ``environments`` is ignored, since predictions belong to no machine."""
     store = PredictedStore(directory)
     for path in store.paths():
         yield StoredFile(path, store, lambda path=path: _entries(store, path))  # type: ignore[misc]
@@ -24,7 +24,7 @@ def _entries(store: PredictedStore, path: Path) -> dict[str, Stored]:
 
 
 def join(paths: Sequence[Path]) -> Part:
-    """Of each case and GPU what was recorded last.
+    """Join files of predictions: keep the baseline recorded last for each case and GPU.
 
     Raises:
         BaselineError: a file is damaged or foreign.

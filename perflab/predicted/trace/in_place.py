@@ -1,9 +1,10 @@
-"""What autograd does in place where nobody watches; under a dispatch mode it calls operators that make a new tensor.
+"""Finds calls of autograd that make a new tensor under a dispatch mode, and work in place without the mode.
 
-Gradients that meet are added up in the first one's memory (``torch/csrc/autograd/input_buffer.cpp``), and those of rows
-that were picked are written into zeros (``FunctionsManual.cpp``), unless a tensor may be of a subclass; with a mode on
-each may be. So such a call is what it would be without the mode, and its result takes over its first operand's memory
-where that is given back at once.
+Without a mode, autograd adds gradients that meet to the first one, in its memory
+(``torch/csrc/autograd/input_buffer.cpp``), and writes the gradients of picked rows into zeros
+(``FunctionsManual.cpp``). Autograd does neither in place if a tensor may be of a subclass, as any tensor may under a
+mode. So a trace treats such a call as the in-place one: the result takes over the first operand's memory if that memory
+is freed at once.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _WRITTEN_INTO_ZEROS = {
 
 
 def in_place(operator: str, made_in: int | None) -> str | None:
-    """The operator that autograd itself would call in place of this one now; None where it calls this one.
+    """Return the in-place operator that autograd would call now without a dispatch mode; None if it calls this one.
 
-    What a node of Python's does, or a forward that is run again, is as it is written.
+    Calls of a node written in Python, or of a forward that is run again, are taken as written.
 
     Args:
-        operator: its name.
-        made_in: the number of the node that made its first operand. Between nodes gradients are added up: that was
-            another than the one that runs. Within a node a sum is the node's own.
+        operator: the operator's name.
+        made_in: the number of the backward node that made the first operand, None if no node did. Autograd adds up
+            gradients between nodes, so a node other than the running one made the operand; a sum of operands that the
+            running node made is the node's own work.
     """
     if operator != _ADDED_UP and operator not in _WRITTEN_INTO_ZEROS:
         return None

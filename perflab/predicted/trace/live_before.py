@@ -1,4 +1,4 @@
-"""What is alive before a call: parameters, gradients, optimizer state, buffers, inputs; each storage once."""
+"""Finds the tensors alive before a call: parameters, gradients, optimizer state, buffers, inputs; each tensor once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perflab.predicted.trace.trace import Layer
 
 @dataclass(frozen=True)
 class Holding:
-    """One tensor that is there."""
+    """One tensor that is alive before the call."""
 
     tensor: Tensor
     kind: str
@@ -26,12 +26,12 @@ class Holding:
 
 
 def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Module] = ()) -> Iterator[Holding]:
-    """The tensors among these objects with what they are for: modules in their order, the optimizer, the rest.
+    """Yield the tensors among these objects with their kinds: those of modules, gradients, optimizer state, the rest.
 
     Args:
         found: objects that a callable reaches.
         book: names of modules.
-        left_out: layers that are not to be there, with their gradients and optimizer state.
+        left_out: layers to treat as absent, with their gradients and optimizer state.
     """
     found = list(found)
     absent = _absent(found, book, list(left_out))
@@ -41,7 +41,7 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
         for kind, tensors in (("parameters", module.parameters(False)), ("buffers", module.buffers(False))):
             for tensor in tensors:
                 known = ours.setdefault(id(tensor), Holding(tensor, kind, name, layer))
-                if known.layer != layer:  # several layers have it, so it is none's
+                if known.layer != layer:  # several layers share the tensor, so it belongs to none
                     ours[id(tensor)] = replace(known, layer=None)
     for value in found:
         if isinstance(value, nn.Parameter):
@@ -62,7 +62,7 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
     yield from (*ours.values(), *gradients, *states)
     listed = {id(one.tensor) for one in (*ours.values(), *gradients, *states)}
     for module in book.modules:
-        for tensor in _tensors_of(module):  # what it has kept for itself, such as keys and values
+        for tensor in _tensors_of(module):  # tensors that the module keeps, such as a cache of keys and values
             if id(tensor) not in listed | absent and not on_host(tensor):
                 listed.add(id(tensor))
                 yield Holding(tensor, "inputs", *book.of(module))
@@ -72,7 +72,10 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
 
 
 def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module]) -> set[int]:
-    """By ``id``, what is there for layers that are left out: nothing that a layer or module has that stays."""
+    """Return the ids of tensors that exist only for left-out layers, with their gradients and optimizer state.
+
+    Tensors that a remaining layer or module has too are not among them.
+    """
     gone = {id(module) for layer in left_out for module in layer.modules()}
     there = [inner for module in book.modules if id(module) not in gone for inner in module.modules()]
     staying = {id(tensor) for module in there for tensor in _tensors_of(module)}
@@ -89,12 +92,12 @@ def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module
 
 
 def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, buffers, and what is kept under a name of its own."""
+    """Yield a module's own tensors: parameters, buffers, and tensors kept in other attributes."""
     return tensors_in(vars(module))
 
 
 def _optimizer_states(found: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parameters with each tensor that an optimizer keeps for them, in the order of its groups."""
+    """Yield each parameter with each tensor that an optimizer keeps for it, in the order of the optimizer's groups."""
     for optimizer in found:
         if isinstance(optimizer, torch.optim.Optimizer):
             listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]

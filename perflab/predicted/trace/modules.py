@@ -16,15 +16,15 @@ from perflab.predicted.trace.trace import Layer
 from perflab.torch_internals.tracing import children_of, set_children
 
 FEW = 3
-"""So many layers show the first, one between and the last; one more shows that what is between repeats."""
+"""The number of layers to run: the first, one between and the last; one more shows that the layer between repeats."""
 NONE: frozenset[int] = frozenset()
 WORTH_CUTTING = 6
-"""Layers of a stack from which on it is run with fewer: twice with ``FEW`` or so is no more work then."""
+"""The least number of layers in a stack worth cutting: two runs with about ``FEW`` layers are no more work then."""
 
 
 @dataclass
 class Stack:
-    """A container of alike layers."""
+    """A container of alike layers; ``size`` is the number of layers in the whole container."""
 
     name: str
     container: nn.Module
@@ -33,33 +33,33 @@ class Stack:
 
 @dataclass
 class ModuleBook:
-    """Names of modules, ``*`` in the place of a layer's number, and the layer that each belongs to."""
+    """The names of modules, with ``*`` in place of a layer's number, and the layer that each module belongs to."""
 
     names: dict[int, tuple[str, Layer | None]] = field(default_factory=dict)
-    """By ``id``."""
+    """The name and layer of each module, by the module's ``id``."""
     stacks: list[Stack] = field(default_factory=list)
     modules: list[nn.Module] = field(default_factory=list)
-    """All of them in the order of their parents, which also keeps the ids theirs."""
+    """The modules, parents before children; holding the modules keeps their ids from being reused."""
     written: Written = field(default_factory=WeakKeyDictionary)
-    """What runs with fewer layers have set in those that they ran."""
+    """The attributes that runs with fewer layers have set in the layers that ran."""
 
     @property
     def layers(self) -> dict[str, int]:
-        """How many layers each stack has at the moment."""
+        """The current number of layers in each stack."""
         return {stack.name: len(children_of(stack.container)) for stack in self.stacks}
 
     @property
     def long_stacks(self) -> dict[str, int]:
-        """Those that are worth cutting; events belong to layers of these alone."""
+        """The number of layers of each stack worth cutting; events belong to layers of these stacks alone."""
         return {stack.name: stack.size for stack in self.stacks if stack.size >= WORTH_CUTTING}
 
     def of(self, module: nn.Module) -> tuple[str, Layer | None]:
-        """A module's name and layer; one that was made meanwhile has its class's name."""
+        """Return a module's name and layer; a module made after the book has its class's name and no layer."""
         return self.names.get(id(module)) or (type(module).__name__, None)
 
     @contextlib.contextmanager
     def cut(self, count: int) -> Iterator[list[nn.Module]]:
-        """Leave of each long stack its first ``count`` layers for the length of the block; gives those left out."""
+        """Reduce each long stack to its first ``count`` layers within the block; yield the layers left out."""
         long = self.long_stacks
         whole = [(stack.container, children_of(stack.container)) for stack in self.stacks if stack.name in long]
         ran = [
@@ -80,11 +80,15 @@ class ModuleBook:
 
 
 def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
-    """The book of all modules among these objects. Names begin below the outermost one; of several, with its class.
+    """Return the book of all modules among these objects.
+
+    Names begin below the outermost module; if there are several, names begin with the outermost module's class,
+    numbered if the class repeats.
+
 
     Args:
         found: objects that a callable reaches.
-        written: what earlier runs with fewer layers have set; is added to.
+        written: attributes that earlier runs with fewer layers have set; later runs add to it.
     """
     modules = [value for value in found if isinstance(value, nn.Module)]
     inner = {id(child) for module in modules for child in module.modules() if child is not module}
@@ -101,9 +105,12 @@ def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
 
 
 def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, common: frozenset[int] = NONE) -> None:
-    """``common``: modules that all layers of a stack share; they are no layer's own."""
+    """Enter a module and its children into the book.
+
+    ``common``: ids of modules that all layers of a stack share, which belong to no layer.
+    """
     if id(module) in book.names:
-        return  # shared: the first place that it is met at names it
+        return  # a shared module has the name of the first place at which it is met
     if id(module) in common:
         layer = None
     book.names[id(module)] = (name, layer)

@@ -1,9 +1,10 @@
 """The cost of one operator call: FLOPs and bytes moved.
 
-FLOPs are those of ``torch.utils.flop_counter``: matrix products, convolutions and fused attention, a multiplication and
-an addition each, masks and causality not heeded; operators with a formula of their own (``register_flop_formula``)
-are counted by it. What else computes is bound by its bytes and counts none. Bytes are those of each operand and result
-once, an expanded tensor as what it is expanded from; of a table that rows are taken from, the rows.
+FLOPs are those of ``torch.utils.flop_counter``: matrix products, convolutions and fused attention, where a
+multiplication and an addition are one FLOP each, and masks and causality are ignored. Operators with a formula of their
+own (``register_flop_formula``) are counted by that formula. All other operators are bound by their bytes and count no
+FLOPs. Bytes are those of each operand and result once: an expanded tensor counts as the tensor that it is expanded
+from, and a table that rows are taken from as the rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from perflab.torch_internals.dispatch import schema_of
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot")
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")
 _NO_WORK = ("prim", "profiler")
-"""Questions, such as which device a tensor is on; and ranges."""
+"""The namespaces of operators that do no work: questions, such as which device a tensor is on, and ranges."""
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
@@ -31,40 +32,40 @@ _CPU_FLASH = {
     "_scaled_dot_product_flash_attention_for_cpu": sdpa_flop,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
 }
-"""PyTorch's counter has no formula of the operator that its CPU build takes for attention."""
+"""The FLOP formulas of the attention operators in PyTorch's CPU build, for which PyTorch's counter has none."""
 
 
 def is_operator(func: object) -> bool:
-    """Whether what a mode is asked to call is an operator that may do work, and none of higher order."""
+    """Whether a dispatch mode's ``func`` is an operator that may do work; False for higher-order operators."""
     return isinstance(func, OpOverload) and func.namespace not in _NO_WORK
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of an operator before it is called."""
+    """The properties of an operator that are known before a call."""
 
     name: str
-    """``aten::mm``."""
+    """The operator's name: ``aten::mm``."""
     is_view: bool
-    """Its results are its arguments, seen otherwise."""
+    """Whether the results are views of the arguments."""
     launches: bool
-    """Whether it does anything on the device; ``empty`` allocates only."""
+    """Whether the operator does anything on the device; ``empty`` only allocates."""
     writes: tuple[int, ...]
-    """Positions of arguments that it writes to."""
+    """The positions of the arguments that the operator writes to."""
     writes_by_name: tuple[str, ...]
     only_fills: bool
-    """It does not read what it writes to in place."""
+    """Whether the operator overwrites an argument in place without reading it."""
     flops: Callable[..., Any] | None
     is_product: bool
     takes_rows: bool
     is_convolution: bool
     causal_at: int | None
-    """Position of ``is_causal`` among its arguments."""
+    """The position of the argument ``is_causal``; None if the operator has none."""
 
 
 @cache
 def kind_of(func: OpOverload) -> Kind:
-    """What is known of an operator."""
+    """Return the properties of an operator, from its schema."""
     schema = schema_of(func)
     returned = [result.alias_info for result in schema.returns]
     written = [
@@ -91,12 +92,12 @@ def kind_of(func: OpOverload) -> Kind:
 
 
 def flops_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Multiplications and additions of one call."""
+    """Return the multiplications and additions of one call; 0 if the operator has no formula."""
     return 0 if kind.flops is None else int(kind.flops(*args, **kwargs, out_val=result))
 
 
 def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Read and written in one call."""
+    """Return the bytes read and written in one call; 0 for an operator that only allocates."""
     if not kind.launches:
         return 0
     made = list(tensors_in(result))
@@ -115,7 +116,10 @@ def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
 
 
 def dtype_of(kind: Kind, args: tuple[Any, ...], result: Any) -> str:
-    """In which an operator's products are computed; of another the dtype of what it makes."""
+    """Return the dtype in which an operator's products are computed (or ``tf32``), else the dtype of its result.
+
+    Empty if the call has no tensor.
+    """
     first = next(tensors_in(args if kind.is_product else result), None)
     if first is None:
         return ""
@@ -131,20 +135,20 @@ def dtype_of(kind: Kind, args: tuple[Any, ...], result: Any) -> str:
 
 
 def is_causal_call(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether fused attention is told that no query sees later keys."""
+    """Whether a call of fused attention sets ``is_causal``, so that no query sees later keys."""
     if kind.causal_at is None:
         return False
     return bool(args[kind.causal_at] if kind.causal_at < len(args) else kwargs.get("is_causal", False))
 
 
 def multiplies(name: str) -> bool:
-    """Whether an operator is known to be made of products, whether or not its FLOPs can be counted."""
+    """Whether an operator is known to compute products although PyTorch's counter has no formula for it."""
     base = name.removeprefix("aten::")
     return base in _MULTIPLIES or base.startswith(("linalg_", "_linalg_", "_fft_", "mkldnn_rnn", "_cudnn_rnn"))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of an operator's arguments or results: themselves, or in lists and tuples, or by name."""
+    """Yield the tensors in an operator's arguments or results, including those in lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

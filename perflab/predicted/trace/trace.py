@@ -1,7 +1,7 @@
 """A trace: operators and blocks of memory of one call, in order of time. Plain data.
 
-A trace is made by ``tracer`` from a run (on fake tensors or on real ones) or by ``unroll`` from the traces of fewer
-layers, and read by everything else here. Sizes are bytes as they were asked for: nobody has rounded them yet.
+``tracer`` makes a trace from a run (on fake tensors or on real ones), and ``unroll`` from the traces of fewer layers;
+other modules only read traces. Sizes are the bytes requested, before any rounding.
 """
 
 from __future__ import annotations
@@ -21,40 +21,43 @@ class Layer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where something was asked for."""
+    """The origin of an operator call or an allocation: phase, module and line."""
 
     phase: str = ""
-    """As the case names it. In a case without phases ``backward`` where a node of autograd's runs, else ``""``."""
+    """The case's name for the phase. In a case without phases, ``backward`` if an autograd node runs, else ``""``."""
     module: str = ""
-    """The innermost module, with ``*`` for its layer's number: ``blocks.*.attention.q``; ``""``: none."""
+    """The innermost module, with ``*`` for the layer's number: ``blocks.*.attention.q``; ``""`` outside of modules."""
     line: str = ""
-    """The line outside of PyTorch: ``perflab/lab/attention/naive.py:45``. Of a backward, the forward's line."""
+    """The line outside of PyTorch: ``perflab/lab/attention/naive.py:45``. A backward node has the forward's line."""
     in_backward: bool = False
-    """Whether a node of autograd's runs it, on CUDA in autograd's own thread, whatever phase that is in."""
+    """Whether an autograd node runs, which on CUDA is in autograd's own thread, whatever the phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator did work. Views are not in a trace."""
+    """One operator call that did work. Views are not in a trace."""
 
     name: str
-    """``aten::mm``."""
+    """The operator's name: ``aten::mm``."""
     place: Place
     flops: int
     bytes_moved: int
     dtype: str
-    """In which its products are computed, as torch names it (``bfloat16``), ``tf32`` included; else its result's."""
+    """The dtype in which the operator's products are computed, as torch names it (``bfloat16``), or ``tf32``.
+
+    For an operator without products, the result's dtype.
+    """
     launches: int = 1
     layer: Layer | None = None
     is_causal: bool = False
-    """Fused attention that may leave out what is masked: FLOPs count all of it, a kernel does half."""
+    """Whether this is fused attention with a causal mask: ``flops`` counts all products, a kernel computes half."""
     lists: Lists | None = field(default=None, compare=False)
-    """Of an operator over lists outside of layers: what its launches follow from."""
+    """The lists of an operator outside of layers, from which its launches follow; None for other operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """A block of memory came to be. Its number is its own in the trace."""
+    """The allocation of a block of memory. The block's number is unique in the trace."""
 
     block: int
     size_bytes: int
@@ -65,7 +68,7 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """A block was let go. Each has one ``Alloc``, in ``held`` or in ``events``, and at most one ``Free`` after it."""
+    """The release of a block. A block has one ``Alloc``, in ``held`` or ``events``, and at most one later ``Free``."""
 
     block: int
     layer: Layer | None = None
@@ -84,30 +87,30 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a block turned out to be for."""
+    """The purpose of a block, which only the trace of the whole call shows."""
 
     kind: str
-    """One of ``perflab.predicted.records.KINDS``."""
+    """The block's kind, one of ``perflab.predicted.records.KINDS``."""
     saved: Saved | None = None
-    """The tensor of it that was saved first."""
+    """The first tensor in the block that autograd saved; None if there is none, or the block is kept anyway."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One call.
+    """The trace of one call.
 
-    ``layer`` of an event says to which of the repeated layers it belongs, None if to none; it is there for ``unroll``,
-    and what only looks at places need not heed it.
+    An event's ``layer`` is the repeated layer that the event belongs to, None if it belongs to none. The field serves
+    ``unroll``; readers that need only places can ignore it.
     """
 
     held: tuple[Alloc, ...]
-    """What was there before, in the order of allocation as far as that is known."""
+    """The blocks alive before the call, in order of allocation as far as that is known."""
     events: tuple[Event, ...]
     uses: Mapping[int, Use]
-    """By block, of all blocks of ``held`` and ``events``."""
+    """The use of each block of ``held`` and ``events``, by block number."""
     layers: Mapping[str, int] = field(default_factory=dict)
-    """How many layers each stack has: ``{"blocks": 32}``."""
+    """The number of layers in each stack: ``{"blocks": 32}``."""
     result_blocks: frozenset[int] = frozenset()
-    """Blocks that are alive when the call has ended, and die when its result is dropped."""
+    """The blocks that are alive when the call has ended, and are freed when its result is dropped."""
     parameters: int = 0
-    """Numbers in the parameters that are held."""
+    """The number of elements in the held parameters."""

@@ -1,8 +1,8 @@
 """Traces a run: operators and blocks of memory, with the module and line that asked for each.
 
-The tracer stands below autograd, where each operator is dispatched, so it sees what backward calls too. It never looks
-at numbers, and does with fake tensors and real ones alike. Of a backward node it knows the forward's place by the
-sequence number that autograd gives both; a block is let go when its storage dies.
+The tracer works below autograd, where each operator is dispatched, so it sees the operators that backward calls too. It
+never reads values, so it treats fake tensors and real ones alike. The tracer finds the forward's place of a backward
+node by the sequence number that autograd gives both. A block is freed when its storage dies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CAST = "aten::_to_copy"
 Run = Callable[[Callable[[], None]], Any]
-"""Does the work once, calling what it is given at the end of each span, and returns the result."""
+"""A function that does the work once, calls its argument at the end of each span, and returns the result."""
 
 
 def trace(
@@ -66,23 +66,23 @@ def trace(
     hidden: Hidden,
     watch: Watch | None = None,
 ) -> Trace:
-    """Run once, and tell what that did.
+    """Run the work once, and return the trace of the run.
 
     Args:
         run: the work.
-        spans: the phase of each span, in order; none where there are no phases.
+        spans: the phase of each span, in order; empty if there are no phases.
         book: names of the modules.
-        held: what is there before.
-        hidden: what operators take inside of themselves.
-        watch: is shown each operator.
+        held: the tensors alive before the run.
+        hidden: the memory and launches inside of operators.
+        watch: is notified of each operator.
 
     Raises:
         Exception: whatever ``run`` raises.
-        CalledOff: the watch has seen enough.
+        CalledOff: the watch stopped the tracing.
     """
     tracer = Tracer(book, held, spans, hidden, watch)
     was_on = gc.isenabled()
-    gc.disable()  # cyclic garbage is let go at no particular moment
+    gc.disable()  # the garbage collector frees cycles at arbitrary moments
     try:
         with tracer.watching():
             result = run(tracer.next_span)
@@ -95,33 +95,39 @@ def trace(
 
 
 class Hidden:
-    """What a device's kernels take and launch inside of one operator, as far as no trace shows it. Here: nothing."""
+    """The memory and launches of a device's kernels inside of one operator, which dispatch does not show.
+
+    This base class stands for a device whose operators allocate nothing inside and launch one kernel each.
+    """
 
     device_type: str | None = None
-    """Whose memory is traced; None: all that there is, wherever it is."""
+    """The type of the device whose memory is traced; None: memory of all devices is traced."""
 
     def before(self) -> None:
-        """An operator is about to run."""
+        """Prepare for an operator that is about to run."""
 
     def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Sizes of the blocks that one call takes and gives back; as many at each size, with 0 for none."""
+        """Return the bytes of each block that one call allocates and frees inside.
+
+        The number of blocks is the same at each size of the arguments, with 0 bytes for a block that is not needed.
+        """
         return ()
 
     def on_host(self, name: str) -> tuple[int, ...]:
-        """Positions of results that are not in the device's memory."""
+        """Return the positions of results that are not in the device's memory."""
         return ()
 
     def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Kernels that one call launches."""
+        """Return the number of kernels that one call launches."""
         return 1
 
     def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
-        """Of an operator over lists, what its launches follow from."""
+        """Return the lists from which an operator's launches follow; None for an operator that takes no lists."""
         return None
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of a run; see ``trace``."""
+    """A dispatch mode that records every operator of a run; see ``trace``."""
 
     def __init__(
         self,
@@ -140,7 +146,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._saved: dict[int, Saved] = {}
         self._layers: dict[int, Layer | None] = {}
         self._owned: set[int] = set()
-        """Blocks that belong to a layer wherever they are used: parameters, and what is made of these alone."""
+        """The blocks that belong to a layer wherever they are used.
+
+        These are a layer's held blocks, gradients, and what operators outside of modules make from such blocks.
+        """
         self._blocks: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._next_block = 0
         self._modules: list[tuple[int, str, Layer | None]] = []
@@ -149,17 +158,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parameters: list[Tensor] = []
         self._layer: Layer | None = None
         self._made_in: dict[int, int] = {}
-        """Of a block that a backward node made, the node's number."""
+        """The number of the backward node that made a block, by block number."""
         self._taken_over: tuple[int, int, int, int] | None = None
-        """Of a result that autograd would have made in place: the block of its operand, the key of its own, between
-        which numbers of events it came."""
+        """The latest operator's result, if autograd would have made it in place: the operand's block number, the
+        storage key of the result, the index of its ``Alloc``, and the number of events recorded by then."""
         self._ended_at: int | None = None
         self._casts: set[int] = set()
         self._at_once: set[int] = set()
-        """Of the events, frees that have no order: autocast's cache of casts goes in that of its addresses."""
+        """The indices of frees in arbitrary order: autocast frees its cache of casts in the order of addresses."""
         self._hold(held)
 
-    # --- what is there before ----------------------------------------------------------------------------------
+    # --- blocks held before the run ----------------------------------------------------------------------------
 
     def _hold(self, held: Iterable[Holding]) -> None:
         for one in held:
@@ -194,7 +203,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return on_host(tensor) or (wanted is not None and tensor.device.type != wanted)
 
     def _is_here(self, result: Any) -> bool:
-        """Whether a copy from elsewhere has come here. Fake tensors of the host stay there."""
+        """Whether a result, such as a copy, is in the traced device's memory. The host's fake tensors never are."""
         return self._hidden.device_type is not None and not all(map(self._is_elsewhere, tensors_in(result)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
@@ -206,14 +215,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block, _ = self._blocks.pop(key)
         if self._taken_over is not None and self._is_taken_over(block, *self._taken_over):
             return
-        # Inside of a model's forward or a backward a block goes when its turn has come.
+        # In a module's forward or in backward, a free belongs to the layer that runs, else to the block's layer.
         in_turn = self._modules or is_in_backward()
         if not in_turn and block in self._casts:
             self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
 
     def _is_taken_over(self, block: int, operand: int, key: int, at: int, end: int) -> bool:
-        """Whether the block that goes is the operand, before anything else: then the result is where that was."""
+        """Whether the freed block is the operand, freed right after the operator.
+
+        If so, the result takes over the operand's block, and the result's ``Alloc`` is deleted.
+        """
         self._taken_over = None
         if block != operand or len(self._events) != end or key not in self._blocks:
             return False
@@ -221,11 +233,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._blocks[key] = (operand, self._blocks[key][1])
         return True
 
-    # --- while it runs -----------------------------------------------------------------------------------------
+    # --- during the run ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """The run, and everything that is to be heard of it."""
+        """Record the operators, modules, gradients and saved tensors of the block."""
         hooks: list[Any] = [
             nn.modules.module.register_module_forward_pre_hook(self._enter_module),
             nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
@@ -241,19 +253,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hook.remove()
 
     def next_span(self) -> None:
-        """A span has ended."""
+        """Take note that a span has ended."""
         self._span += 1
         self._layer = None
 
     def ended(self) -> None:
-        """The call has ended; what is let go from now on dies with its result."""
+        """Take note that the call has ended; blocks freed from now on die with its result."""
         self._ended_at = len(self._events)
         self._layer = None
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         name, layer = self._book.of(module)
         if self._modules and self._modules[-1][2] is not None:
-            layer = self._modules[-1][2]  # a module that layers share works for the one that called it
+            layer = self._modules[-1][2]  # a module shared by layers belongs to the layer that calls it
         self._modules.append((id(module), name, layer))
 
     def _leave_module(self, module: nn.Module, _args: Any, _result: Any) -> None:
@@ -271,10 +283,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if block is not None and block not in self._saved:
             place, _ = self._here()
             self._saved[block] = Saved(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
-        return tensor.detach()  # kept as it is, a result that its own node saves would keep the node: nothing would go
+        return tensor.detach()  # not the tensor: a result saved by its own node would keep the node alive
 
     def _here(self) -> tuple[Place, Layer | None]:
-        """Where we are: in a module's forward, in a backward node, or outside of both."""
+        """Return the current place and layer: in a module's forward, in a backward node, or outside of both."""
         node: Any = current_node()
         within = node is not None
         phase = self._spans[self._span] if self._span < len(self._spans) else BACKWARD if within else ""
@@ -286,7 +298,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parameter is not None and id(parameter) in self._of_parameter:
                 module, layer = self._of_parameter[id(parameter)]
                 return Place(phase, module, "", within), layer
-            own = line_of(sys._getframe(1), until=backward_code())  # of an ``autograd.Function``, or of a hook
+            own = line_of(sys._getframe(1), until=backward_code())  # the line in an ``autograd.Function`` or a hook
             before = self._places.get(sequence_number(node))
             if before is not None:
                 return Place(phase, before[0].module, own or before[0].line, within), before[1]
@@ -294,13 +306,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Place(phase, "", _line()), None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Below, nobody's torch function has a say, and being asked at each look at a tensor would cost time.
+        # No user's __torch_function__ is needed below, and a call of one at each access to a tensor would cost time.
         with without_torch_function():
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not is_operator(func):
-            return func(*args, **kwargs)  # also FlexAttention's, which is of higher order
+            return func(*args, **kwargs)  # also FlexAttention's higher-order operator
         if _is_composite(func) and torch.is_inference_mode_enabled():
             with self:
                 return func.decompose(*args, **kwargs)
@@ -357,21 +369,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._events.append(Alloc(block, size_bytes, place, kind.name, self._layer))
         inside: list[int] = []
         for size_bytes in self._hidden.blocks_of(kind.name, args, kwargs) if kind.launches else ():
-            self._next_block += 1  # of none too: a call is to do the same at each size
+            self._next_block += 1  # also for 0 bytes: a call must have the same events at each size
             inside.append(self._next_block)
             self._layers[self._next_block] = layer
             self._events.append(Alloc(self._next_block, size_bytes, place, kind.name, layer))
         self._events.extend(Free(block, layer) for block in reversed(inside))
         self._taken_over = None
-        # A view keeps what it is a view of, so somebody else has its memory, and autograd lets it alone.
+        # A view keeps its base alive, so its memory has another owner, and autograd does not write to it in place.
         if really is not None and operand is not None and len(made) == 1 and not is_view(args[0]):
             at = len(self._events) - 2 * len(inside) - 1
             self._taken_over = operand, storage_key(result.untyped_storage()), at, len(self._events)
 
-    # --- whose parameters an optimizer works on -----------------------------------------------------------------
+    # --- the layers of the parameters that an optimizer updates -------------------------------------------------
 
     def _owner_of(self, args: tuple[Any, ...]) -> Layer | None:
-        """The layer of the one parameter that an operator outside of all modules works on; of many: none."""
+        """Return the layer of the parameter that an operator outside of modules works on; None if it takes lists."""
         if any(
             isinstance(argument, list | tuple) and any(isinstance(one, Tensor) for one in argument) for argument in args
         ):
@@ -379,7 +391,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return next((self._layers.get(block) for block in self._owned_in(args)), None)
 
     def _owner_at(self, position: int, lists: Iterable[Sequence[Any]]) -> Layer | None:
-        """The layer of what stands at a place in lists that an operator takes."""
+        """Return the layer of the tensors at one position of an operator's lists; None if they belong to none."""
         column = [one[position] for one in lists if position < len(one) and isinstance(one[position], Tensor)]
         return next((self._layers.get(owned) for owned in self._owned_in(column)), None)
 
@@ -390,7 +402,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield block
 
     def _owners(self, args: tuple[Any, ...], result: Any) -> dict[int, Layer | None]:
-        """Of an operator over lists: the layer of each result, which is that of the argument at its place."""
+        """Return the layers of an operator's listed results by block: each that of the arguments at its position."""
         lists = [argument for argument in args if isinstance(argument, list | tuple)]
         if not isinstance(result, list | tuple) or not lists:
             return {}
@@ -403,7 +415,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return owners
 
     def _tagged(self, lists: Lists | None, args: tuple[Any, ...]) -> Lists | None:
-        """With the layer of each of its tensors: of the one that a layer owns among those at its place."""
+        """Return the lists with the layer of each part: the layer that owns a tensor at the part's position."""
         if lists is None:
             return None
         columns = [argument for argument in args if isinstance(argument, list | tuple)]
@@ -413,10 +425,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parts.append(part if layer is None else Part(part.numbers, *layer))
         return replace(lists, parts=tuple(parts))
 
-    # --- what it was -------------------------------------------------------------------------------------------
+    # --- the trace ---------------------------------------------------------------------------------------------
 
     def trace(self) -> Trace:
-        """Everything that was seen."""
+        """Return the trace of everything recorded."""
         end = len(self._events) if self._ended_at is None else self._ended_at
         dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
         events = tuple(_in_order(self._events[:end], self._at_once))
@@ -435,12 +447,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._kinds.get(block) or ("activations" if block in self._saved else "temporaries")
 
     def _saved_of(self, block: int) -> Saved | None:
-        """What was saved of a block that nothing else keeps: one that was there before is there anyway."""
+        """Return the tensor that autograd saved in a block; None for held blocks and gradients, which exist anyway."""
         return None if self._kinds.get(block) else self._saved.get(block)
 
 
 def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
-    """The same with frees that come at once in the order of their blocks."""
+    """Yield the events, with frees in arbitrary order sorted by block number."""
     for together, group in groupby(enumerate(events), key=lambda one: one[0] in at_once):
         found = [event for _, event in group]
         yield from sorted(found, key=lambda event: event.block if isinstance(event, Free) else 0) if together else found

@@ -1,7 +1,7 @@
-"""A watch sees each operator before it is called, and may stop the tracing.
+"""The interface of a watch, which sees each operator before the operator is called and may stop the tracing.
 
-No torch here, so that who watches can be made before there is anything to trace. What shows it operators that no tracer
-sees is ``watched``.
+This module does not import torch, so that a watch can be created before there is anything to trace. ``watched`` reports
+the operators that no tracer sees.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Protocol
 
 
 class CalledOff(BaseException):
-    """Tracing took too long. The text completes a sentence: ``took longer than --perf-budget=10 s``.
+    """Tracing took too long. The message completes a sentence: ``took longer than --perf-budget=10 s``.
 
-    Not an ``Exception``: code that is traced may catch those of its own, and must not go on after this one.
+    The base class is ``BaseException``: traced code may catch any ``Exception``, and must not go on after this one.
     """
 
 
 class Watch(Protocol):
-    """Looks on, and raises ``CalledOff`` when it has seen enough."""
+    """An observer of tracing, which raises ``CalledOff`` to stop it."""
 
     def operator(self) -> None:
-        """An operator is about to be called."""
+        """Take note that an operator is about to be called."""
         ...
 
     def part(self, what: str) -> AbstractContextManager[None]:
-        """For the length of the block, something beside the call itself is traced, with time of its own."""
+        """Return a context in which something beside the call itself is traced, with a time budget of its own."""
         ...
 
 
 def part_of(watch: Watch | None, what: str) -> AbstractContextManager[None]:
-    """``watch.part``, where somebody watches."""
+    """Return ``watch.part(what)``, or an empty context if there is no watch."""
     return watch.part(what) if watch is not None else nullcontext()

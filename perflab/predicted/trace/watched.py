@@ -1,4 +1,4 @@
-"""Shows a watch the operators that no tracer sees, of warm-up and set-up."""
+"""Reports to a watch the operators that no tracer sees: those of warm-up and set-up."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 def watched(watch: Watch | None) -> AbstractContextManager[object]:
-    """Within, each operator is shown to the watch, if there is one."""
+    """Return a context in which each operator is reported to the watch, if there is one."""
     return _Watched(watch) if watch is not None else nullcontext()
 
 
 class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Passes every operator on."""
+    """A dispatch mode that reports every operator to a watch and calls the operator unchanged."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_operator(func):  # C++ asks for a tensor's device where nothing may be raised
+        if is_operator(func):  # not C++'s questions for a tensor's device, where nothing may be raised
             self._watch.operator()
-        with without_torch_function():  # below, nobody's torch function has a say, as in a trace
+        with without_torch_function():  # as in a trace, without users' __torch_function__
             return func(*args, **(kwargs or {}))

@@ -20,20 +20,20 @@ FLAGS = (
     "--trace=cuda,nvtx",  # calls of the operating system's library are many, and no part of any table here
     "--sample=none",
     "--cpuctxsw=none",
-    "--cuda-graph-trace=node",  # by default a graph is one piece, and its kernels are not seen
+    "--cuda-graph-trace=node",  # by default a graph is one piece, without its kernels
     "--force-overwrite=true",
 )
 OLDEST = (2022, 2)
-"""The first version that knows these flags."""
+"""Year and number of the first version of nsys that knows ``FLAGS``."""
 REPORT = ".nsys-rep"
 _ELSEWHERE = "or export it where nsys is (nsys export --type=sqlite FILE) and read that: perflab nsys FILE.sqlite"
 
 
 def nsys_program() -> str:
-    """The path of ``nsys``, whose version is known to do.
+    """Return the path of ``nsys``, after a check of its version.
 
     Raises:
-        ExportError: there is none, or its version is too old or not understood.
+        ExportError: nsys is not installed, does not run, or has a version that is too old or not understood.
     """
     program = shutil.which("nsys")
     if program is None:
@@ -57,7 +57,7 @@ def nsys_program() -> str:
 
 
 def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | None]:
-    """Run a command under ``nsys profile``; returns its status, the report, and its results file if it is pytest.
+    """Run a command under ``nsys profile``; return exit status, report, and the results file if one was written.
 
     Raises:
         ExportError: nsys is missing, or wrote no report.
@@ -84,17 +84,17 @@ def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | Non
 
 
 def exported(report: Path) -> Path:
-    """The SQLite export of a report: the one beside it if it is newer, else a new one.
+    """Return the SQLite export of a report: the file beside the report if it is newer, else a new export.
 
     Raises:
-        ExportError: nsys is missing, or cannot read it.
+        ExportError: the report or nsys is missing, or nsys cannot read the report.
     """
     if not report.exists():
         raise ExportError(f"{report} does not exist", "give a .sqlite or .nsys-rep file")
     export = _export_of(report)
     if export.exists() and export.stat().st_mtime >= report.stat().st_mtime:
         return export
-    partial = report.with_suffix(".part.sqlite")  # neither an earlier export nor half of one is taken for this one
+    partial = report.with_suffix(".part.sqlite")  # so that an old or partial export is never taken for a new one
     partial.unlink(missing_ok=True)
     done = subprocess.run(
         [nsys_program(), "export", "--type=sqlite", "--force-overwrite=true", f"--output={partial}", str(report)],
@@ -117,13 +117,16 @@ def _export_of(report: Path) -> Path:
 
 
 def is_pytest(command: Sequence[str]) -> bool:
-    """Whether it is ``pytest ...`` or ``python -m pytest ...``, whatever starts it."""
+    """Whether a command is ``pytest ...`` or ``python -m pytest ...``, with or without a program that starts it."""
     names = [os.path.basename(one) for one in command]
     return "pytest" in (names[0], *(after for one, after in pairwise(names) if one in ("-m", "--", "run", "exec")))
 
 
 def _results_of(command: Sequence[str], output: Path) -> Path | None:
-    """Where the run's results will be: where it is told to write them, else beside the report."""
+    """Return the path of the run's results: the value of ``--perf-json``, else for pytest a file beside the report.
+
+    None: the command writes no results.
+    """
     for at, one in enumerate(command):
         if one.startswith("--perf-json="):
             return Path(one.partition("=")[2])
@@ -139,7 +142,10 @@ def _written_ns(results: Path | None) -> int | None:
 
 
 def _environment(command: Sequence[str], results: Path | None) -> Mapping[str, str]:
-    """What the command runs in: ranges for each call, with which pytest judges and saves nothing, whoever starts it."""
+    """Return the environment of the command, which opens ranges for each call and names pytest's results file.
+
+    With these ranges, pytest judges and saves nothing. Environment variables reach pytest whatever program starts it.
+    """
     environment = {**os.environ, ASKED: "1"}
     if is_pytest(command) and results is not None:
         given = environment.get("PYTEST_ADDOPTS", "")

@@ -24,11 +24,11 @@ from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
 
 TIMED_CALLS = 8
-"""Calls of a case whose kernels are taken one by one, at most."""
+"""The most calls of a case whose kernels are read one by one."""
 MOST_EVENTS = 300_000
-"""Ranges of operators that are read, at most: they take 30 µs and 1 KB each."""
+"""The most ranges of operators that are read; each takes 30 µs and 1 KB."""
 MOST_KERNELS = 300_000
-"""Kernels of cases that are taken one by one, at most; but each case has two calls."""
+"""The most kernels of all cases together that are read one by one; beyond that, each case still has two calls."""
 _LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
 _NO_OPERATORS = (
     "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
@@ -36,48 +36,52 @@ _NO_OPERATORS = (
 
 
 _PLAIN = ("forward", "backward", "optimizer")
-"""Phases whose ranges bore their names alone, in exports of before."""
+"""Phases whose ranges had the phase's name without a prefix, in older exports."""
 
 
 def phase_in(name: str) -> str:
-    """The phase whose range has this name; ``""``: that of none."""
+    """Return the phase whose range has this name; ``""`` if the name is that of no phase."""
     return name if name in _PLAIN else name.removeprefix(PHASE) if name.startswith(PHASE) else ""
 
 
 @dataclass(frozen=True)
 class CaseReading:
-    """What the export says of one case."""
+    """The times and the profile of one case, read from an export."""
 
     name: str
     calls: int
     host_ns: float
-    """One call's range, on the host. All times are means of the same calls: the faster half, on the device if any was
-    there."""
+    """Duration of one call's range on the host. All times are means over the same calls: the half that is faster on the
+    device, or on the host if no call ran on a device."""
     device_ns: float
-    """One call on the device: from the end of the call before to its own."""
+    """Duration of one call on the device: from the end of earlier work, or the call if later, to the end of the call's
+    work."""
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Each phase of a call, on the host and from its first kernel's start to its last one's end."""
+    """Durations of each phase of a call: on the host, and from the start of its first kernel to the end of its last."""
     profile: Profile | None = None
     problem: str = ""
-    """Why there is no profile."""
+    """The reason why the case has no profile; empty if the case has one."""
 
 
 @dataclass
 class Case:
-    """The calls of a case, by number of their ranges."""
+    """The calls of a case, as numbers of ranges."""
 
     timed: list[int] = field(default_factory=list)
     with_operators: list[int] = field(default_factory=list)
 
     @property
     def kept(self) -> list[int]:
-        """Those calls whose kernels are taken one by one: some, over all of the time. The first has none before it."""
+        """The calls whose kernels are read one by one: a selection, spread over all calls.
+
+        The first call is left out if others exist, because no call precedes it.
+        """
         later = self.timed[1:] or self.timed
         return later[:: max(1, len(later) // TIMED_CALLS)][:TIMED_CALLS]
 
 
 def cases_of(ranges: Ranges) -> dict[str, Case]:
-    """Cases that perflab's own ranges name."""
+    """Return the cases that perflab's own ranges name."""
     passes = {number: found for number, one in enumerate(ranges.all) if (found := case_and_pass(one.name)) is not None}
     children = ranges.children() if passes else {}
     cases: dict[str, Case] = {}
@@ -91,10 +95,10 @@ def cases_of(ranges: Ranges) -> dict[str, Case]:
 
 
 def cases_named(ranges: Ranges, name: str) -> dict[str, Case]:
-    """All ranges of one name, as the calls of a case."""
+    """Return one case, whose calls are the outermost ranges of one name; empty if there are no such ranges."""
     calls = ranges.outermost(name)
     case = Case(calls)
-    case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may come in the last ones alone
+    case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may be in the last calls only
     return {name: case} if calls else {}
 
 
@@ -106,13 +110,13 @@ def asked_in_calls(
     keeping: Mapping[int, Kept],
     children: Mapping[int, list[int]],
 ) -> dict[int, Asked]:
-    """What asked for each launch, by the range of a call."""
+    """Return the origin of each launch in the calls with ranges of operators, by the number of the call's range."""
     calls = [number for case in cases.values() for number in case.with_operators]
     calls.sort(key=lambda at: ranges.all[at].start_ns)
     spans = [(ranges.all[at].start_ns, ranges.all[at].end_ns) for at in calls]
     starts = [start_ns for start_ns, _ in spans]
     found: dict[int, list[Ranged]] = {at: [] for at in calls}
-    count, left_out = 0, len(calls)  # rows come in any order: what is left out is left out whole, the last calls first
+    count, left_out = 0, len(calls)  # rows come in any order: calls are left out as a whole, the last first
     for text, start_ns, end_ns, thread in operator_ranges(export, process, spans):
         at = bisect_right(starts, start_ns) - 1
         if not 0 <= at < left_out or spans[at][1] < start_ns:
@@ -138,7 +142,7 @@ def asked_in_calls(
 
 
 def has_torch() -> bool:
-    """Whether FLOPs can be counted: an export may be read where PyTorch finds no CUDA to load."""
+    """Whether PyTorch loads, so that FLOPs can be counted: an export may be read where PyTorch finds no CUDA."""
     try:
         import torch  # noqa: F401
     except (ImportError, OSError):
@@ -156,7 +160,7 @@ def case_reading(
     most: int,
     children: Mapping[int, list[int]],
 ) -> CaseReading:
-    """Time of one call, and its profile. ``most``: kernels to take one by one."""
+    """Return the time of one call and its profile. ``most``: the most kernels to read one by one, beyond two calls."""
     host_ns = {at: float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed}
     spans = dict(_device_spans(case.timed, ranges, sums))
     device_ns = {at: float(end_ns - begin_ns) for at, (begin_ns, end_ns) in spans.items() if end_ns > begin_ns}
@@ -212,7 +216,10 @@ def _why_no_kernel(sums: Sums) -> str:
 def _phases(
     calls: Sequence[int], children: Mapping[int, list[int]], ranges: Ranges, sums: Sums
 ) -> dict[str, tuple[float, float]]:
-    """A phase that a call has several times, as with micro-batches, counts as one."""
+    """Return the mean nanoseconds per call of each phase, on the host and on the device.
+
+    Several ranges of one phase in a call, as with micro-batches, are added up.
+    """
     found: dict[str, list[float]] = {}
     totals = sums.totals
     for child in (child for call in calls for child in children.get(call, [])):
@@ -226,8 +233,10 @@ def _phases(
 
 
 def _device_spans(calls: Sequence[int], ranges: Ranges, sums: Sums) -> Iterator[tuple[int, tuple[int, int]]]:
-    """When the device began and ended each call: it begins when all work from before it is done, and not before it is
-    called. Before it is whatever any range launched: the backward of the last step, of a call that is a forward.
+    """Yield the times at which the device began and ended each call that launched work.
+
+    The device begins a call when all earlier work is done, and not before the call is made. Earlier work is what any
+    range launched before the call: for a forward, also the backward of the last step.
     """
     totals = sums.totals
     last_ns = 0

@@ -73,7 +73,7 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
 
 
 def _is_profile(given: str) -> bool:
-    """Whether it is to be read. A program without arguments looks alike on a command line: it can be executed."""
+    """Whether an argument is a profile to read. A program without arguments looks alike, but can be executed."""
     target = Path(given)
     if target.suffix in (*_EXPORTS, *_REPORTS):
         return True
@@ -102,7 +102,7 @@ def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], f
 
 
 def _timers(document: Document) -> dict[tuple[str, str], float]:
-    """The median of one call and of its phases by case, as the session's own timer has them."""
+    """Return the median nanoseconds of one call and of its phases, by case and phase, from the run's own timer."""
     timed = {one.case: one.record.summary for one in document.results if one.record is not None}
     return {
         (case, phase): time_ns

@@ -1,7 +1,7 @@
-"""Opens a SQLite export of Nsight Systems: what it is, which version wrote it, and what it has.
+"""Opens a SQLite export of Nsight Systems, and reads its version, tables, processes and threads.
 
-The schema is documented in Nsight Systems' "SQLite Schema Reference". Tables are made as they are needed, so any may be
-missing; columns were added over the years. What is asked for here is asked for by name, and nothing is written.
+The schema is documented in Nsight Systems' "SQLite Schema Reference". Tables are made only if needed, so any may be
+missing; columns were added over the years. Queries access tables and columns by name, and write nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ API = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES = "NVTX_EVENTS"
 STRINGS = "StringIds"
 WORK = (KERNELS, COPIES, FILLS, GRAPHS)
-"""Tables of what a device did. Of a CUDA graph there is one row a launch, or its kernels, as nsys was asked."""
+"""Tables of the device's work. A launch of a CUDA graph is one row, or one row per kernel, by nsys's flags."""
 _OURS = (*WORK, API, RANGES)
 _NEEDED = {
     **dict.fromkeys(WORK, ("start", "end", "correlationId")),
@@ -36,30 +36,30 @@ _NEEDED = {
     STRINGS: ("id", "value"),
 }
 _VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
-"""Where an export says who wrote it, by now and in 2022."""
+"""Tables with the version of nsys that wrote the export: the current name, and the name in 2022."""
 _HEADER = b"SQLite format 3\x00"
 _AGAIN = "export it again: nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep"
 _CACHE_KIB = 65536
 LONGEST_NS = 7 * 86_400 * 10**9
-"""What lasts longer, a week, is no measurement: an end that was never written."""
+"""The longest duration that is a measurement, a week; a longer one comes from an end that was never written."""
 _KINDS = {"INTEGER": ("integer", "whole number"), "TEXT": ("text", "text")}
-"""What SQLite calls a value of a column declared so, and what we call it."""
+"""SQLite's name of the values' type, and the name in error messages, by the declared type of a column."""
 
 
 class ExportError(PerflabError):
-    """An export of Nsight Systems that cannot be read. Its text quotes names of any characters on one line."""
+    """An export of Nsight Systems that cannot be read. The error's text is one line, whatever names it quotes."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(one_line(problem), one_line(remedy))
 
 
 def process_of(global_id: int) -> int:
-    """The process in a serialized identifier of a thread or process."""
+    """Return the process number in a serialized identifier of a thread or process."""
     return global_id >> 24 & 0xFFFFFF
 
 
 def thread_of(global_id: int) -> int:
-    """The thread in a serialized identifier."""
+    """Return the thread number in a serialized identifier."""
     return global_id & 0xFFFFFF
 
 
@@ -71,7 +71,7 @@ class Export:
     connection: sqlite3.Connection
 
     def rows(self, query: str, *values: Any) -> Iterator[Any]:
-        """What a query gives, row by row.
+        """Yield the rows of a query.
 
         Raises:
             ExportError: the file is damaged where the query reads.
@@ -81,17 +81,21 @@ class Export:
                 yield row
         except sqlite3.DatabaseError as error:
             raise ExportError(f"{self.path} is damaged: {error}", _AGAIN) from error
-        except UnicodeDecodeError as error:  # in what SQLite says, which quotes the file
+        except UnicodeDecodeError as error:  # from SQLite's message, which quotes the file
             raise ExportError(f"{self.path} is damaged: {error.object.decode(errors='replace')}", _AGAIN) from error
 
     @cached_property
     def tables(self) -> dict[str, frozenset[str]]:
-        """Every table with its columns. Views are none: nsys makes no views."""
+        """The columns of each table, by table. Views are left out, because nsys makes none."""
         names = [name for (name,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: frozenset(row[1] for row in self.rows(f"PRAGMA table_info({quoted(name)})")) for name in names}
 
     def has(self, table: str) -> bool:
-        """Whether the table is there. One without the columns that it has in every version is an error."""
+        """Whether the export has a table.
+
+        Raises:
+            ExportError: the table lacks columns that it has in every version.
+        """
         if table not in self.tables:
             return False
         if missing := [name for name in _NEEDED.get(table, ()) if name not in self.tables[table]]:
@@ -102,7 +106,7 @@ class Export:
         return True
 
     def missing(self) -> list[str]:
-        """What cannot be looked at, and the table that is missing for it."""
+        """Return sentences on the data that cannot be read, each with the missing table."""
         has_work = any(map(self.has, WORK))
         without = (
             ("ranges", RANGES, self.has(RANGES), "trace nvtx too"),
@@ -117,7 +121,7 @@ class Export:
         ]
 
     def odd_value(self) -> str:
-        """The first value that is of another kind than its column: SQLite takes any value anywhere."""
+        """Describe the first value whose type is not that of its column: SQLite takes any value anywhere."""
         for table in filter(self.tables.__contains__, (*_OURS, STRINGS, "PROCESSES", "ThreadNames")):
             for _, column, declared, *_ in self.rows(f"PRAGMA table_info({quoted(table)})"):
                 kind, said = _KINDS.get(declared.upper(), ("", ""))
@@ -131,7 +135,7 @@ class Export:
 
     @cached_property
     def version(self) -> str:
-        """``2022.4.2.1, schema 3.0.0``; ``""`` where the export does not say."""
+        """The version of nsys and of the schema, such as ``2022.4.2.1, schema 3.0.0``; ``""`` if not stated."""
         for table in _VERSIONS:
             if {"name", "value"} <= self.tables.get(table, frozenset()):
                 found = dict(self.rows(f"SELECT name, value FROM {table}"))
@@ -141,7 +145,7 @@ class Export:
 
     @cached_property
     def process_names(self) -> dict[int, str]:
-        """By number."""
+        """The names of processes, by process number."""
         if not {"globalPid", "name"} <= self.tables.get("PROCESSES", frozenset()):
             return {}
         rows = self.rows("SELECT globalPid, name FROM PROCESSES WHERE globalPid IS NOT NULL")
@@ -149,7 +153,7 @@ class Export:
 
     @cached_property
     def thread_names(self) -> dict[int, str]:
-        """By serialized identifier."""
+        """The names of threads, by serialized identifier."""
         if not {"nameId", "globalTid"} <= self.tables.get("ThreadNames", frozenset()) or not self.has(STRINGS):
             return {}
         rows = self.rows("SELECT globalTid, value FROM ThreadNames JOIN StringIds ON StringIds.id = nameId")
@@ -157,7 +161,7 @@ class Export:
 
     @cached_property
     def processes(self) -> list[int]:
-        """Processes that launched work, or opened ranges where none did."""
+        """The processes that launched work; if none did, the processes that opened ranges."""
         calling = self._processes_in(API, "globalTid")
         if not calling:
             calling = set().union(*(self._processes_in(table, "globalPid") for table in WORK))
@@ -165,7 +169,7 @@ class Export:
 
     @cached_property
     def processes_with_ranges(self) -> set[int]:
-        """Processes that opened ranges, whatever they launched."""
+        """The processes that opened ranges, whether or not they launched work."""
         return self._processes_in(RANGES, "globalTid")
 
     def _processes_in(self, table: str, column: str) -> set[int]:
@@ -176,7 +180,7 @@ class Export:
 
 
 def quoted(name: str) -> str:
-    """A name of any characters in a query."""
+    """Quote a name of any characters for a query."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -185,7 +189,7 @@ def opened(path: Path) -> Iterator[Export]:
     """Open an export for the length of the block.
 
     Raises:
-        ExportError: it is missing, no SQLite file, cut off, or not of Nsight Systems.
+        ExportError: the file is missing, no SQLite file, cut off, or not of Nsight Systems.
     """
     _check(path)
     address = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
@@ -203,13 +207,13 @@ def opened(path: Path) -> Iterator[Export]:
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file begins as SQLite's do."""
+    """Whether a file begins with the header of SQLite files."""
     with open_regular(path) as file:
         return file.read(len(_HEADER)) == _HEADER
 
 
 def _check(path: Path) -> None:
-    """Refuse what is no whole SQLite file, before anything is read of it."""
+    """Refuse a file that is not a whole SQLite file, before its content is read."""
     try:
         with open_regular(path) as file:
             header = file.read(100)

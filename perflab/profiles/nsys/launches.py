@@ -1,4 +1,4 @@
-"""Streams the device's work with the call of CUDA that launched each piece, and sums it up as it comes."""
+"""Streams the device's work, each launch with the call of CUDA that made it, and sums up the launches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from perflab.profiles.nsys.export import (
 from perflab.profiles.nsys.ranges import NONE, Ranges, Totals
 
 _NAMES = ("demangledName", "shortName", "nameId", "name")
-"""Columns that have had a kernel's name, the best first."""
+"""Columns that hold a kernel's name in some version, the best first."""
 FILL, COPY, GRAPH = -1, -100, -1000
-"""Stand in for a kernel's name where the device fills, copies or runs a CUDA graph; a copy's kind, or a graph's number,
-is taken off."""
+"""Stand-ins for the number of a kernel's name if the device fills, copies or runs a CUDA graph; the kind of the copy or
+the number of the graph is subtracted."""
 _INSTEAD_OF_NAMES = {FILLS: (FILL, ""), COPIES: (COPY, "copyKind"), GRAPHS: (GRAPH, "graphId")}
 _COPY_KINDS = {1: "copy host to device", 2: "copy device to host", 8: "copy device to device", 10: "copy peer to peer"}
 _STEP = 200_000
@@ -41,82 +41,86 @@ class Launch(NamedTuple):
     start_ns: int
     end_ns: int
     name: int
-    """Of the kernel, among the strings; ``FILL``; of a copy ``COPY`` less its kind; of a graph likewise."""
+    """The number of the kernel's name in the table of strings; ``FILL``; ``COPY`` minus the copy's kind; or ``GRAPH``
+    minus the graph's number."""
     thread: int
-    """0: the call was not recorded."""
+    """The serialized identifier of the thread that made the call; 0: the call was not recorded."""
     called_ns: int
     launched_ns: int
     device: int = 0
 
 
 _Row = tuple[int, int, int, int, int, int, int]
-"""The same as a plain tuple: there are millions."""
+"""The fields of a ``Launch`` as a plain tuple, because there are millions."""
 _FIELDS = 7
 
 
 @dataclass
 class Kept:
-    """Launches of chosen calls, as numbers: there may be millions."""
+    """The launches of chosen calls, as a flat array of numbers, because there may be millions."""
 
     numbers: array[int] = field(default_factory=lambda: array("q"))
 
     def launches(self) -> list[Launch]:
-        """All of them, in order of time."""
+        """Return all kept launches, in order of start."""
         found = [Launch(*self.numbers[at : at + _FIELDS]) for at in range(0, len(self.numbers), _FIELDS)]
         return sorted(found)
 
 
 class Before:
-    """Until when the device is busy with what was launched before some moments, whoever launched it."""
+    """The times until which the device is busy with work launched before given moments, by any thread.
+
+    The order of calls: ``add`` for each launch, ``passed_on`` once, then ``until_ns``.
+    """
 
     def __init__(self, moments: Sequence[int] = ()) -> None:
         self._moments = moments
         self._until_ns = array("q", [0]) * (len(moments) + 1)
 
     def add(self, called_ns: int, end_ns: int) -> None:
-        """One kernel."""
+        """Add one launch, by the time of its call and its end on the device."""
         at = bisect_right(self._moments, called_ns)
         if end_ns > self._until_ns[at]:
             self._until_ns[at] = end_ns
 
     def passed_on(self) -> None:
-        """What is before one moment is before those after it."""
+        """Carry the work before each moment over to all later moments."""
         self._until_ns = array("q", accumulate(self._until_ns, max))
 
     def until_ns(self, moment_ns: int) -> int:
-        """0: nothing was launched before."""
+        """Return the last end of the work launched before a moment; 0: nothing was launched before."""
         return self._until_ns[bisect_left(self._moments, moment_ns)]
 
 
 @dataclass
 class Sums:
-    """What all launches of a process came to."""
+    """The sums over all launches of a process."""
 
     totals: Totals
     by_range: dict[int, dict[int, list[int]]] = field(default_factory=dict)
-    """By number of a path, and of a name: how many, and for how long."""
+    """Number and total nanoseconds of launches, by number of the path and then of the name."""
     kept: Mapping[int, Kept] = field(default_factory=dict)
     before: Before = field(default_factory=Before)
     without_call: int = 0
-    """Launches whose call was not recorded."""
+    """The number of launches whose call was not recorded."""
     without_end: int = 0
-    """Launches that have no end that can be, and count nowhere."""
+    """The number of launches without a possible end, which are left out of all other sums."""
     count: int = 0
 
     @property
     def graphs(self) -> int:
-        """Launches of CUDA graphs."""
+        """The number of launches of CUDA graphs."""
         return sum(count for _, name, count, _ in self.flat() if name <= GRAPH)
 
     def flat(self) -> Iterator[tuple[int, int, int, int]]:
-        """Path, name, how many and for how long."""
+        """Yield path, name, number of launches and total nanoseconds."""
         for path, names in self.by_range.items():
             for name, (count, time_ns) in names.items():
                 yield path, name, count, time_ns
 
 
 class _Within(NamedTuple):
-    """What launches in one range are added to."""
+    """The sums to which the launches in one range are added."""
 
     number: int
     by_name: dict[int, list[int]]
@@ -128,10 +132,10 @@ _OUTSIDE = (NONE, -(2**63), 2**63 - 1)
 
 
 def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
-    """The work of one process as ``Launch`` has it, in the order of the export.
+    """Yield the work of one process as the fields of ``Launch``, in the order of the export.
 
     Raises:
-        ExportError: what belongs to which process cannot be known, or the file is damaged.
+        ExportError: the export does not tell to which process work belongs, or the file is damaged.
     """
     columns = export.tables[table]
     has_process = "globalPid" in columns
@@ -148,7 +152,7 @@ def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
     if not export.has(API):
         query = f"SELECT k.rowid, k.start, k.end, {name}, {device}, 0, 0, 0 FROM {table} k {where}"
     else:
-        # nsys makes no index: SQLite makes one of the calls for the length of this query, in a temporary file
+        # nsys makes no index: SQLite indexes the calls for the length of this query, in a temporary file
         query = (
             f"SELECT k.rowid, k.start, k.end, {name}, {device}, r.globalTid, r.start, r.end"
             f" FROM {table} k LEFT JOIN {API} r"
@@ -176,19 +180,24 @@ def summed(
     calls: Sequence[int],
     progress: Callable[[int], None],
 ) -> Sums:
-    """Go through all launches once.
+    """Sum up all launches of a process in one pass.
 
-    ``keeping`` is by number of a range whose launches are kept one by one. ``paths`` gives the number of a path by that
-    of a range. ``calls``: when each call begins whose time on the device is asked for, in order. ``progress`` is told
-    how many launches have been read, now and then.
+    Args:
+        export: the export.
+        process: the number of the process.
+        ranges: the process's ranges.
+        keeping: where to keep launches one by one, by number of the range.
+        paths: returns the number of a range's path.
+        calls: the times at which the calls begin whose time on the device is wanted, in order.
+        progress: called now and then with the number of launches read so far.
     """
     sums = Sums(Totals(ranges), kept=keeping, before=Before(calls))
     totals, parents, before = sums.totals, ranges.parents, sums.before
     keepers: list[Kept | None] = []
-    for number, parent in enumerate(parents):  # a range around another begins before it
+    for number, parent in enumerate(parents):  # an outer range begins before its inner ranges
         keepers.append(keeping.get(number) or (keepers[parent] if parent != NONE else None))
 
-    # Most launches follow one of the same thread in the same range: what is known of that range is kept.
+    # Most launches follow another of their thread in the same range: the last range of each thread is kept.
     stretches: dict[int, tuple[int, int, _Within]] = {}
     tables = (_launches(export, table, process) for table in WORK if export.has(table))
     for launch in chain.from_iterable(tables):
@@ -223,14 +232,14 @@ def summed(
 
 
 class Names:
-    """Readable names of kernels by their numbers, looked up as they are needed."""
+    """Readable names of kernels by number, looked up on demand."""
 
     def __init__(self, export: Export) -> None:
         self._export = export
         self._known: dict[int, str] = {FILL: "fill"}
 
     def of(self, number: int) -> str:
-        """``vectorized_elementwise_kernel<4, FillFunctor<float>>``; of a copy, from where to where."""
+        """Return a name such as ``vectorized_elementwise_kernel<4, FillFunctor<float>>``; for a copy, its direction."""
         if number not in self._known:
             self._known[number] = self._read(number)
         return self._known[number]

@@ -1,7 +1,7 @@
 """Reads the names of ranges that PyTorch (``emit_nvtx``) and perflab open. Pure.
 
 PyTorch writes ``aten::mm, seq = 5, op_id = 6, sizes = [[8, 16], [16, 4]], input_op_ids = [(2,0), (0,-1)]``. The parts
-came over the years; each may be missing.
+were added over the years; each may be missing.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ NOT_OPERATOR = (
     "instr({0}, ', op_id = ') = 0 AND instr({0}, ', seq = ') = 0 AND {0} NOT GLOB 'aten::*'"
     " AND {0} NOT GLOB 'autograd::engine::evaluate_function: *'"
 )
-"""In SQL: a name that somebody chose. ``Named.is_operator`` and ``is_place`` say the same of a text."""
+"""The SQL condition for a range's name that somebody chose, in contrast to a name that PyTorch wrote.
+``Named.is_operator`` and ``place_or_node`` classify a name as text."""
 _PASS = re.compile(rf"(.+): ({WARM_UP}|{SAMPLES}|{MEMORY}|{OPERATORS})", re.DOTALL)
 
 
 class Named(NamedTuple):
-    """What a range's name says."""
+    """The parts of a range's name."""
 
     name: str
     sequence: int = -1
     sizes: str = ""
-    """As PyTorch writes it; ``""``: a range of somebody's, or a frame of the engine's."""
+    """Shapes of the inputs as PyTorch writes them; ``""``: somebody's own range, or a frame of autograd's engine."""
 
     @property
     def is_operator(self) -> bool:
-        """Whether PyTorch opened it for an operator, and nobody by name."""
+        """Whether PyTorch opened the range for an operator, in contrast to a range that somebody named."""
         return bool(self.sizes) or self.sequence >= 0 or "::" in self.name.partition(" ")[0]
 
 
 def named(text: str) -> Named:
-    """A range's name in parts."""
+    """Split a range's name into parts."""
     rest = text.partition(", input_op_ids = ")[0]
     rest, _, sizes = rest.partition(", sizes = ")
     rest = _without_number(rest, ", op_id = ")[0]
@@ -54,7 +55,7 @@ def _without_number(text: str, before: str) -> tuple[str, int]:
 
 @lru_cache(maxsize=65536)
 def shapes_of(sizes: str) -> tuple[tuple[int, ...], ...]:
-    """Shapes of an operator's inputs; ``()`` for what is no tensor."""
+    """Return the shapes of an operator's inputs; ``()`` for an input that is no tensor."""
     try:
         found = json.loads(sizes)
     except ValueError:
@@ -68,9 +69,9 @@ def shapes_of(sizes: str) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=65536)
 def place_or_node(name: str) -> tuple[Where | None, str | None]:
-    """The module and line that a range of ours stands for; and the backward node that a frame of the engine's is of.
+    """Return the module and line of a range of perflab's, and the backward node of a frame of autograd's engine.
 
-    None: it is no such range.
+    None: the name is not of such a range.
     """
     module, _, line = name.removeprefix(AT).partition(BETWEEN)
     place = Where(module, line) if name.startswith(AT) else None
@@ -78,6 +79,6 @@ def place_or_node(name: str) -> tuple[Where | None, str | None]:
 
 
 def case_and_pass(name: str) -> tuple[str, str] | None:
-    """``test_step[small]: samples`` -> the case and ``samples``; None: it is another range."""
+    """Split ``test_step[small]: samples`` into the case and ``samples``; None: the name is of another range."""
     found = _PASS.fullmatch(name)
     return (found[1], found[2]) if found else None

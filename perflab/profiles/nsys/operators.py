@@ -1,7 +1,7 @@
-"""Which operator, module, line and phase launched each kernel of a call, from the ranges that were open. Pure.
+"""Finds the operator, module, line and phase that launched each kernel of a call, from the ranges then open. Pure.
 
-PyTorch's ranges carry each operator's name, its shapes and autograd's number. So a backward node belongs to the forward
-that made it, as in a profile of ``torch.profiler``.
+PyTorch's ranges carry each operator's name, its shapes and autograd's sequence number. So a backward node belongs to
+the forward that made it, as in a profile of ``torch.profiler``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Flops = Callable[[str, Sequence[Sequence[int]]], int]
 
 
 class Ranged(NamedTuple):
-    """A range of PyTorch's or of ours within a call."""
+    """A range that PyTorch or perflab opened within a call."""
 
     text: str
     start_ns: int
@@ -37,25 +37,29 @@ class Ranged(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What asked for each launch of a call, in the order in which they were launched."""
+    """The origins of a call's launches, in the order of the launches.
+
+    ``names`` has the number of each kernel's name. ``operators`` has the number of the operator that launched each
+    kernel, or a negative number if no operator did.
+    """
 
     names: tuple[int, ...]
     operators: tuple[int, ...]
     known: Mapping[int, Known]
-    """By operator."""
+    """The facts about each origin, by its number in ``operators``."""
 
     @property
     def by_operators(self) -> int:
-        """How many of them an operator launched."""
+        """The number of launches that an operator made."""
         return sum(operator > 0 for operator in self.operators)
 
 
 def asked_by(
     span: Ranged, found: Iterable[Ranged], phases: Sequence[Phase], launches: Sequence[Launch], flops: Flops
 ) -> Asked:
-    """Say of each launch of a call what asked for it.
+    """Find the origin of each launch of a call: the operator that was open, or else module, line and phase.
 
-    ``found`` are ranges within the call, in any order; ``flops`` gives FLOPs of an operator with these shapes.
+    ``found`` are ranges within the call, in any order; ``flops`` returns the FLOPs of an operator with given shapes.
     """
     by_thread: dict[int, list[Ranged]] = defaultdict(list)
     for one in found:
@@ -92,10 +96,10 @@ def asked_by(
 
 
 def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], str]) -> tuple[list[Kernel], int]:
-    """Launches of another call of the same work with their operators; and how many of them are strangers.
+    """Return the launches of another call of the same work with their operators, and the number of strangers.
 
-    Calls of unchanged work launch the same kernels in the same order. Where they do not, a stranger goes with the first
-    kernel of its name.
+    Calls of unchanged work launch the same kernels in the same order. A launch without a counterpart is a stranger: it
+    gets the operator of the first kernel of its name, or 0 if there is none.
     """
     ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
     places = aligned(tuple(launch.name for launch in ordered), asked.names)
@@ -119,7 +123,7 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
 
 
 def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int, flops: Flops) -> list[Event]:
-    """Ranges of one thread as a profiler's events, in order of time."""
+    """Return the ranges of one thread as a profiler's events, in order of time."""
     parts = [named(one.text) for one in found]
     events = []
     for at, (one, said) in enumerate(zip(found, parts, strict=True)):
@@ -128,7 +132,7 @@ def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: i
         if place is not None:
             places.append(place)
             name, scope = f"{MARK}{len(places) - 1}", RANGE_SCOPE
-        elif node is not None:  # autograd's number stands in the range that begins next
+        elif node is not None:  # the range that begins next has autograd's sequence number
             inner = parts[at + 1] if at + 1 < len(found) and found[at + 1].start_ns < one.end_ns else None
             sequence = inner.sequence if inner is not None and inner.name == node else -1
         elif at > 0 and place_or_node(parts[at - 1].name)[1] == name and found[at - 1].end_ns > one.start_ns:
@@ -173,7 +177,7 @@ def _outwards(call: Call | None) -> Iterable[Call]:
 
 
 def _without_operator(launch: Launch, call: Call | None, phases: Sequence[Phase], places: Sequence[Where]) -> Known:
-    """What is known of a kernel that no operator launched: a Triton kernel that Python calls, a copy."""
+    """Return the facts about a kernel that no operator launched: a Triton kernel that Python calls, or a copy."""
     marks = [places[int(one.name.removeprefix(MARK))] for one in _outwards(call) if one.name.startswith(MARK)]
     module = next((one.module for one in marks if one.module), NOWHERE.module)
     line = next((one.line for one in marks if one.line), NOWHERE.line)

@@ -1,7 +1,7 @@
-"""Ranges that somebody opened by name: which are open at a moment, on a thread. Pure; times are nanoseconds.
+"""Finds the named ranges that are open on a thread at a moment. Pure; times are nanoseconds.
 
 A push/pop range belongs to its thread, a start/end range to all threads of its process. A kernel belongs to the
-innermost range that is open when it is launched, and with it to those around.
+innermost range that is open when the kernel is launched, and to all ranges around that range.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _NEVER = 2**63 - 1
 
 
 class Opened(NamedTuple):
-    """A range as it was recorded."""
+    """A range as the export records it."""
 
     name: str
     start_ns: int
     end_ns: int
     thread: int
     whole_process: bool
-    """Whether it is a start/end range."""
+    """Whether the range is a start/end range."""
     domain: int = 0
-    """0: the program's own. Libraries such as NCCL have domains of theirs."""
+    """The range's domain; 0: the program's own. Libraries such as NCCL have their own domains."""
 
 
 @dataclass
 class _Timeline:
-    """Which range is the innermost from each moment on."""
+    """The number of the innermost open range from each moment on."""
 
     moments: array[int] = field(default_factory=lambda: array("q"))
     innermost: array[int] = field(default_factory=lambda: array("q"))
@@ -51,18 +51,18 @@ class _Timeline:
 
 
 class Ranges:
-    """All ranges of one process, by number in order of their start."""
+    """The ranges of one process, numbered in order of their start."""
 
     def __init__(self, found: Iterable[Opened]) -> None:
         self.all: list[Opened] = sorted(found, key=lambda one: (one.start_ns, -one.end_ns))
         self.parents: array[int] = array("q", [NONE]) * len(self.all)
-        """The range around each, ``NONE`` for the outermost."""
+        """The number of the range around each range; ``NONE`` for an outermost range."""
         self.crossing: list[tuple[str, str]] = []
-        """Ranges that begin within another and end after it, with that other."""
+        """Pairs of names: a range that begins within another range and ends after it, and the other range."""
         self.borrowed: dict[int, int] = {}
-        """Threads without ranges of their own, and the one whose ranges count for them."""
+        """Threads without ranges of their own, each with the thread whose ranges count for it."""
         self.outside: set[int] = set()
-        """Threads without ranges of their own that launched something while several others have some."""
+        """Threads without ranges of their own that launched work while several other threads have ranges."""
         self._timelines: dict[int, _Timeline] = {}
         self._shared = [number for number, one in enumerate(self.all) if one.whole_process]
         self._own: dict[int, list[int]] = {}
@@ -75,9 +75,9 @@ class Ranges:
             self._timelines[thread] = self._timeline(thread)
 
     def stretch(self, thread: int, moment_ns: int) -> tuple[int, int, int]:
-        """The number of the innermost range that is open, ``NONE`` if none is; and from when until when it is."""
+        """Return the number of the innermost open range, ``NONE`` if none is open; and start and end of this state."""
         if thread not in self._lenders and thread not in self.borrowed:
-            if len(self._lenders) == 1:  # the backward's thread: what the caller has open is what it works for
+            if len(self._lenders) == 1:  # the backward's thread works for the ranges that its caller has open
                 (self.borrowed[thread],) = self._lenders
             elif self._lenders:
                 self.outside.add(thread)
@@ -87,7 +87,7 @@ class Ranges:
         return self._timelines[lender].at(moment_ns)
 
     def path(self, number: int) -> tuple[str, ...]:
-        """Names from the outermost range to this one."""
+        """Return the names of the ranges from the outermost one to a range."""
         names = []
         while number != NONE:
             names.append(self.all[number].name)
@@ -95,9 +95,9 @@ class Ranges:
         return tuple(reversed(names))
 
     def outermost(self, name: str) -> list[int]:
-        """The ranges of one name that are within no other of it."""
-        found, within = [], bytearray(len(self.all) + 1)  # the last one: of ``NONE``
-        for number, parent in enumerate(self.parents):  # a range around another begins before it
+        """Return the ranges of one name that lie in no other range of this name."""
+        found, within = [], bytearray(len(self.all) + 1)  # the last entry is for ``NONE``
+        for number, parent in enumerate(self.parents):  # an outer range begins before its inner ranges
             within[number] = within[parent]
             if self.all[number].name == name and not within[number]:
                 found.append(number)
@@ -105,7 +105,7 @@ class Ranges:
         return found
 
     def children(self) -> dict[int, list[int]]:
-        """The ranges directly within each."""
+        """Return the ranges directly within each range; those of ``NONE`` are the outermost."""
         found: dict[int, list[int]] = {}
         for number, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(number)
@@ -129,31 +129,31 @@ class Ranges:
 
 
 class _Open:
-    """Ranges that are open at a moment. Thousands may be: a push without its pop once a step."""
+    """The ranges that are open at a moment. Thousands may be open: a push without its pop, once a step."""
 
     def __init__(self) -> None:
         self._stack: list[int] = []
         self._ends: list[tuple[int, int, int]] = []
         self._closed: set[int] = set()
-        """Those that are in the stack still, beneath one that is open."""
+        """Ranges that have ended but are still in the stack, beneath an open range."""
 
     @property
     def innermost(self) -> int:
-        """``NONE``: nothing is open."""
+        """The number of the innermost open range; ``NONE`` if no range is open."""
         return self._stack[-1] if self._stack else NONE
 
     def open(self, number: int, end_ns: int) -> None:
-        """The next one begins."""
+        """Open the range that begins next."""
         heappush(self._ends, (end_ns, -len(self._stack), number))
         self._stack.append(number)
 
     def around(self, end_ns: int, ranges: Sequence[Opened]) -> int:
-        """The innermost one that does not end before then."""
+        """Return the innermost open range that does not end before ``end_ns``; ``NONE`` if there is none."""
         found = (at for at in reversed(self._stack) if at not in self._closed and ranges[at].end_ns >= end_ns)
         return next(found, NONE)
 
     def close(self, until_ns: int, timeline: _Timeline) -> None:
-        """Close what ends by then, the first end first, wherever among the open ones it stands."""
+        """Close the ranges that end by ``until_ns``, the first end first, wherever in the stack they are."""
         while self._ends and self._ends[0][0] <= until_ns:
             ends_ns, _, number = heappop(self._ends)
             self._closed.add(number)
@@ -163,17 +163,17 @@ class _Open:
 
 
 class Totals:
-    """What was launched in each range, without and with those within it."""
+    """The work launched in each range; after ``passed_up``, with the work launched in the ranges within it."""
 
     def __init__(self, ranges: Ranges) -> None:
-        count = len(ranges.all) + 1  # the last one: outside of all
+        count = len(ranges.all) + 1  # the last entry is for work outside of all ranges
         self.kernels: array[int] = array("q", [0]) * count
         self.busy_ns: array[int] = array("q", [0]) * count
         self.first_ns: array[int] = array("q", [0]) * count
         self.last_ns: array[int] = array("q", [0]) * count
 
     def add(self, number: int, start_ns: int, end_ns: int) -> None:
-        """One kernel, of the innermost range that it belongs to."""
+        """Add one kernel to the innermost range that it belongs to."""
         if not self.kernels[number] or start_ns < self.first_ns[number]:
             self.first_ns[number] = start_ns
         if end_ns > self.last_ns[number]:
@@ -182,8 +182,8 @@ class Totals:
         self.busy_ns[number] += end_ns - start_ns
 
     def passed_up(self, parents: Sequence[int]) -> None:
-        """Give each range what those within it have."""
-        for number in range(len(parents) - 1, -1, -1):  # a range around another begins before it
+        """Add the work of each range to the range around it."""
+        for number in range(len(parents) - 1, -1, -1):  # an outer range begins before its inner ranges
             above = parents[number]
             if above == NONE or not self.kernels[number]:
                 continue

@@ -23,16 +23,16 @@ from perflab.units import format_count, format_names
 
 @dataclass(frozen=True)
 class RangeSum:
-    """Ranges of one path."""
+    """The sums over all ranges of one path."""
 
     path: tuple[str, ...]
     instances: int
     host_ns: int
-    """How long they were open."""
+    """Nanoseconds that the ranges were open."""
     device_ns: int
-    """From the start of the first kernel launched in each to the end of the last."""
+    """Nanoseconds from the start of the first kernel launched in each range to the end of the last, summed up."""
     busy_ns: int
-    """Time of these kernels."""
+    """Total nanoseconds of the kernels launched in the ranges."""
     kernels: int
 
 
@@ -48,7 +48,7 @@ class KernelSum:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one process of an export comes to."""
+    """The ranges, kernels, cases and notes of one process of an export."""
 
     process: str
     version: str
@@ -59,10 +59,10 @@ class Reading:
 
 
 def chosen_process(export: Export, wanted: int | None) -> int:
-    """The process to read.
+    """Return the number of the process to read.
 
     Raises:
-        ExportError: there are several, and none is named; or the one that is named is not there.
+        ExportError: the export has several processes or none, and none is named; or it lacks the named process.
     """
     found = export.processes
     listed = ", ".join(f"{pid} ({export.process_names.get(pid, 'unnamed')})" for pid in found) or "none"
@@ -81,8 +81,15 @@ def read(
 ) -> Reading:
     """Read one process.
 
-    ``only`` is the name of ranges that count as the calls of a case; None: what perflab's own ranges say. ``case_part``
-    is in the names of the cases that are read. ``progress`` is told what is under way.
+    Args:
+        export: the export.
+        process: the number of the process.
+        only: the name of ranges that count as the calls of a case; None: the cases of perflab's own ranges.
+        progress: called with a text on the current work.
+        case_part: a text that the names of the cases to read contain.
+
+    Raises:
+        ExportError: no case or range has the given name.
     """
     progress("reading ranges")
     ranges, notes = named_ranges(export, process)
@@ -133,9 +140,10 @@ def read(
 
 
 class _Paths:
-    """Paths of ranges by number: the same names around each other are one path.
+    """Numbers the paths of ranges: ranges with the same names around each other have one path.
 
-    A range within one of its own name has the path of that one: a push without its pop nests a thousand of them.
+    A range within a range of its own name has the path of the outer range, because a push without its pop may nest a
+    thousand of them.
     """
 
     def __init__(self, ranges: Ranges) -> None:
@@ -144,10 +152,10 @@ class _Paths:
         self._of: dict[int, int] = {NONE: NONE}
         self._named: list[tuple[str, ...]] = []
         self.folded: set[int] = set()
-        """Ranges within one of their own name: their time is in that one's."""
+        """Ranges within a range of their own name: their time is contained in the outer range's."""
 
     def number(self, number: int) -> int:
-        """The path's number, by that of a range."""
+        """Return the number of a range's path, given the number of the range."""
         waiting = []
         while number not in self._of:
             waiting.append(number)
@@ -171,7 +179,7 @@ class _Paths:
         return self._numbers[above, name]
 
     def named(self, path: int) -> tuple[str, ...]:
-        """The names on a path, the outermost first."""
+        """Return the names on a path, the outermost first."""
         return self._named[path] if path != NONE else ()
 
 

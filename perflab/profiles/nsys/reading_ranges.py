@@ -1,4 +1,4 @@
-"""Reads ranges from an export: those that somebody named, all of them; those of operators, in chosen calls alone."""
+"""Reads ranges from an export: all that somebody named, and those of operators in chosen calls only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from perflab.profiles.nsys.ranges import Opened, Ranges
 from perflab.units import format_count
 
 _PUSHED, _STARTED = (59, 70), (60, 71)
-"""Kinds of events in every version: ranges that were pushed, and ranges that were started."""
+"""Types of events in every version: push/pop ranges, and start/end ranges."""
 MOST_RANGES = 1_000_000
-"""Named ranges that are read, at most: the longest. A million take 300 MB."""
+"""The most named ranges that are read; of more, the longest are read. A million take 300 MB."""
 
 
 def _text(export: Export) -> tuple[str, str]:
-    """How a query gets a range's name: as which value, by which join."""
+    """Return the SQL expression of a range's name, and the join that the expression needs."""
     columns = export.tables[RANGES]
     own = ["e.text"] if "text" in columns else []
     if "textId" in columns and export.has(STRINGS):
@@ -30,7 +30,7 @@ def _text(export: Export) -> tuple[str, str]:
 
 
 def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
-    """Ranges that somebody opened by name in one process, and what there is to say about them."""
+    """Return the ranges that somebody opened by name in one process, and notes on them."""
     if not export.has(RANGES):
         return Ranges([]), []
     text, join = _text(export)
@@ -41,7 +41,7 @@ def named_ranges(export: Export, process: int) -> tuple[Ranges, list[str]]:
     source = f"FROM {RANGES} e {join} WHERE {condition}"
 
     @cache
-    def last_ns() -> int:  # going through all rows for it takes seconds, and few exports need it
+    def last_ns() -> int:  # a scan of all rows takes seconds, and few exports need it
         return max(_last_ns(export, table) for table in (RANGES, API, *WORK) if export.has(table))
 
     domain = "COALESCE(e.domainId, 0)" if "domainId" in export.tables[RANGES] else "0"
@@ -79,7 +79,7 @@ def _opened(
     found, unclosed, endless = [], 0, 0
     known: dict[str, str] = {}
     for text, start_ns, end_ns, thread, kind, domain in rows:
-        name = known.setdefault(text, str(text))  # one object for all of a name; what is damaged may be no text
+        name = known.setdefault(text, str(text))  # one object per name; in a damaged file, a name may be no text
         unclosed += end_ns is None
         end_ns = last_ns() if end_ns is None else end_ns
         if not 0 <= end_ns - start_ns <= LONGEST_NS:
@@ -92,7 +92,7 @@ def _opened(
 def operator_ranges(
     export: Export, process: int, spans: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Name, start, end and thread of ranges that PyTorch opened within some spans of time."""
+    """Yield name, start, end and thread of the ranges that PyTorch opened within some spans of time."""
     if not spans or not export.has(RANGES):
         return
     text, join = _text(export)
@@ -104,7 +104,7 @@ def operator_ranges(
 
 
 def _within(spans: Sequence[tuple[int, int]]) -> str:
-    """In SQL, whether a range begins in one of the spans; by halves, since every row of the table is asked."""
+    """Return the SQL condition that a range begins in one of the spans; it bisects, because it tests every row."""
     if len(spans) == 1:
         return f"e.start BETWEEN {spans[0][0]} AND {spans[0][1]}"
     half = len(spans) // 2

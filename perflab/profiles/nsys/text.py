@@ -1,4 +1,4 @@
-"""What was read of an export, as text. Pure."""
+"""Formats the reading of an export as text. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NUMBERS = frozenset(
     ("instances", "host", "device", "busy", "kernels", "total", "mean", "share", "FLOPs", "calls", "timer", "vs timer")
 )
 Timers = Mapping[tuple[str, str], float]
-"""Nanoseconds of one call by case, and of its phases, as perflab's own timer has them; ``""``: of the whole."""
+"""Nanoseconds of one call by case and phase, measured by perflab's own timer; phase ``""`` is the whole call."""
 
 
 def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) -> list[str]:
-    """The whole reading. ``every``: all ranges and kernels."""
+    """Format the whole reading. ``every``: list all ranges and kernels."""
     version = f"Nsight Systems {reading.version}" if reading.version else "Nsight Systems, version not stated"
     found = [f"{version} · process {reading.process}"]
     found += _ranges(reading.ranges, len(reading.ranges) if every else _RANGES)
@@ -42,7 +42,7 @@ def lines(reading: Reading, timers: Timers, width: int, *, every: bool = False) 
 
 
 def _ranges(ranges: Sequence[RangeSum], most: int) -> list[str]:
-    """As a tree; the ranges of one path side by side with those that began first."""
+    """Format ranges as a tree, each level in the order in which its paths first began."""
     if not ranges:
         return ["", "no named ranges"]
     below: dict[tuple[str, ...], list[RangeSum]] = defaultdict(list)
@@ -105,11 +105,11 @@ def _profile(case: CaseReading, width: int) -> list[str]:
 
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right; the first line is the head."""
+    """Align names to the left and numbers to the right; the first line is the head."""
     shown = [(*(cut(one_line(text), _WIDEST_NAME) for text in row[:-1]), one_line(row[-1])) for row in cells]
     return columns(shown, [at for at, name in enumerate(cells[0]) if name in _NUMBERS])
 
 
 def _end(text: str, width: int) -> str:
-    """The end of a path says more than its beginning."""
+    """Shorten a path at its beginning, because its end says more."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
