@@ -111,17 +111,20 @@ def test_perf_returns_what_the_callable_returned(pytester: pytest.Pytester) -> N
     result.stdout.fnmatch_lines(["*perf.work(tokens=0)*", "*give a positive number of units in one call*"])
 
 
-def test_settings_are_read_alike_whether_all_tiers_have_them_or_one(pytester: pytest.Pytester) -> None:
+def test_settings_of_a_run_and_of_each_tier_are_typed_attributes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import copy
         from perflab import settings_of
+        from perflab.compiled.settings import Compiling
+        from perflab.predicted.settings import Predicting
 
         def test_settings(pytestconfig):
             settings = settings_of(pytestconfig)
+            predicting, compiling = settings.part(Predicting), settings.part(Compiling)
             assert (settings.predict, settings.against, settings.against_threshold) == (False, None, 0.02)
-            assert (settings.gpu.name, settings.snapshots) == ("a100-40gb", False)
-            assert (settings.kernels, settings.archs) == (("a.b:C",), (90, 100))
-            assert not hasattr(settings, "gpus")
+            assert (predicting.gpu.name, predicting.snapshots) == ("a100-40gb", False)
+            assert (compiling.kernels, compiling.archs) == (("a.b:C",), (90, 100))
+            assert not hasattr(settings, "gpu")
             assert copy.copy(settings) == settings
     """)
     result = pytester.runpytest("--perf-gpu=a100-40gb", "--perf-kernels=a.b:C", "--perf-arch=90,100")
