@@ -74,6 +74,8 @@ def forced(kernel: Any, configuration: Configuration, outputs: Sequence[str]) ->
         with tuner_held_to(tuner, configuration.config, before):
             yield
     except AssertionError as error:
-        raise AssertionError(f"{name}:\n{error}") from None
+        # The same error raised on: pytest then shows the test's own line, and none of contextlib's.
+        error.args = (f"{name}:\n{error}",)
+        raise
     if not launches:
         raise AssertionError(f"{name} was not launched, so nothing is proven: launch it within forced(...)")
