@@ -14,7 +14,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies memory kernels startup attack map docs release test cuda correctness check format clean
+.PHONY: perf gate predict studies memory kernels startup attack site docs release test cuda correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -30,7 +30,7 @@ studies: $(INSTALLED)
 
 # docs/memory-study.md: where the models' memory goes, predicted, recorded by PyTorch over nocuda, measured; ten minutes.
 memory: $(CUDA_INSTALLED)
-	$(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/python -m tests.correctness.memory_study > .perflab-memory-study.md
+	$(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/python -m tests.studies.memory_study > .perflab-memory-study.md
 	mv .perflab-memory-study.md docs/memory-study.md
 
 # Every Triton kernel in every configuration that may be chosen: compiled for every GPU architecture, and run in the
@@ -65,10 +65,10 @@ gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "not compiled and not load" tests/perf/test_inference.py
 	$(BIN)/pytest -m perf --perf-check=exact tests/perf/test_kernels_compiled.py
 
-# docs/files.md and docs/api.md, from the docstrings of all modules and public names.
-map: $(INSTALLED)
-	$(BIN)/python -m tests.harness.file_map
-	$(BIN)/python -m tests.harness.write_api
+# All pages of docs/ as a site with a search, the API and a map of the files, in build/site; a link that leads nowhere is an error.
+# .github/workflows/site.yml publishes it.
+site: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Outputs in README and docs, by running what the pages show (tests/harness/make_docs.py says how): on a quiet machine, ten
 # minutes. PAGES=docs/start.md makes one page.
@@ -94,6 +94,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(MAKE) site
 	$(MAKE) test
 
 # CUDA's host side without a GPU (nocuda/README.md), in an environment of its own with PyTorch's CUDA build: its own tests,

@@ -11,22 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perflab.compared.callables import Comparison, compare
+    from perflab.base.errors import PerflabError
     from perflab.compiled.compiler.architectures import ARCHITECTURES
     from perflab.compiled.compiler.example import KernelExample
-    from perflab.compiled.records import KernelResources
     from perflab.correctness import Budget, verify
-    from perflab.documents import read_document
-    from perflab.errors import PerflabError
-    from perflab.measure.records import Measurement, OutOfMemory, Record, Replicate
-    from perflab.plugin.case.perf import Perf
-    from perflab.plugin.config.settings import Settings
-    from perflab.plugin.session.folder import own_folder
-    from perflab.plugin.stash import settings_of
-    from perflab.predicted.records import Prediction
-    from perflab.profiles.records import Profile, ProfileRow
-    from perflab.records import Judgement, Verdict
-    from perflab.results import Document, Result
+    from perflab.measurement.callables import Comparison, compare
+    from perflab.results.compiled import KernelResources
+    from perflab.results.documents import read_document
+    from perflab.results.measurement import Measurement, OutOfMemory, Record, Replicate
+    from perflab.results.predicted import Prediction
+    from perflab.results.profile import Profile, ProfileRow
+    from perflab.results.records import Judgement, Verdict
+    from perflab.results.result import Document, Result
+    from perflab.running.case.perf import Perf
+    from perflab.running.config.folder import own_folder
+    from perflab.running.config.reading import settings_of
+    from perflab.settings.settings import Settings
 
 __version__ = "0.1.0"
 
@@ -62,27 +62,27 @@ __all__ = [
 _HOMES = {
     "ARCHITECTURES": "perflab.compiled.compiler.architectures",
     "Budget": "perflab.correctness",
-    "Comparison": "perflab.compared.callables",
-    "Document": "perflab.results",
-    "Judgement": "perflab.records",
+    "Comparison": "perflab.measurement.callables",
+    "Document": "perflab.results.result",
+    "Judgement": "perflab.results.records",
     "KernelExample": "perflab.compiled.compiler.example",
-    "KernelResources": "perflab.compiled.records",
-    "Measurement": "perflab.measure.records",
-    "OutOfMemory": "perflab.measure.records",
-    "Perf": "perflab.plugin.case.perf",
-    "PerflabError": "perflab.errors",
-    "Prediction": "perflab.predicted.records",
-    "Profile": "perflab.profiles.records",
-    "ProfileRow": "perflab.profiles.records",
-    "Record": "perflab.measure.records",
-    "Replicate": "perflab.measure.records",
-    "Result": "perflab.results",
-    "Settings": "perflab.plugin.config.settings",
-    "Verdict": "perflab.records",
-    "compare": "perflab.compared.callables",
-    "own_folder": "perflab.plugin.session.folder",
-    "read_document": "perflab.documents",
-    "settings_of": "perflab.plugin.stash",
+    "KernelResources": "perflab.results.compiled",
+    "Measurement": "perflab.results.measurement",
+    "OutOfMemory": "perflab.results.measurement",
+    "Perf": "perflab.running.case.perf",
+    "PerflabError": "perflab.base.errors",
+    "Prediction": "perflab.results.predicted",
+    "Profile": "perflab.results.profile",
+    "ProfileRow": "perflab.results.profile",
+    "Record": "perflab.results.measurement",
+    "Replicate": "perflab.results.measurement",
+    "Result": "perflab.results.result",
+    "Settings": "perflab.settings.settings",
+    "Verdict": "perflab.results.records",
+    "compare": "perflab.measurement.callables",
+    "own_folder": "perflab.running.config.folder",
+    "read_document": "perflab.results.documents",
+    "settings_of": "perflab.running.config.reading",
     "verify": "perflab.correctness",
 }
 """Public name -> the module that defines it, which is imported when the name is first used (PEP 562)."""
@@ -110,7 +110,7 @@ def cuda_timer() -> float:
     """
     import time
 
-    from perflab.measure.clock import wait_for_devices
+    from perflab.measure.clocks.clock import wait_for_devices
 
     wait_for_devices()
     return time.perf_counter()

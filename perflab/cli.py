@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perflab.attention.command import attention_command
-from perflab.doctor.checkup import checkup
-from perflab.documents import PASSED, merge, read_document, write_document
-from perflab.errors import PerflabError, UsageError
+from perflab.base.errors import PerflabError, UsageError
+from perflab.doctor import checkup
 from perflab.history.command import history_command
-from perflab.profiles.nsys.command import nsys_command
+from perflab.nsys.command import nsys_command
 from perflab.report.command import compare_command, report_command
-from perflab.report.escaping import for_reading, lines_of, one_line
 from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures
 from perflab.report.terminal import show
+from perflab.results.documents import PASSED, merge, read_document, write_document
 from perflab.snapshots.command import memory_command
 from perflab.store.join import join_baselines
-from perflab.tiers import Run, by_folder, tiers
+from perflab.tables.escaping import for_reading, lines_of, one_line
+from perflab.tiers.interface import Run, by_folder, tiers
 from perflab.units import format_count
 
 BAD_INPUT = 2
@@ -71,47 +71,11 @@ def merge_command(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-def doctor_command(parser: argparse.ArgumentParser) -> Run:
-    """Show what can be measured on this machine; with --gate, measure the gate's error rates.
+def doctor_command(_parser: argparse.ArgumentParser) -> Run:
+    """Show what can be measured on this machine, what is missing, and how to get it."""
 
-    --gate measures unchanged code repeatedly; each trial takes about a minute per kind of workload. It prints the
-    false alarms, the share of injected slowdowns that were found, and the cost, for perflab's gates and for
-    pytest-benchmark's rule on the same data. With --log it can be stopped at any time and continued later.
-    """
-    parser.add_argument("--gate", action="store_true", help="measure the error rates of the gate")
-    parser.add_argument(
-        "--trials",
-        type=int,
-        default=10,
-        metavar="N",
-        help="number of trials to record; 0: only judge the log (default: 10)",
-    )
-    parser.add_argument(
-        "--log", type=Path, metavar="FILE", help="append the trials to this file, and judge all trials in it"
-    )
-    parser.add_argument(
-        "--kinds",
-        default="mixed,long,python,uneven",
-        metavar="KIND[,KIND...]",
-        help="kinds of workload: mixed, long (one thread, 3 to 150 ms a call), python, uneven (5 %% more on the "
-        "mean, in every 2nd to every 100th call) (default: all)",
-    )
-
-    def run(given: argparse.Namespace) -> int:
-        if not given.gate:
-            print("\n".join(checkup()))
-            return 0
-        from perflab.doctor.gate import measure_gate  # loads pytest, to run processes
-
-        if given.trials < 0:
-            raise UsageError(f"--trials={given.trials}", "give how many trials to record, 0 to judge a log alone")
-        from perflab.doctor.workloads import KINDS
-
-        kinds = given.kinds.split(",")
-        if unknown := [kind for kind in kinds if kind not in KINDS]:
-            raise UsageError(f"--kinds={given.kinds}: there is no {unknown[0]!r}", f"choose from {', '.join(KINDS)}")
-        told = measure_gate(given.trials, given.log, lambda text: print(text, file=sys.stderr, flush=True), kinds)
-        print("\n".join(told))
+    def run(_given: argparse.Namespace) -> int:
+        print("\n".join(checkup()))
         return 0
 
     return run

@@ -9,12 +9,11 @@
 Importing this module loads no torch.
 """
 
-from perflab.measure.caches import eviction_bytes
-from perflab.measure.clock import read_ns
-from perflab.measure.devices import available_bytes, synchronize
-from perflab.measure.instructions import count_events
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.statistics import median_interval
+from perflab.measure.clocks.clock import read_ns
+from perflab.measure.counts.instructions import count_events
+from perflab.measure.machine.caches import eviction_bytes
+from perflab.measure.machine.devices import as_out_of_memory, available_bytes, synchronize
+from perflab.measure.sampling.statistics import median_interval
 
 __all__ = [
     "as_out_of_memory",

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from perflab.attention.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
-from perflab.errors import PerflabError
+from perflab.base.errors import PerflabError
 from perflab.lab.attention import IMPLEMENTATIONS
-from perflab.measure.devices import resolve_device
-from perflab.plugin.stash import settings_of, worker_number
+from perflab.measure.machine.devices import resolve_device
+from perflab.running.config.reading import settings_of
+from perflab.running.config.stash import worker_number
 
 
 def attention_candidates(config: pytest.Config, device: torch.device | None = None) -> tuple[Candidate, ...]:

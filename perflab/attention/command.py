@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from perflab.errors import UsageError
-from perflab.lifeline import with_lifeline
+from perflab.base.errors import UsageError
+from perflab.processes.lifeline import with_lifeline
 
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """Device files of NVIDIA's driver, on Linux and under Windows (WSL): asking PyTorch would take seconds."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perflab.tiers import Tier, override
+from perflab.tiers.interface import Tier, override
 
 if TYPE_CHECKING:
     import pytest
 
-    from perflab.plugin.case.fresh_process import Job
-    from perflab.plugin.config.settings import Settings
+    from perflab.settings.settings import Settings
+    from perflab.tiers.job import Job
 
 
 class ComparedTier(Tier):
@@ -23,7 +23,7 @@ class ComparedTier(Tier):
     def begin(self, job: Job) -> None:
         """Make a side's process find an installed version's modules before any others."""
         if job.serve is not None:
-            from perflab.compared.run.serving import begin
+            from perflab.compared.serving import begin
 
             begin(job.serve)
 
@@ -33,12 +33,12 @@ class ComparedTier(Tier):
     ) -> list[pytest.Item]:
         """Compare all cases that measure, under ``--perf-against``; in a side's process, measure them on request."""
         if job is not None and job.serve is not None:
-            from perflab.compared.run.serving import run_side
+            from perflab.compared.serving import run_side
 
             return run_side(config, settings, items, job)
         if job is not None or settings.against is None or not items:
             return items
-        from perflab.compared.run.cases import run
+        from perflab.compared.cases import run
 
         return run(config, settings, items)
 

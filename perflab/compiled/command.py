@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from perflab.base.errors import UsageError
 from perflab.compiled.compiler.architectures import parse_architectures
-from perflab.documents import write_document
-from perflab.errors import UsageError
-from perflab.report.escaping import lines_of
 from perflab.report.terminal import progress, show
-from perflab.tiers import Run
+from perflab.results.documents import write_document
+from perflab.tables.escaping import lines_of
+from perflab.tiers.interface import Run
 
 
 def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:

@@ -16,9 +16,9 @@ direction without being better or worse: they are only shown. Results are compar
 
 from __future__ import annotations
 
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline, KernelResources
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.results import Result
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, KernelResources
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.results.result import Result
 
 KINDS = ("mma", "wgmma", "tcgen05")
 """The kinds of tensor-core instructions, the weakest first."""

@@ -6,16 +6,16 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perflab.compiled.records import CompiledCase, KernelResources, case_of
-from perflab.data import changed as with_data
-from perflab.records import Verdict
-from perflab.report.contents import Case, exact_quantities
-from perflab.report.drift import IMPROVED
-from perflab.report.escaping import lines_of
-from perflab.report.failing_table import WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
-from perflab.report.lines import Line, Row, Section, shown_verdict, verdict_text, wrap_facts
-from perflab.report.view import View
-from perflab.results import Document, Result
+from perflab.base.data import changed as with_data
+from perflab.results.compiled import CompiledCase, KernelResources, case_of
+from perflab.results.records import Verdict
+from perflab.results.result import Document, Result
+from perflab.tables.contents import Case, exact_quantities
+from perflab.tables.drift import IMPROVED
+from perflab.tables.escaping import lines_of
+from perflab.tables.failing_table import WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
+from perflab.tables.lines import Line, Row, Section, shown_verdict, verdict_text, wrap_facts
+from perflab.tables.view import View
 from perflab.units import format_bytes
 
 _COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))

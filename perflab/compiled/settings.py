@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perflab.compiled.compiler.architectures import parse_architectures
-from perflab.plugin.config.settings import Given
+from perflab.settings.given import Given
 
 
 @dataclass(frozen=True)

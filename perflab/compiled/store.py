@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources, case_of
-from perflab.data import Amount, Data, to_json, to_plain
-from perflab.errors import BaselineError
+from perflab.base.data import Amount, Data, to_json, to_plain
+from perflab.base.errors import BaselineError
+from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources, case_of
 from perflab.store.join import Part
 from perflab.store.json_files import as_json, named, read_checked, write_text, writing
 
@@ -138,26 +138,10 @@ class KernelStore:
 
 def _read(path: Path) -> tuple[str, dict[str, KernelBaseline]]:
     """Return a file's registration and its cases; both are empty if there is no such file."""
-    file = read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY, upgrade=_upgrade)
+    file = read_checked(path, _File, SCHEMA, what=WHAT, remedy=REMEDY)
     if file is None:
         return "", {}
     return file.registration, {case: _baseline(file, case, path) for case in file.cases}
-
-
-def _upgrade(file: Any) -> None:
-    """Convert a file of an older schema to the newest: add each kernel's save, target and instructions."""
-    cases = file.get("cases")
-    if file["schema"] == 1:
-        file["saves"], file["targets"] = {}, {}
-    for case, one in cases.items() if isinstance(cases, dict) else ():
-        resources = one.pop("resources", None) if isinstance(one, dict) and file["schema"] == 1 else None
-        if isinstance(resources, dict):
-            file["saves"][case] = one
-            file["targets"][case] = {name: resources.pop(name, None) for name in _Target.__struct_fields__}
-            cases[case] = {**resources, "save": case, "target": case}
-        if isinstance(cases[case], dict):
-            cases[case].setdefault("instructions", {})
-    file["schema"] = SCHEMA
 
 
 def _baseline(file: _File, case: str, path: Path) -> KernelBaseline:

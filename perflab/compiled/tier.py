@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perflab.tiers import Tier, override
+from perflab.tiers.interface import Tier, override
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import pytest
 
     from perflab.compiled.settings import Compiling
-    from perflab.plugin.case.fresh_process import Job
-    from perflab.plugin.config.settings import Given, Settings
-    from perflab.plugin.session.saving import Saving
-    from perflab.records import Judgement, Policy
-    from perflab.report.contents import Case
-    from perflab.report.lines import Line, Section
-    from perflab.report.view import View
-    from perflab.results import Document, Result
+    from perflab.results.readings import Level, Numbers, WrittenBaselines, WrittenResult
+    from perflab.results.records import Judgement, Policy
+    from perflab.results.result import Document, Result
+    from perflab.settings.given import Given
+    from perflab.settings.settings import Settings
     from perflab.store.join import Part
-    from perflab.tiers import Run
+    from perflab.tables.contents import Case
+    from perflab.tables.lines import Line, Section
+    from perflab.tables.view import View
+    from perflab.tiers.interface import Run
+    from perflab.tiers.job import Job
+    from perflab.tiers.saving import Saving
 
 
 class CompiledTier(Tier):
@@ -97,6 +99,18 @@ class CompiledTier(Tier):
         from perflab.compiled.run.kernels import save
 
         save(saving)
+
+    @override
+    def numbers(self, result: WrittenResult) -> Numbers | None:
+        from perflab.compiled.history import numbers_of
+
+        return numbers_of(result)
+
+    @override
+    def levels(self, file: WrittenBaselines) -> Iterator[Level]:
+        from perflab.compiled.history import levels_of
+
+        return levels_of(file)
 
     @override
     def join(self, paths: Sequence[Path]) -> Part:

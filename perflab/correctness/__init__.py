@@ -8,7 +8,6 @@ and `hints` look for the cause of an error. `configurations` and `forced` run an
 configuration that its tuner may choose. Nothing here knows attention, or pytest.
 """
 
-from perflab.configurations import Configuration, configurations
 from perflab.correctness.budget import Budget, Errors, derive_budget, measure_errors, rounding_band
 from perflab.correctness.compare import Numbers, Report, TensorReport, compare, compare_all
 from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, explained, find_causes
@@ -18,6 +17,7 @@ from perflab.correctness.operator import Operator, OperatorCase
 from perflab.correctness.poison import PoisonedMemory
 from perflab.correctness.run import same_bits
 from perflab.correctness.verify import expanded_ones, random_upstream, verify
+from perflab.internals.configurations import Configuration, configurations
 
 __all__ = [
     "Budget",

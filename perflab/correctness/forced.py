@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
-from perflab.configurations import Configuration, configurations, name_of, tuner_of, unpruned
+from perflab.base.errors import KernelError
 from perflab.correctness.poison import fill
-from perflab.errors import KernelError
-from perflab.triton_internals import parameters_of, tuner_held_to
+from perflab.internals.configurations import Configuration, configurations, name_of, tuner_of, unpruned
+from perflab.internals.of_triton import parameters_of, tuner_held_to
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

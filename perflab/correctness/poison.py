@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.torch_internals import OpOverload, TorchDispatchMode
-from perflab.torch_internals.dispatch import redispatch_to_device
+from perflab.internals.of_torch import OpOverload, TorchDispatchMode
+from perflab.internals.of_torch.dispatch import redispatch_to_device
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from perflab.errors import DocumentError, UsageError
-from perflab.git import repository_page, run_git, top_of
-from perflab.history.baseline_files import Level, levels_in
+from perflab.base.errors import DocumentError, UsageError
+from perflab.base.git import repository_page, run_git, top_of
 from perflab.history.git_objects import objects_of
 from perflab.history.series import History, LeftOut, Run
+from perflab.results.readings import DAMAGED, Level, WrittenBaselines, decoded
 from perflab.store.case_files import path_of
+from perflab.tiers.interface import by_folder
 
 _GONE = "0" * 40
 """The object name that ``git log --raw`` prints for a file that a commit deleted."""
@@ -43,7 +44,7 @@ def read_log(directory: Path) -> History:
                 try:
                     if content is None:
                         raise DocumentError("git does not have it", "git fetch --unshallow")
-                    registration, levels = levels_in(content)
+                    registration, levels = levels_in(content, path.split("/")[-2])
                 except DocumentError as error:
                     history.left_out.append(LeftOut(f"{str(made.commit)[:7]}:{path}", error.problem))
                     continue
@@ -92,3 +93,22 @@ def _touching(top: Path, place: str) -> Iterator[tuple[Run, list[tuple[str, str]
         versions = [(path, head.split()[3]) for head, path in pairs if path.endswith(".json")]
         run = Run(datetime.fromisoformat(date), commit, subject.strip("\n"))
         yield run, [(path, name) for path, name in versions if name != _GONE]
+
+
+def levels_in(raw: bytes, folder: str) -> tuple[str | None, list[Level]]:
+    """Return the registration whose kernels a file holds (None for cases of tests), and the levels that it accepts.
+
+    Args:
+        raw: the content of the file.
+        folder: the name of the file's folder, which tells the tier: ``predicted-h100``.
+
+    Raises:
+        DocumentError: the file is damaged, or is no baseline file of perflab.
+    """
+    tiers = by_folder()
+    tier = tiers[max((prefix for prefix in tiers if folder.startswith(prefix)), key=len)]
+    try:
+        file = decoded(raw, WrittenBaselines)
+        return file.registration, list(tier.levels(file))
+    except (*DAMAGED, KeyError) as error:
+        raise DocumentError(f"it is not a baseline file: {error}", "see git log") from error

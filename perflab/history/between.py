@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perflab.data import changed
-from perflab.errors import UsageError
-from perflab.git import commit_named
+from perflab.base.data import changed
+from perflab.base.errors import UsageError
+from perflab.base.git import commit_named
 from perflab.history.contents import BetweenRow, Contents, RunRow
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.wording import short

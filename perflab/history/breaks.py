@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from perflab.base.identity import file_of, name_in_file, test_of
 from perflab.history.contents import BreakMember, BreakRow, SeriesRow
 
 _FIRST = ("latency", "peak")
@@ -64,9 +65,8 @@ def _renamed(series: Sequence[SeriesRow]) -> Iterator[tuple[int, int]]:
 
 def _parts(case: str) -> tuple[str, str, str]:
     """Split a node id into the module, the name within the module, and the parameters."""
-    path, _, parameters = case.partition("[")
-    module, _, name = path.partition("::")
-    return module, name, parameters
+    test = test_of(case)
+    return file_of(test), name_in_file(test), case[len(test) :]
 
 
 def _differing(before: str, now: str) -> tuple[str, str]:

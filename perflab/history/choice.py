@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.history.contents import ALARM, Contents, EventRow
 
 

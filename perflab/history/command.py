@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perflab.data import to_readable_json
-from perflab.errors import UsageError
-from perflab.files import write_whole
-from perflab.git import top_of
+from perflab.base.data import to_readable_json
+from perflab.base.errors import UsageError
+from perflab.base.files import write_whole
+from perflab.base.git import top_of
 from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
-from perflab.report.escaping import one_line
 from perflab.report.terminal import page_width
+from perflab.tables.escaping import one_line
 from perflab.units import format_count
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _formatted(contents: Contents, form: str) -> str:
 
 
 def _known(history: History) -> str:
-    from perflab.report.lines import short_name
+    from perflab.tables.lines import short_name
     from perflab.units import format_names
 
     cases = format_names(list(dict.fromkeys(short_name(one.case) for one in history.series)))

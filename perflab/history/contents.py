@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from perflab.data import Data
+from perflab.base.data import Data
 
 SCHEMA = 1
 KIND = "perflab history"

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perflab.errors import DocumentError, UsageError
-from perflab.files import read_regular
+from perflab.base.errors import DocumentError, UsageError
+from perflab.base.files import read_regular
 from perflab.history.git_objects import files_on, objects_of
 from perflab.history.results_files import read_into, read_journal_into
 from perflab.history.series import History, LeftOut

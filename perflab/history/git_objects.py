@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from perflab.errors import RivalError, UsageError
-from perflab.git import ask_git, commit_named, run_git
+from perflab.base.errors import RivalError, UsageError
+from perflab.base.git import ask_git, commit_named, run_git
 from perflab.history.contents import CommitRow
-from perflab.report.escaping import one_line
+from perflab.tables.escaping import one_line
 from perflab.units import format_names
 
 _MOST_COMMITS = 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from perflab.git import commit_page
+from perflab.base.git import commit_page
 from perflab.history.chart import described, line_chart, spark
 from perflab.history.contents import ALARM, Contents, EventRow, Member, SeriesRow
 from perflab.history.text import HEADS, notes, since_start
@@ -26,7 +26,7 @@ from perflab.history.wording import (
 )
 from perflab.page.render import render
 from perflab.page.table import Cell, Choice, Column, Filter, PageTable, Row, number_cell
-from perflab.report.escaping import one_line
+from perflab.tables.escaping import one_line
 from perflab.units import format_count
 
 MOST_CHARTS = 150

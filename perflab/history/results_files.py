@@ -8,17 +8,17 @@ from statistics import median
 
 import msgspec
 
-from perflab.errors import DocumentError
+from perflab.base.errors import DocumentError
 from perflab.history import narrow
-from perflab.history.narrow import UNIT_BYTES, UNIT_COUNT, UNIT_NS
-from perflab.history.places import basis_text, places_of
-from perflab.history.series import CALIBRATION, INEXACT_COUNTS, History, Reading, Run
-from perflab.measure.records import is_compared
-from perflab.records import Environment
+from perflab.history.series import History, Run
+from perflab.results.places import basis_text, places_of
+from perflab.results.readings import DAMAGED, INEXACT_COUNTS, PEAK, Numbers, Reading, WrittenResult, decoded
+from perflab.results.records import Environment
+from perflab.tiers.interface import shown_by
 
 REPORT = "perflab report"
-NEWEST_RESULTS, NEWEST_REPORT = 3, 1
-_MEMORY = "peak"
+_COMPARED = "compared"
+SCHEMA_OF_RESULTS, SCHEMA_OF_REPORTS = 3, 1
 _AGAIN = "write it again: pytest -m perf --perf-json=FILE"
 
 
@@ -29,11 +29,14 @@ def read_into(history: History, raw: bytes, file: str) -> None:
         DocumentError: the file is damaged, or was written by a newer perflab or another program. Nothing was added.
     """
     try:
-        head = narrow.decoded(raw, narrow.Head)
+        head = decoded(raw, narrow.Head)
         if head.kind is not None and head.kind != REPORT:
             raise DocumentError(f"it is a {head.kind!r}", "name results of runs")
-        if head.schema > (NEWEST_REPORT if head.kind == REPORT else NEWEST_RESULTS):
+        read = SCHEMA_OF_REPORTS if head.kind == REPORT else SCHEMA_OF_RESULTS
+        if head.schema > read:
             raise DocumentError("it was written by a newer perflab", "upgrade perflab")
+        if head.schema < read:
+            raise DocumentError(f"it has schema {head.schema}, and perflab reads schema {read} only", _AGAIN)
         if head.kind == REPORT:
             runs = msgspec.json.decode(raw, type=narrow.Report).runs
             _refuse_nowhere(runs)
@@ -41,7 +44,7 @@ def read_into(history: History, raw: bytes, file: str) -> None:
                 _add_report(history, run, file)
         else:
             _add_results(history, msgspec.json.decode(raw, type=narrow.Document), file)
-    except narrow.DAMAGED as error:
+    except DAMAGED as error:
         what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
         raise DocumentError(f"{what}: {error}", _AGAIN) from error
 
@@ -53,15 +56,16 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
         DocumentError: the content is no results file, or the case has no numbers in it; the error's text says why.
     """
     try:
-        results = narrow.decoded(raw, narrow.Document).results
-    except narrow.DAMAGED as error:
+        results = decoded(raw, narrow.Document).results
+    except DAMAGED as error:
         raise DocumentError(f"it holds no results of perflab: {error}", _AGAIN) from error
     problem = "the case is not there"
     for one in results:
         if one.case != case:
             continue
-        if one.outcome is not None and _variant(one) == variant:
-            return _readings(one, one.outcome)
+        numbers = _numbers_of(one, one.tier)
+        if numbers is not None and numbers.variant == variant:
+            return numbers.readings
         problem = in_a_line(one.failure) or next(iter(one.judgement.reasons), one.judgement.verdict)
     raise DocumentError(problem, "run the case by itself")
 
@@ -80,13 +84,16 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
         DocumentError: a line before the last one is no result.
     """
     lines = raw.split(b"\n")
-    results: dict[tuple[str, str, bool], narrow.Result] = {}
+    results: dict[tuple[str, str, bool], WrittenResult] = {}
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                one = narrow.decoded(line, narrow.Result)
-                results[one.case, _variant(one), _is_comparison(one)] = one
-        except narrow.DAMAGED as error:
+                one = decoded(line, WrittenResult)
+                tier = one.tier
+                numbers = _numbers_of(one, tier)
+                variant = numbers.variant if numbers is not None else one.mode.variant
+                results[one.case, variant, tier == _COMPARED] = one
+        except DAMAGED as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
     commit = next((one.commit for one in results.values()), None)
@@ -104,13 +111,13 @@ def _refuse_nowhere(runs: Sequence[narrow.ReportRun]) -> None:
 def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
     history.repository = run.repository or history.repository
     number = history.begin(Run(_aware(run.created), run.commit, file))
-    places = [_numbers(history, environment, "") for environment in run.environments]
+    places = [_placed(history, environment, "") for environment in run.environments]
     for case in run.cases:
         name, variant = case.case, case.variant
         if case.times is not None and "latency" in case.quantities:
             case.quantities["latency"].now = median(case.times.fresh_ns or [case.times.median_ns])
         if case.environment is None:
-            where = _numbers(history, None, basis_text(case.compared_by))
+            where = _placed(history, None, basis_text(case.compared_by))
         else:
             where = places[case.environment]
             exact = {quantity: one.before for quantity, one in case.quantities.items() if one.exact}
@@ -130,10 +137,10 @@ def _varying(counts: Iterable[str], compared: Collection[str]) -> set[str]:
 
     Such counts vary, or may vary, from run to run.
     """
-    return {*counts} - {*compared, _MEMORY} if compared else set()
+    return {*counts} - {*compared, PEAK} if compared else set()
 
 
-def _numbers(history: History, environment: Environment | None, variant: str) -> tuple[int, int]:
+def _placed(history: History, environment: Environment | None, variant: str) -> tuple[int, int]:
     times, exact = places_of(environment, variant)
     return history.place(times), history.place(exact)
 
@@ -142,28 +149,26 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
     history.repository = document.repository or history.repository
     number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
     history.note_collected(_aware(document.created), document.collected, document.stale)
-    numbers: dict[tuple[Environment | None, str], tuple[int, int]] = {}
-    seen = set()
-    for result in sorted(document.results, key=_is_comparison):  # of two readings, that judged by the baseline counts
-        outcome = result.outcome
-        if outcome is None:
+    seen: set[tuple[str, str]] = set()
+    found = [(result, result.tier) for result in document.results]
+    # Of two readings of a case, the one that was judged by the baseline counts.
+    for result, tier in sorted(found, key=lambda one: one[1] == _COMPARED):
+        numbers = _numbers_of(result, tier)
+        if numbers is None:
             continue
-        variant, where = _variant(result), outcome.now.where if outcome.now is not None else ""
-        if _is_comparison(result) and (result.case, variant, where) in seen:
+        key = (result.case, numbers.variant)
+        if tier == _COMPARED and key in seen:
             continue
-        seen.add((result.case, variant, where))
-        key = (outcome.environment, where)
-        if key not in numbers:
-            numbers[key] = _numbers(history, outcome.environment, where)
-        readings = _readings(result, outcome)
-        counts = [one.counts for one in outcome.fresh or filter(None, [outcome.summary])]
-        judged = [*result.judgement.counts, *[_MEMORY] * (result.judgement.memory is not None)]
+        seen.add(key)
+        where = history.place(numbers.places[0]), history.place(numbers.places[1])
+        counts = numbers.counts
+        judged = [*result.judgement.counts, *[PEAK] * (result.judgement.memory is not None)]
         varying = _varying(counts[0] if counts else (), judged)
         # A count that the gate judged is exact, although processes may disagree on how much it rose.
         differ = {name for one in counts for name in one if one[name] != counts[0].get(name)}
         varying |= differ - result.judgement.counts.keys()
-        history.varying.update((result.case, variant, count, numbers[key][1]) for count in varying)
-        history.add(number, result.case, variant, numbers[key], result.judgement.verdict, readings)
+        history.varying.update((result.case, numbers.variant, count, where[1]) for count in varying)
+        history.add(number, result.case, numbers.variant, where, result.judgement.verdict, numbers.readings)
     history.end(number)
 
 
@@ -171,48 +176,10 @@ def _aware(created: datetime) -> datetime:
     return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
 
 
-def _is_comparison(result: narrow.Result) -> bool:
-    return result.outcome is not None and result.outcome.type == "compared"
+def _numbers_of(result: WrittenResult, tier: str | None) -> Numbers | None:
+    """Return the numbers of a result of this tier, as the tier reads them; None if it has none.
 
-
-def _variant(result: narrow.Result) -> str:
-    now = result.outcome.now if result.outcome is not None else None
-    if now is not None:
-        return now.gpu or ""
-    words = ["cold"] * (result.mode.cache == "cold") + ["graph"] * result.mode.cuda_graph
-    return f"{{{', '.join(words)}}}" if words else ""
-
-
-def _readings(result: narrow.Result, outcome: narrow.Outcome) -> dict[str, Reading]:
-    if outcome.now is not None:
-        return outcome.now.readings()
-    judged = outcome.fresh or ([outcome.summary] if outcome.summary is not None else [])
-    if not judged:
-        return {}
-    memory = result.judgement.memory
-    found = {
-        "latency": _time(median(one.median_ns for one in judged)),  # of all samples, since turns pick fast ones
-        "fastest": _time(min(one.fastest_ns for one in judged)),
-    }
-    for name in judged[0].phases_ns:
-        change = result.judgement.phases.get(name)
-        ns = [one.phases_ns[name] for one in judged if name in one.phases_ns]
-        found[name] = _time(change.now if change is not None else median(ns))
-    if outcome.measurement is not None and (generation := outcome.measurement.generation) is not None:
-        statistics = generation.statistics.items()
-        found |= {name: _time(one.value) for name, one in statistics if is_compared(name, one.formula)}
-    if launching := [one.launch_ns for one in judged if one.launch_ns is not None]:
-        found["launching"] = _time(median(launching))
-    peaks = [one.memory.peak_bytes for one in judged if one.memory is not None and "memory" not in one.memory.least]
-    if peaks:
-        found["peak"] = Reading(memory.now if memory is not None else max(peaks), UNIT_BYTES, True)
-    for name in judged[0].counts:
-        count = min(one.counts[name] for one in judged if name in one.counts)
-        found[name] = Reading(count, UNIT_COUNT, name not in INEXACT_COUNTS)
-    for name in (outcome.summary or judged[0]).calibration:
-        found[CALIBRATION + name] = _time(median(one.calibration[name] for one in judged if name in one.calibration))
-    return found
-
-
-def _time(value_ns: float) -> Reading:
-    return Reading(value_ns, UNIT_NS, False)
+    Raises:
+        ValueError: there is no such tier.
+    """
+    return shown_by(tier).numbers(result) if tier is not None else None

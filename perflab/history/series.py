@@ -5,7 +5,6 @@ Each series is three arrays with 16 bytes a point, so that a million points need
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +12,14 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import NamedTuple
 
-from perflab.history.places import Place
+from perflab.base.identity import file_of, test_of
+from perflab.results.places import Place
+from perflab.results.readings import CALIBRATION, Reading
 
-CALIBRATION = "calibration "
-"""The prefix of quantities that describe the machine: readings of fixed work beside a case."""
 BY_PRODUCTS = ("fastest",)
 """Quantities that follow another quantity: they are read and judged only if they are asked for."""
 _LONGEST_RUN = timedelta(days=1)
 """The longest time from a journal's date, the begin of its run, to the date of results, the end of the run."""
-INEXACT_COUNTS = ("instructions", "callgrind_instructions")
-"""Counts that vary from run to run; they are judged as times are."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +60,6 @@ class LeftOut(NamedTuple):
     problem: str
     is_ours: bool = True
     """Whether the file seems to have been written by a run or a report of perflab."""
-
-
-class Reading(NamedTuple):
-    """One quantity of one case in one run."""
-
-    value: float
-    unit: str
-    is_exact: bool
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the reading can be a point: finite, and above 0 or an exact 0, since no call takes 0 ns."""
-        return 0.0 < self.value < math.inf or (self.is_exact and self.value == 0.0)
 
 
 Key = tuple[str, str, str, int]
@@ -129,13 +113,13 @@ class History:
         if self._collected is None:
             return lambda _case: False
         _, collected, stale = self._collected
-        there = {case.partition("[")[0] for case in collected}
-        files = {function.partition("::")[0] for function in there}
-        known = {case.partition("[")[0] for case in stale}
+        there = set(map(test_of, collected))
+        files = set(map(file_of, there))
+        known = set(map(test_of, stale))
 
         def is_gone(case: str) -> bool:
-            function, _, _ = case.partition("[")
-            return function not in there and (function.partition("::")[0] in files or function in known)
+            test = test_of(case)
+            return test not in there and (file_of(test) in files or test in known)
 
         return is_gone
 

@@ -7,7 +7,7 @@ import io
 import re
 
 from perflab.history.contents import Contents
-from perflab.report.escaping import one_line
+from perflab.tables.escaping import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from perflab import __version__
+from perflab.base.identity import test_of
 from perflab.history.breaks import breaks_in
 from perflab.history.contents import (
     ACCEPTED,
@@ -31,7 +32,7 @@ from perflab.history.git_objects import clean, commits_between
 from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted
 from perflab.history.machine import without_the_machine
 from perflab.history.series import History, Series
-from perflab.report.lines import short_name
+from perflab.tables.lines import short_name
 
 
 def contents_of(history: History, repository: Path) -> Contents:
@@ -89,7 +90,7 @@ def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
         if not alike:
             break
         for case, variant in alike:
-            path = case.partition("[")[0].replace(".py::", "/").replace("::", "/").split("/")[:-1]
+            path = test_of(case).replace(".py::", "/").replace("::", "/").split("/")[:-1]
             names[case, variant] = ":".join([*path[-depth:], f"{short_name(case)} {variant}".rstrip()])
     return names
 

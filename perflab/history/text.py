@@ -23,8 +23,8 @@ from perflab.history.wording import (
     value_text,
     where,
 )
-from perflab.report.escaping import one_line
-from perflab.report.lines import cut, shorten
+from perflab.tables.escaping import one_line
+from perflab.tables.lines import cut, shorten
 from perflab.units import format_change, format_count
 
 _TICKS = "▁▂▃▄▅▆▇█"

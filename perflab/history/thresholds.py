@@ -4,7 +4,7 @@ The scores of ``steps.py`` are ratios of likelihoods under assumed priors, so th
 each length of a series, ``SCORES`` has the scores that 0.8 % and 0.08 % of unchanged series exceed: the highest of
 seven kinds of noise (independent, neighbours that correlate by 0.3 and by 0.6, heavy-tailed, with outliers, drifting,
 wandering), 30,000 series each. These scores are taken for 1 % and 0.1 %: the difference is left for the separate search
-for levels that come and go. ``python -m tests.harness.change_thresholds`` computes the table anew.
+for levels that come and go. ``python -m tests.studies.change_thresholds`` computes the table anew.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
 from perflab.history.judging import FEWEST
-from perflab.report.escaping import one_line
-from perflab.report.lines import shorten
+from perflab.tables.escaping import one_line
+from perflab.tables.lines import shorten
 from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
 
 TOO_FEW = "too few runs to say how much"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perflab.tiers import Tier, override
+from perflab.tiers.interface import Tier, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from perflab.plugin.case.fresh_process import Job
-    from perflab.plugin.config.settings import Settings
-    from perflab.plugin.session.saving import Saving
-    from perflab.records import Environment, Judgement, Policy
-    from perflab.report.contents import Case
-    from perflab.report.lines import Line, Section
-    from perflab.report.view import View
-    from perflab.results import Document, Result
+    from perflab.results.readings import Level, Numbers, WrittenBaselines, WrittenResult
+    from perflab.results.records import Environment, Judgement, Policy
+    from perflab.results.result import Document, Result
+    from perflab.settings.settings import Settings
     from perflab.store.join import Part
     from perflab.store.stale import StoredFile
+    from perflab.tables.contents import Case
+    from perflab.tables.lines import Line, Section
+    from perflab.tables.view import View
+    from perflab.tiers.job import Job
+    from perflab.tiers.saving import Saving
 
 
 class MeasuredTier(Tier):
@@ -69,7 +70,7 @@ class MeasuredTier(Tier):
 
     @override
     def judge_runs(self, before: Result, now: Result, policy: Policy) -> Judgement | None:
-        from perflab.measured.judge.two_runs import judge_runs
+        from perflab.measured.store.two_runs import judge_runs
 
         return judge_runs(before, now, policy)
 
@@ -108,6 +109,18 @@ class MeasuredTier(Tier):
         from perflab.measured.store.stored import stored
 
         return stored(directory, environments)
+
+    @override
+    def numbers(self, result: WrittenResult) -> Numbers | None:
+        from perflab.measured.history import numbers_of
+
+        return numbers_of(result)
+
+    @override
+    def levels(self, file: WrittenBaselines) -> Iterator[Level]:
+        from perflab.measured.history import levels_of
+
+        return levels_of(file)
 
     @override
     def join(self, paths: Sequence[Path]) -> Part:

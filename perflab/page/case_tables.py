@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from perflab.base.identity import file_of
 from perflab.page.case_view import CaseView
 from perflab.page.quantities import change_text, interval_text, title_of
 from perflab.page.table import (
@@ -21,10 +22,10 @@ from perflab.page.table import (
     order,
     short,
 )
-from perflab.report.beside_text import cases_of, name_in
-from perflab.report.contents import Case, Compared, Contents, RunContents
-from perflab.report.lines import with_mark
-from perflab.report.tally import LOOK_FIRST, said_of
+from perflab.tables.beside_text import cases_of, name_in
+from perflab.tables.contents import Case, Compared, Contents, RunContents
+from perflab.tables.lines import with_mark
+from perflab.tables.tally import LOOK_FIRST, said_of
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
@@ -80,7 +81,7 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
         cells.append(number_cell(one.now, one.unit, more, tone) if one is not None else Cell(number=True))
         if name == "latency":
             cells += _latency_cells(case, tone)
-    file = case.case.partition("[")[0].partition("::")[0]
+    file = file_of(case.case)
     parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
     tier = [Cell(case.tier or "")] if tiers else []
     return [

@@ -9,9 +9,9 @@ from perflab.page.pictures import Picture, pictures_of
 from perflab.page.quantities import page_table, quantity_table
 from perflab.page.sentences import sentences_of
 from perflab.page.table import TONES, PageTable
-from perflab.report.beside_text import amount
-from perflab.report.contents import CALIBRATION, Case, Quantity, Table
-from perflab.report.tally import said_of
+from perflab.tables.beside_text import amount
+from perflab.tables.contents import CALIBRATION, Case, Quantity, Table
+from perflab.tables.tally import said_of
 from perflab.units import format_change, format_count
 
 LONGEST_FAILURE = 200

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from perflab.page.svg import Scale, chart, element, rounded, ticks
-from perflab.report.lines import shorten
+from perflab.tables.lines import shorten
 
 WIDTH = 520
 LETTER = 7.2

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from perflab.measure.records import Paired
 from perflab.page.charts import Bar, colour, ratios, stack, steps
 from perflab.page.quantities import title_of
 from perflab.page.strip import Strand, strip
-from perflab.records import says_nothing
-from perflab.report.beside_text import amount, name_in
-from perflab.report.contents import STEPS, Case, Contents, Quantity, Times
+from perflab.results.measurement import Paired
+from perflab.results.records import says_nothing
+from perflab.tables.beside_text import amount, name_in
+from perflab.tables.contents import STEPS, Case, Contents, Quantity, Times
 from perflab.units import format_change, format_count, format_ns
 
 _SMALLEST = 0.002

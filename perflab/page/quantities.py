@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 
 from perflab.page.table import Cell, Column, PageTable, Row, change_cell, number_cell
-from perflab.records import says_nothing
-from perflab.report.beside_text import amount
-from perflab.report.contents import Quantity, Table
+from perflab.results.records import says_nothing
+from perflab.tables.beside_text import amount
+from perflab.tables.contents import Quantity, Table
 from perflab.units import format_change, format_interval, format_percent
 
 _TITLES = {

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from perflab.page.table import short
-from perflab.report.escaping import lines_of, one_line
+from perflab.tables.escaping import lines_of, one_line
 
 EXPLORE = "explore.js"
 """The script that sorts, filters and searches tables."""

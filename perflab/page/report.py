@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import perflab
-from perflab.git import commit_page
+from perflab.base.git import commit_page
 from perflab.page.case_tables import compared_table, identity, rank, run_table
 from perflab.page.case_view import CaseView, case_view
 from perflab.page.pictures import differences
@@ -14,11 +14,11 @@ from perflab.page.render import render
 from perflab.page.sentences import disturbances_of
 from perflab.page.sets import SetView, sets_of
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, short
-from perflab.records import Environment, Verdict
-from perflab.report.beside_text import run_facts
-from perflab.report.contents import Contents, RunContents
-from perflab.report.lines import MARKED
-from perflab.report.tally import ACCEPTED, said_of
+from perflab.results.records import Environment, Verdict
+from perflab.tables.beside_text import run_facts
+from perflab.tables.contents import Contents, RunContents
+from perflab.tables.lines import MARKED
+from perflab.tables.tally import ACCEPTED, said_of
 from perflab.units import format_names
 
 MOST_FINDINGS = 60

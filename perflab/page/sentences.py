@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perflab.measure.records import Evidence
 from perflab.page.table import LONGEST_VALUE, short
-from perflab.report.beside_text import amount
-from perflab.report.contents import CALIBRATION, Case
+from perflab.results.measurement import Evidence
+from perflab.tables.beside_text import amount
+from perflab.tables.contents import CALIBRATION, Case
 from perflab.units import format_count, format_ns, format_percent
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from perflab.page.charts import Bar, bars
 from perflab.page.pictures import Picture
 from perflab.page.table import Cell, Column, PageTable, Row, number_cell, short, written
-from perflab.report.beside_text import amount
-from perflab.report.contents import RunContents
-from perflab.report.lines import MARKED, with_mark
-from perflab.report.view import CHARTED
+from perflab.tables.beside_text import amount
+from perflab.tables.contents import RunContents
+from perflab.tables.lines import MARKED, with_mark
+from perflab.tables.view import CHARTED
 from perflab.units import format_between, format_ratio
 
 INTERVAL = "a line at the end of a bar: 95 % interval of the median, by the noise within its process"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from perflab.report.escaping import one_line
+from perflab.tables.escaping import one_line
 from perflab.units import BYTES_PER
 
 _ROUND = (1, 2, 2.5, 5, 10)

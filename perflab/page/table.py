@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-from perflab.report.beside_text import NOTHING, amount
-from perflab.report.escaping import one_line
-from perflab.report.lines import shorten
+from perflab.tables.beside_text import NOTHING, amount
+from perflab.tables.escaping import one_line
+from perflab.tables.lines import shorten
 from perflab.units import format_noise, format_ratio
 
 LONGEST_NAME = 120

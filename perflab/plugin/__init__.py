@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 import pytest
 
-from perflab.plugin import fixtures, noting, options  # modules only: pytest inspects every name of this module
+from perflab import noting, options  # modules only: pytest inspects every name of this module
 from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
 
 __all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
@@ -45,9 +45,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         enter(early_config)
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
-        from perflab.plugin.case.fresh_process import begin
+        from perflab.processes.channel import show_stacks_when_asked, to_parent
+        from perflab.tiers.interface import tiers
+        from perflab.tiers.job import read_job
 
-        begin(path)
+        show_stacks_when_asked(2)  # before pytest captures standard error
+        to_parent()
+        job = read_job(path)
+        for one in tiers():
+            one.begin(job)
     return (yield)
 
 
@@ -56,7 +62,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Make a fresh process that measures for another process collect and run only the cases of its job."""
     path = _job_path(config)
     if path is not None:
-        from perflab.plugin.case.fresh_process import FreshProcess, read_job
+        from perflab.running.case.fresh_process import FreshProcess
+        from perflab.tiers.job import read_job
 
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
 
@@ -67,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"perf({arguments}): a case whose latency and peak memory are gated")
     config.addinivalue_line("markers", "correctness: a check of numerics against a reference")
     if config.getoption("perf_adopt") or config.getini("perf_adopt"):
-        from perflab.plugin.case.adopting import adopt
+        from perflab.running.case.adopting import adopt
 
         adopt(config)
     if config.getoption(options.ATTENTION_OPTION):
@@ -75,16 +82,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # Options on the command line, including those in ``addopts``, but excluding ini keys.
     given = [option.dest for option in options.OPTIONS if config.getoption(option.dest, None) is not None]
     if given:
-        from perflab.plugin.config.early_errors import refusing
-        from perflab.plugin.config.run_mode import refuse_contradictions
-        from perflab.plugin.stash import settings_of
+        from perflab.running.config.early_errors import refusing
+        from perflab.running.config.reading import settings_of
+        from perflab.running.config.run_mode import refuse_contradictions
 
         with refusing(config):
             refuse_contradictions(config)
             settings_of(config)
     if getattr(config.option, "tx", None) and (config.getoption("perf_against") or config.getini("perf_against")):
-        from perflab.plugin.config.early_errors import refusing
-        from perflab.plugin.config.run_mode import RunMode, mode_asked_for
+        from perflab.running.config.early_errors import refusing
+        from perflab.running.config.run_mode import RunMode, mode_asked_for
 
         with refusing(config):
             if mode_asked_for(config) is RunMode.MEASURE:  # else other tests run too, and nothing is compared
@@ -97,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if _job_path(config):
         return
     is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
-    notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config)
+    notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config, _collected)
     config.pluginmanager.register(notes, "perflab-notes")
     if isinstance(notes, noting.AllNotes) and {"perf_json", "perf_prune"} & set(given):  # even without any perf case
         notes.collect()
@@ -105,11 +112,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Let the tier whose fixture a test uses parametrize the test, such as by every registered kernel."""
-    for name in fixtures.TIER_OF:
+    for name in options.TIER_OF:
         if name in metafunc.fixturenames:
-            from perflab.tiers import tier
+            from perflab.tiers.interface import tier
 
-            tier(fixtures.TIER_OF[name]).spread(metafunc)
+            tier(options.TIER_OF[name]).spread(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -118,13 +125,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.stash[noting.CASE] = item.nodeid
         names = getattr(item, "fixturenames", ())
-        if any(name in names for name in ("perf", *fixtures.TIER_OF)) and item.get_closest_marker("perf") is None:
+        if any(name in names for name in ("perf", *options.TIER_OF)) and item.get_closest_marker("perf") is None:
             item.add_marker("perf")
     if noting.NOTES in config.stash:
         config.stash[noting.NOTES].items = list(items)
     yield
     if not config.option.collectonly and any(item.get_closest_marker("perf") for item in items):
-        from perflab.plugin.session.case_order import take_turns
+        from perflab.running.session.case_order import take_turns
 
         take_turns(config, items)
 
@@ -141,8 +148,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # These options skip other tests, or require that there are perf cases.
     chooses = config.getoption("perf_only") or config.getini("perf_only") or config.getoption("perf")
     if measures or given or chooses or path is not None or config.getoption("perf_prune"):
-        from perflab.plugin.config.early_errors import refusing
-        from perflab.plugin.session.starting import start
+        from perflab.running.config.early_errors import refusing
+        from perflab.running.session.starting import start
 
         with refusing(config):
             start(config, session.items, path)
@@ -155,9 +162,29 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     tells = not (config.option.collectonly or _job_path(config) or hasattr(config, "workerinput"))
     if not (tells and any(item.get_closest_marker("perf") for item in items)):
         return []
-    from perflab.plugin.session.announcing import announcement
+    from perflab.running.session.announcing import announcement
 
     return announcement(config, items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Register the hooks around pytest-xdist's workers, before the first worker is started."""
+    notes = config.stash.get(noting.NOTES, None)
+    if isinstance(notes, noting.AllNotes):
+        from perflab.running.session.workers import Workers
+
+        config.pluginmanager.register(Workers(config, notes), "perflab-workers")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print that perf cases ran untimed, in whichever process they ran."""
+    notes = config.stash.get(noting.NOTES, None)
+    if isinstance(notes, noting.AllNotes) and notes.untimed:
+        from perflab.running.config.run_mode import untimed_line
+
+        terminalreporter.ensure_newline()
+        terminalreporter.write_line(untimed_line(config, notes.untimed))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -165,7 +192,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
     """Show perflab's own errors by their text without a traceback, since the text is complete."""
     report = yield
     if call.excinfo is not None:
-        from perflab.errors import PerflabError
+        from perflab.base.errors import PerflabError
 
         if isinstance(call.excinfo.value, PerflabError):
             report.longrepr = str(call.excinfo.value)
@@ -175,3 +202,10 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 def _job_path(config: pytest.Config) -> str | None:
     path: str | None = config.getoption("perf_replicate", default=None)
     return path
+
+
+def _collected(config: pytest.Config, notes: noting.AllNotes) -> noting.Collects:
+    from perflab.running.config.reading import settings_of
+    from perflab.running.session.results import Collected
+
+    return Collected(config, settings_of(config), notes)

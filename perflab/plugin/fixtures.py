@@ -15,13 +15,10 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from perflab.compiled.records import KernelResources
-    from perflab.measure.memory_snapshot import MemorySnapshot
-    from perflab.measure.sampling import Warmup
-    from perflab.plugin.case.perf import Perf
-
-TIER_OF = {"compiled_kernel": "compiled"}
-"""The fixtures that make a test a case of one particular tier, with the tier's name."""
+    from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.measure.sampling.stopping import Warmup
+    from perflab.results.compiled import KernelResources
+    from perflab.running.case.perf import Perf
 
 
 @pytest.fixture
@@ -45,7 +42,7 @@ def perf(request: pytest.FixtureRequest, device: torch.device) -> Perf:
 
     A test that uses this fixture gets the ``perf`` marker. Each test makes one measurement.
     """
-    from perflab.plugin.case.tools import perf_for
+    from perflab.running.case.tools import perf_for
 
     return perf_for(request, device)
 
@@ -74,7 +71,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     Under pytest-xdist the GPUs are distributed over the workers. Under ``--perf-predict`` a perf case gets ``cuda:0``,
     which represents the GPU in ``--perf-gpu``. Tensors on it are fake, and no GPU is needed.
     """
-    from perflab.plugin.case.tools import device_of
+    from perflab.running.case.tools import device_of
 
     return device_of(request.config)
 
@@ -82,7 +79,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture
 def sync(device: torch.device) -> Callable[[], None]:
     """``sync()`` waits until the device has finished all queued work. On a CPU it returns at once."""
-    from perflab.measure.devices import synchronize
+    from perflab.measure.machine.devices import synchronize
 
     return partial(synchronize, device)
 
@@ -94,7 +91,7 @@ def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[...
     The result has ``calls``, ``settled`` (whether timings agreed before a quarter of ``--perf-budget`` was spent) and
     ``readings_ns``, the time of one call in each reading. In a predicted or untimed case, fn is called once.
     """
-    from perflab.plugin.case.tools import warmup_on
+    from perflab.running.case.tools import warmup_on
 
     return warmup_on(request, device)
 
@@ -108,7 +105,7 @@ def autocast(
     It takes a dtype, ``"bf16"``, ``"fp16"``, ``"fp32"`` or None. fp32 and None mean no autocast, so a test can be
     parametrized over precisions.
     """
-    from perflab.measure.devices import autocast_on
+    from perflab.measure.machine.devices import autocast_on
 
     return partial(autocast_on, device)
 
@@ -124,7 +121,7 @@ def memory_snapshot(
     https://pytorch.org/memory_viz. On a CPU it is JSON, whose ``events`` are pairs ``[time in ns, bytes]``. In a
     predicted case it is the predicted history of the block, in PyTorch's format.
     """
-    from perflab.plugin.case.tools import snapshots_of
+    from perflab.running.case.tools import snapshots_of
 
     return snapshots_of(request, device)
 
@@ -136,6 +133,6 @@ def nvtx_range(device: torch.device) -> Callable[[str], contextlib.AbstractConte
     It opens a ``torch.profiler`` range on every device, and on CUDA also an NVTX range for Nsight Systems. Backward
     kernels, which another thread launches, belong to it too.
     """
-    from perflab.measure.nvtx import nvtx_range as open_range
+    from perflab.measure.calls.nvtx import nvtx_range as open_range
 
     return partial(open_range, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perflab.results import Result
+    from perflab.results.result import Result
 
 
 def pytest_perf_findings(study: str, results: list[Result]) -> list[str] | None:

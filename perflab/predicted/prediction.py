@@ -14,20 +14,20 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from perflab.base.reachable import reachable
+from perflab.internals.of_torch.compiler import is_compiled
 from perflab.predicted.cuda.attention_kernels import ON_HOST
-from perflab.predicted.cuda.fake import is_compiled
 from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
 from perflab.predicted.cuda.multi_tensor import Lists
 from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
-from perflab.predicted.layers.alike import Written
 from perflab.predicted.layers.patterns import NotPeriodic
 from perflab.predicted.layers.same import same
 from perflab.predicted.layers.unroll import unroll
 from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
-from perflab.predicted.records import Cost, Prediction
+from perflab.predicted.trace.alike import Written
 from perflab.predicted.trace.live_before import holdings
 from perflab.predicted.trace.modules import FEW, ModuleBook, book_of
 from perflab.predicted.trace.operators import multiplies
@@ -35,7 +35,7 @@ from perflab.predicted.trace.trace import Op, Trace
 from perflab.predicted.trace.tracer import Hidden, Run, trace
 from perflab.predicted.trace.watch import CalledOff, Watch, part_of
 from perflab.predicted.trace.watched import watched
-from perflab.reachable import reachable
+from perflab.results.predicted import Cost, Prediction
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -116,7 +116,7 @@ def traced(
     """
     reached = list(reachable(work.roots))
     book = book_of(reached, None if proofs is None else proofs.written)
-    notes = [_COMPILED] if is_compiled(*(one for one in reached if isinstance(one, _CAN_BE_COMPILED))) else []
+    notes = [_COMPILED] if any(map(is_compiled, reached)) else []
     if book.long_stacks and not whole:
         try:
             result, more = _trace_cut(work, book, hidden, FEW + 1, watch, warm_up=True)
@@ -171,7 +171,6 @@ _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, At
 _UNLIKE = "every layer was traced: layers with the same structure do different work"
 _UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
 _COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
-_CAN_BE_COMPILED = (torch.nn.Module, FunctionType)
 
 
 def predict(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perflab.plugin.config.settings import Given, Settings, parse_flag
 from perflab.predicted.dry_run.start import HERE
 from perflab.predicted.gpus.names import Gpu, parse_gpu
-from perflab.predicted.records import place_of
+from perflab.results.predicted import place_of
+from perflab.settings.given import Given, parse_flag
+from perflab.settings.settings import Settings
 from perflab.units import format_count
 
 
@@ -40,7 +41,7 @@ def predicts_by_itself(settings: Settings) -> bool:
 
     If the user names the CPU as the device, cases are measured on the CPU.
     """
-    from perflab.measure.devices import resolve_device
+    from perflab.measure.machine.devices import resolve_device
 
     return not settings.predict and settings.device == "auto" and resolve_device("auto").type == "cpu"
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from perflab.profiles.events import COMPILED_GRAPH, COMPILED_REGION, NODE
 from perflab.profiles.placed import OPTIMIZER_STEP, Placed
-from perflab.profiles.records import BACKWARD, OPTIMIZER
+from perflab.results.profile import BACKWARD, OPTIMIZER
 
 _PRODUCTS = re.compile(
     r"aten::(_?addmm.*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|linear|matmul|einsum|_scaled_mm.*|_int_mm|_grouped_mm"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
-from perflab.measure import clock
-from perflab.measure.workload import Workload
+from perflab.internals.of_torch.machine import host_events, kineto_results
+from perflab.measure.calls.workload import Workload
+from perflab.measure.clocks import clock
 from perflab.profiles.recording import recorded_calls, recording, run_marked
-from perflab.torch_internals.machine import host_events, kineto_results
 
 if TYPE_CHECKING:
     from perflab.profiles.host import Sum

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from perflab.attribution.places import Where
 from perflab.profiles.host import Key, Known, Sum, key_of
-from perflab.profiles.places import Where
-from perflab.profiles.records import DISPATCH, OTHER_THREAD
+from perflab.results.profile import DISPATCH, OTHER_THREAD
 
 
 class Kernel(NamedTuple):

@@ -6,13 +6,13 @@ the noise. A row that is called as often as before is named only if its change c
 
 from __future__ import annotations
 
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.profiles.facts import Key, Total, facts_of, totals_of
 from perflab.profiles.longer import common_ratio, slower, varying
 from perflab.profiles.parts import first_told, host_parts, parts_of
 from perflab.profiles.python_change import python_parts
-from perflab.profiles.records import DISPATCH, ON_HOST, PYTHON, Explanation, Profile, ProfileRow
 from perflab.profiles.wholes import wholes
+from perflab.results.profile import DISPATCH, ON_HOST, PYTHON, Explanation, Profile, ProfileRow
 from perflab.units import format_count, format_ns, format_signed
 
 _AGREE = 0.5

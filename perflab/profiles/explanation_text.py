@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perflab.profiles.records import (
+from perflab.base.user_lines import CALLERS, with_callers
+from perflab.results.profile import (
     KEPT_BEFORE,
     LET_GO,
     ON_HOST,
@@ -20,7 +21,6 @@ from perflab.profiles.records import (
     PeakExplanation,
 )
 from perflab.units import format_bytes, format_count, format_ns, format_signed
-from perflab.user_lines import CALLERS, with_callers
 
 _MODULES = 3
 """How many modules a row names; the other modules are counted."""

@@ -17,7 +17,7 @@ from typing import Any
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import NODE, PHASE, Call
 from perflab.profiles.host import Known
-from perflab.profiles.records import BACKWARD
+from perflab.results.profile import BACKWARD
 
 _DEVICE = 1
 _HOST = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import hypot
 
 from perflab.profiles.new_calls import Calls, Place, Shifts, Unmatched, same_calls, unmatched
-from perflab.profiles.records import SAME, UNNAMED, VARY, ProfileRow
+from perflab.results.profile import SAME, UNNAMED, VARY, ProfileRow
 
 _WHOLE = 0.02
 """How far a mean number of calls may be from a whole number if the work is the same in each call."""

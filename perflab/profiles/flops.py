@@ -104,7 +104,7 @@ def _of_steps(inputs: Sequence[int], weight: Sequence[int], steps: Sequence[int]
 def _formula(base: str) -> Callable[..., Any] | None:
     import torch
 
-    from perflab.torch_internals import flop_registry, sdpa_backward_flop, sdpa_flop
+    from perflab.internals.of_torch import flop_registry, sdpa_backward_flop, sdpa_flop
 
     own: dict[str, Callable[..., Any]] = {
         "_scaled_mm": lambda *shapes: flop_registry[torch.ops.aten.mm](*shapes[:2]),

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from perflab.attribution.places import Where
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import category_without_place
 from perflab.profiles.events import Call
 from perflab.profiles.placed import NOWHERE, Phase
-from perflab.profiles.places import Where
-from perflab.profiles.records import DISPATCH, PYTHON
+from perflab.results.profile import DISPATCH, PYTHON
 
 
 class Known(NamedTuple):

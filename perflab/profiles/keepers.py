@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perflab.measure.devices import collector_off, synchronize
-from perflab.measure.live_tensors import storages_of
-from perflab.profiles.records import Keeper
-from perflab.user_lines import line_of, shown_file
+from perflab.attribution.live_tensors import storages_of
+from perflab.base.user_lines import line_of, shown_file
+from perflab.measure.machine.devices import collector_off, synchronize
+from perflab.results.profile import Keeper
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from perflab.user_lines import shown_file
+from perflab.base.user_lines import shown_file
 
 MOST_EVENTS = 1_500_000
 """The greatest number of events that are noted in one call: more would take seconds, and memory."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from math import hypot
 from statistics import median
 
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.profiles.facts import HALF, Key, Total, shifts_of
 from perflab.profiles.new_calls import Calls, Shifts
-from perflab.profiles.records import GAPS, OTHER_THREAD, PYTHON, UNNAMED, Part
+from perflab.results.profile import GAPS, OTHER_THREAD, PYTHON, UNNAMED, Part
 
 SPREADS = 4.0
 """How many standard deviations of a row, from call to call, the row's change must exceed."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from perflab.measure.devices import synchronize
-from perflab.profiles.places import Places, module_names
+from perflab.attribution.places import Places, module_names
+from perflab.base.reachable import reachable
+from perflab.measure.machine.devices import synchronize
 from perflab.profiles.recording import recording
-from perflab.reachable import reachable
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

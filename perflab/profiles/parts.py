@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from perflab.data import changed
-from perflab.measure.events import kind_of
+from perflab.base.data import changed
+from perflab.measure.counts.events import kind_of
 from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
 from perflab.profiles.new_calls import parsed
-from perflab.profiles.records import (
+from perflab.profiles.wholes import Again, Layers
+from perflab.results.profile import (
     BACKWARD,
     DISPATCH,
     ON_HOST,
@@ -26,7 +27,6 @@ from perflab.profiles.records import (
     Part,
     Profile,
 )
-from perflab.profiles.wholes import Again, Layers
 
 _NO_PHASE = "no phase"
 

@@ -8,11 +8,11 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from perflab.data import changed
+from perflab.base.data import changed
+from perflab.internals.of_torch.machine import BlockEvent
 from perflab.profiles.events import NODE, Call
 from perflab.profiles.placed import Placed, role_of
-from perflab.profiles.records import BACKWARD, KEPT, LET_GO, OPTIMIZER, PeakPart
-from perflab.torch_internals.machine import BlockEvent
+from perflab.results.profile import BACKWARD, KEPT, LET_GO, OPTIMIZER, PeakPart
 
 _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
 """Beginnings of the names of operators that allocate memory on behalf of their callers."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from perflab.data import changed
-from perflab.profiles.records import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.base.data import changed
+from perflab.results.profile import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.units import format_bytes, format_signed
 
 _Key = tuple[str, str, str]

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from perflab.measure.events import OPERATOR
+from perflab.attribution.places import MARK, Where
+from perflab.measure.counts.events import OPERATOR
 from perflab.profiles.events import NODE, Call
-from perflab.profiles.places import MARK, Where
-from perflab.profiles.records import BACKWARD, FORWARD, OPTIMIZER
+from perflab.results.profile import BACKWARD, FORWARD, OPTIMIZER
 
 NOWHERE = Where()
 OPTIMIZER_STEP = "Optimizer.step#"

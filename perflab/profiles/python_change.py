@@ -16,7 +16,7 @@ from math import hypot, inf
 from perflab.profiles.facts import HALF
 from perflab.profiles.longer import OWN_SHARE, SPREADS, WORTH
 from perflab.profiles.new_calls import parsed
-from perflab.profiles.records import CALLED_FIRST, PYTHON, OnLine, Part, ProfileRow
+from perflab.results.profile import CALLED_FIRST, PYTHON, OnLine, Part, ProfileRow
 
 _DEPTH = 50
 """The greatest number of callers through which a change is handed up: functions may call each other in a cycle."""

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.profiles.events import Call
 from perflab.profiles.host import Known, gaps_of
 from perflab.profiles.lines_run import LinesRun, RunLine
 from perflab.profiles.placed import Phase
-from perflab.profiles.records import CALLED_FIRST, PYTHON, Profile, ProfileRow, merged_with
+from perflab.results.profile import CALLED_FIRST, PYTHON, Profile, ProfileRow, merged_with
 
 MOST_LINES = 300
 """The greatest number of rows for lines, the longest, and of rows for calls, the most frequent. The time of further

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
-from perflab.errors import UsageError
+from perflab.attribution.places import Where
+from perflab.base.errors import UsageError
 from perflab.profiles.categories import categories
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.device import Kernel, device_sums
@@ -16,10 +17,9 @@ from perflab.profiles.events import Call
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Key, Known, Sum, faster_half, host_sums, matched
 from perflab.profiles.placed import entered, operators, phases_without_any, placed, within
-from perflab.profiles.places import Where
 from perflab.profiles.recording import Recorded
-from perflab.profiles.records import Profile
 from perflab.profiles.sum_up import summed_up
+from perflab.results.profile import Profile
 
 STRANGERS = 0.05
 """Share of operators without a counterpart in the call recorded with places, above which the profile has a note."""

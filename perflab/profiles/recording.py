@@ -8,18 +8,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perflab.errors import UsageError
-from perflab.kernel_names import kernel_name
-from perflab.measure.clock import wait_for_devices
-from perflab.measure.profiler import profiler
+from perflab.base.errors import UsageError
+from perflab.base.kernel_names import kernel_name
+from perflab.internals.of_torch.machine import a_profiler_runs, kineto_results
+from perflab.measure.clocks.clock import wait_for_devices
+from perflab.measure.counts.profiler import profiler
 from perflab.profiles.device import Kernel
 from perflab.profiles.events import CALL, COMPILED_REGION, PHASE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase, operators
-from perflab.torch_internals.machine import a_profiler_runs, kineto_results
 
 if TYPE_CHECKING:
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
 
 _DTYPES = {
     **{"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"},

@@ -11,9 +11,9 @@ import zlib
 
 import msgspec
 
-from perflab.data import changed, to_json
+from perflab.base.data import changed, to_json
 from perflab.profiles.parts import launches_and_waits
-from perflab.profiles.records import Profile
+from perflab.results.profile import Profile
 
 _DIGITS = 3
 """Significant digits of stored times: further digits differ from save to save and cost half of the bytes."""
@@ -32,10 +32,8 @@ def packed(profile: Profile) -> str:
     return base64.b64encode(zlib.compress(plain, 9)).decode("ascii")
 
 
-def unpacked(text: object) -> Profile | None:
-    """Return the profile that ``packed`` made a text of; None for anything else, such as an older format."""
-    if not isinstance(text, str):
-        return None
+def unpacked(text: str) -> Profile | None:
+    """Return the profile that ``packed`` made a text of; None for any other text."""
     try:
         plain = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
         return msgspec.json.decode(plain, type=Profile)

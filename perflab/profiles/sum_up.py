@@ -8,7 +8,7 @@ from statistics import fmean
 
 from perflab.profiles.cost import FREE, Cost
 from perflab.profiles.host import Key, Sum
-from perflab.profiles.records import CudaCall, Profile, ProfileRow
+from perflab.results.profile import CudaCall, Profile, ProfileRow
 
 
 def summed_up(

@@ -15,30 +15,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perflab.data import changed
-from perflab.errors import UsageError
-from perflab.files import write_whole
-from perflab.measure import clock
-from perflab.measure.devices import collector_off
+from perflab.attribution.places import Places, module_names
+from perflab.base.data import changed
+from perflab.base.errors import UsageError
+from perflab.base.files import write_whole
+from perflab.base.reachable import reachable
+from perflab.measure.clocks import clock
+from perflab.measure.machine.devices import collector_off
 from perflab.profiles.cost import FREE, cost_of
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.host import Known
 from perflab.profiles.lines_run import MOST_EVENTS, lines_watched
 from perflab.profiles.placed import operators
-from perflab.profiles.places import Places, module_names
 from perflab.profiles.python_rows import PlainPython
 from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
-from perflab.profiles.records import Profile
 from perflab.profiles.text import CANT_TELL
-from perflab.reachable import reachable
+from perflab.results.profile import Profile
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.clock import Stopwatch
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
+    from perflab.measure.clocks.clock import Stopwatch
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

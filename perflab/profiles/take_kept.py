@@ -5,21 +5,21 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from perflab.measure.devices import collector_off, synchronize
-from perflab.measure.profiler import profiler
+from perflab.attribution.places import Places, module_names
+from perflab.base.reachable import reachable
+from perflab.internals.of_torch.machine import BlockEvent, block_events, kineto_results
+from perflab.measure.counts.profiler import profiler
+from perflab.measure.machine.devices import collector_off, synchronize
 from perflab.profiles.peak import Askers, summed
 from perflab.profiles.placed import placed
-from perflab.profiles.places import Places, module_names
 from perflab.profiles.recording import recorded_calls, refuse_another_profiler
-from perflab.profiles.records import PeakPart
 from perflab.profiles.take_peak import run_within_a_range
-from perflab.reachable import reachable
-from perflab.torch_internals.machine import BlockEvent, block_events, kineto_results
+from perflab.results.profile import PeakPart
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

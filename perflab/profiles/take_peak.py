@@ -12,32 +12,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perflab.data import changed
-from perflab.measure.devices import collector_off, release_memory, synchronize
-from perflab.measure.graph_pools import free_bytes_in, replayed_pools
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.live_tensors import held_bytes, held_storages
-from perflab.measure.profiler import profiler
-from perflab.profiles.held import held_by_address
-from perflab.profiles.keepers import take_keepers
-from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
-from perflab.profiles.placed import placed
-from perflab.profiles.places import Places, module_names
-from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
-from perflab.profiles.records import INPUTS, KEPT, LET_GO, Peak, PeakPart
-from perflab.reachable import reachable
-from perflab.torch_internals.machine import (
+from perflab.attribution.held import held_by_address
+from perflab.attribution.live_tensors import held_bytes, held_storages
+from perflab.attribution.places import Places, module_names
+from perflab.base.data import changed
+from perflab.base.reachable import reachable
+from perflab.internals.of_torch.machine import (
     BlockEvent,
     block_events,
     device_events,
     host_events,
     kineto_results,
 )
+from perflab.measure.counts.profiler import profiler
+from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
+from perflab.measure.memory.graph_pools import free_bytes_in, replayed_pools
+from perflab.profiles.keepers import take_keepers
+from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
+from perflab.profiles.placed import placed
+from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
+from perflab.results.profile import INPUTS, KEPT, LET_GO, Peak, PeakPart
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

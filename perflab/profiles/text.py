@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from textwrap import wrap
 
-from perflab.data import changed
-from perflab.measure.events import kind_of
-from perflab.profiles.records import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
-from perflab.report.lines import cut, shorten
+from perflab.base.data import changed
+from perflab.measure.counts.events import kind_of
+from perflab.results.profile import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
+from perflab.tables.lines import cut, shorten
 from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05

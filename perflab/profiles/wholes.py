@@ -16,7 +16,7 @@ from itertools import takewhile
 from math import gcd
 
 from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
-from perflab.profiles.records import BACKWARD, DISPATCH, UNNAMED
+from perflab.results.profile import BACKWARD, DISPATCH, UNNAMED
 
 _LEAST_IN_LAYERS = 3
 """The least number of operators in layers that are reported as a whole: fewer operators are reported by their names."""

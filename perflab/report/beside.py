@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.documents import weave
-from perflab.environment import differing, exact_environment
-from perflab.records import Environment
-from perflab.report.contents import Case, Compared, Quantity, RunContents
+from perflab.results.documents import weave
+from perflab.results.environment import differing, exact_environment
+from perflab.results.records import Environment
+from perflab.tables.contents import Case, Compared, Quantity, RunContents
 
 OTHER_MACHINE = "other machine"
 Key = tuple[str, str]

@@ -8,20 +8,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from perflab.data import to_readable_json
-from perflab.documents import only_cases, read_document
-from perflab.errors import UsageError
-from perflab.files import write_whole
-from perflab.journals import SUFFIX, read_journal
-from perflab.report.beside_text import beside_lines, beside_markdown
-from perflab.report.escaping import for_reading, one_line
+from perflab.base.data import to_readable_json
+from perflab.base.errors import UsageError
+from perflab.base.files import write_whole
 from perflab.report.fail import LATENCY, found_worse, in_words, parse_limits
 from perflab.report.gather import Source, gather
-from perflab.report.lines import short_name
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary, unseen_failures
 from perflab.report.terminal import page_width
-from perflab.report.view import (
+from perflab.results.documents import only_cases, read_document
+from perflab.results.journals import SUFFIX, read_journal
+from perflab.results.result import parameter_names
+from perflab.tables.beside_text import beside_lines, beside_markdown
+from perflab.tables.escaping import for_reading, one_line
+from perflab.tables.lines import short_name
+from perflab.tables.view import (
     COLLECTED,
     COLUMNS,
     DEFAULT_COLUMNS,
@@ -31,8 +32,7 @@ from perflab.report.view import (
     parse_sort,
     refuse_unknown,
 )
-from perflab.results import parameter_names
-from perflab.tiers import Run, tiers
+from perflab.tiers.interface import Run, tiers
 from perflab.units import format_names
 
 FORMATS = ("text", "markdown", "json", "html")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perflab.data import changed
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.beside_text import amount, cases_of, name_in
-from perflab.report.contents import Case, Compared, Contents
+from perflab.base.data import changed
 from perflab.report.gather import Source
-from perflab.tiers import tier_of
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.tables.beside_text import amount, cases_of, name_in
+from perflab.tables.contents import Case, Compared, Contents
+from perflab.tiers.interface import tier_of
 from perflab.units import format_change, format_names, parse_fraction
 
 LATENCY, PEAK = "latency", "peak"

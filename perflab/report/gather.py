@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perflab.data import changed
-from perflab.documents import ended_early
-from perflab.records import Environment, Verdict
+from perflab.base.data import changed
 from perflab.report.beside import beside_each_other
-from perflab.report.contents import CALIBRATION, KIND, SCHEMA, Case, Contents, MachineReading, RunContents, counted
-from perflab.report.lines import names_of
 from perflab.report.summary import unseen_failures
-from perflab.report.tally import ACCEPTED, outcome, way_of
-from perflab.results import Document, Result, parameters_of
-from perflab.tiers import by_table, tier, tier_of
+from perflab.results.documents import ended_early
+from perflab.results.records import Environment, Verdict
+from perflab.results.result import Document, Result, parameters_of
+from perflab.tables.contents import CALIBRATION, KIND, SCHEMA, Case, Contents, MachineReading, RunContents, counted
+from perflab.tables.lines import names_of
+from perflab.tables.tally import ACCEPTED, outcome, way_of
+from perflab.tiers.interface import by_table, tier, tier_of
 
 _WIDE = 10_000
 """A width in characters that no note reaches: pages wrap text by themselves."""
@@ -99,7 +99,7 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
 
 
 def _variant(result: Result) -> str:
-    return (result.outcome.variant if result.outcome is not None else "") or result.mode.suffix.strip()
+    return (result.outcome.variant if result.outcome is not None else "") or result.mode.variant
 
 
 def _machine(cases: Sequence[Case]) -> list[MachineReading]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import quote
 
-from perflab.report.escaping import FENCE, code, escape, fenced, for_reading, in_html
-from perflab.report.lines import Row, shown_verdict
-from perflab.report.not_run import not_run
 from perflab.report.summary import hint, unseen_failures
-from perflab.report.tally import LOOK_FIRST, tally
-from perflab.report.view import DEFAULT_VIEW, View
-from perflab.results import Document, Result
-from perflab.tiers import by_table, tier
+from perflab.results.result import Document, Result
+from perflab.tables.comment import fitting, link
+from perflab.tables.escaping import code, escape, fenced, for_reading, in_html
+from perflab.tables.lines import Row, shown_verdict
+from perflab.tables.not_run import not_run
+from perflab.tables.tally import LOOK_FIRST, tally
+from perflab.tables.view import DEFAULT_VIEW, View
+from perflab.tiers.interface import by_table, tier
 from perflab.units import format_count
 
 _LONGEST_FAILURE = 80
 """The most lines of a failure: its last ones, where the error stands. GitHub limits a whole summary to 1 MiB."""
-LONGEST_COMMENT = 65_000
-"""The most characters of a comment: GitHub refuses more than 65,536, and a workflow adds lines of its own."""
-_LEFT_OUT = "_The rest does not fit into a comment: it is on the page._"
 _ONE_LINE = 10_000
 """A width in characters that no note reaches: a page wraps text by itself."""
 
@@ -65,33 +62,6 @@ def markdown(
     if hint(document):
         blocks.append(hint(document).strip())
     return fitting(blocks, page)
-
-
-def fitting(blocks: Sequence[str], page: str | None) -> str:
-    """Join the blocks into a text. If a page has all of them, the text is no longer than a comment on GitHub may be.
-
-    Collapsed blocks and bars are left out first, then rows and blocks from the end.
-    """
-    text = "\n\n".join(blocks) + "\n"
-    if page is None or len(text) <= LONGEST_COMMENT:
-        return text
-    first = [block for block in blocks if not block.startswith(("<details>", FENCE))]
-    lines = [line for block in first for line in (*block.split("\n"), "")]
-    kept, room = [], LONGEST_COMMENT - len(_LEFT_OUT) - 2
-    for line in lines:
-        room -= len(line) + 1
-        if room < 0:
-            break
-        kept.append(line)
-    return "\n".join([*kept, "", _LEFT_OUT]) + "\n"
-
-
-def link(page: str | None) -> list[str]:
-    """Return a block that links to the HTML page with charts, samples and profiles; empty if ``page`` is None."""
-    if page is None:
-        return []
-    address = quote(page.strip(), safe="%/:?#@!$&'*+,;=~-._")
-    return [f"[All of it as a page: charts, samples, profiles](<{address}>)"]
 
 
 def _rank(result: Result) -> int:

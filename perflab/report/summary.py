@@ -6,16 +6,16 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perflab.documents import ended_early
-from perflab.records import Verdict
-from perflab.report.drift import REASON_TO_FILL_IN
-from perflab.report.escaping import for_reading, lines_of
-from perflab.report.lines import Line, short_name, wrap_facts
-from perflab.report.not_run import not_run
-from perflab.report.tally import counted
-from perflab.report.view import DEFAULT_VIEW, View
-from perflab.results import Document
-from perflab.tiers import by_table, tier
+from perflab.results.documents import ended_early
+from perflab.results.records import Verdict
+from perflab.results.result import Document
+from perflab.tables.drift import REASON_TO_FILL_IN
+from perflab.tables.escaping import for_reading, lines_of
+from perflab.tables.lines import Line, short_name, wrap_facts
+from perflab.tables.not_run import not_run
+from perflab.tables.tally import counted
+from perflab.tables.view import DEFAULT_VIEW, View
+from perflab.tiers.interface import by_table, tier
 from perflab.units import format_count, format_names
 
 LONG = 70

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from perflab.report.summary import summary
-from perflab.results import Document
+from perflab.results.result import Document
 
 
 def show(document: Document, notes: Sequence[str], *, accept: str | None = None) -> None:

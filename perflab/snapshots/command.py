@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from perflab.errors import UsageError
+from perflab.base.errors import UsageError
 from perflab.snapshots.devices import choose, choose_two, with_others_named
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from perflab.errors import SnapshotError
+from perflab.base.errors import SnapshotError
 from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
 from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
 from perflab.snapshots.rows import ACTIONS, Rows, text_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perflab.errors import SnapshotError
+from perflab.base.errors import SnapshotError
 from perflab.snapshots.analysis import levels
 from perflab.snapshots.model import Snapshot
 from perflab.units import format_bytes

@@ -17,7 +17,7 @@ from typing import Any
 from perflab.snapshots.model import Block
 
 BEGIN = b"\nperflab notes 1\n"
-"""The separator between PyTorch's pickle and the notes, written by ``perflab.measure.memory_snapshot``."""
+"""The separator between PyTorch's pickle and the notes, written by ``perflab.measure.memory.memory_snapshot``."""
 MOST_BYTES = 2**26
 """The most bytes of notes that are read; the notes' JSON is read as a whole."""
 _WEAK = "inputs"
@@ -103,7 +103,7 @@ class Notes:
 
 
 def notes_of(content: dict[str, Any]) -> Notes:
-    """Read notes from content in the form that ``perflab.measure.known_blocks`` writes.
+    """Read notes from content in the form that ``perflab.measure.memory.known_blocks`` writes.
 
     Raises:
         ValueError, TypeError: the content has another form.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from perflab.report.escaping import one_line
 from perflab.snapshots.analysis import Lines, levels, peak_moment
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, WIDTH, Axes
 from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.timeline import REST, Stacking, thinned
+from perflab.tables.escaping import one_line
 from perflab.units import format_bytes
 
 MOST_CHARACTERS = 2_800_000

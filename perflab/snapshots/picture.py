@@ -10,10 +10,10 @@ import html
 from collections.abc import Iterator, Sequence
 
 from perflab.page.svg import ticks
-from perflab.report.escaping import one_line
 from perflab.snapshots.analysis import levels, peak_moment
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.timeline import REST, Point, Stacking, elapsed_ns, thinned
+from perflab.tables.escaping import one_line
 from perflab.units import BYTES_PER, format_bytes, format_ns
 
 WIDTH, HEIGHT = 1100, 440

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from perflab.errors import SnapshotError
+from perflab.base.errors import SnapshotError
 from perflab.snapshots.at_once import EVENT, Events
 from perflab.snapshots.categories import as_told
 from perflab.snapshots.device import Device, number_of

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from perflab.errors import SnapshotError
-from perflab.files import open_regular
+from perflab.base.errors import SnapshotError
+from perflab.base.files import open_regular
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.pytorch import read_pickle
 from perflab.snapshots.recorded import read_json

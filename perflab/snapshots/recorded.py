@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from perflab.errors import SnapshotError
-from perflab.event_lines import EventLines, head_of
+from perflab.base.errors import SnapshotError
+from perflab.base.event_lines import EventLines, head_of
 from perflab.snapshots.categories import as_told, deduced
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 from perflab.snapshots.notes import notes_of

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from perflab.errors import SnapshotError
+from perflab.base.errors import SnapshotError
 from perflab.snapshots.model import Frame, Stack
 
 ACTIONS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from perflab.report.escaping import escape, one_line
 from perflab.snapshots.tables import Column, Report, shown
+from perflab.tables.escaping import escape, one_line
 
 _WIDEST = 60
 """The most characters of a cell of text in a terminal."""

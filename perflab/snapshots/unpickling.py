@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from typing import Any, BinaryIO, NoReturn
 
-from perflab.errors import SnapshotError
+from perflab.base.errors import SnapshotError
 from perflab.snapshots.window import CHUNK_BYTES, Cut, Progress, Window
 
 MOST_OBJECTS = 25_000_000

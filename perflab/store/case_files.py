@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import quote, unquote
 
-from perflab.data import speakable
-from perflab.mode import without_mode
+from perflab.base.data import speakable
+from perflab.base.identity import file_of, name_in_file
 from perflab.store.json_files import delete_file, writable, writing
 
 Stored = TypeVar("Stored")
@@ -80,7 +80,7 @@ def module_of(case: str) -> str:
     A dot of the path itself becomes ``%2E``. The name of a file that is not Python ends in ``%2F``, the slash in which
     no path ends.
     """
-    path = speakable(case.split("::", 1)[0])
+    path = speakable(file_of(case))
     name = ".".join(quote(step, safe="").replace(".", "%2E") for step in path.removesuffix(".py").split("/"))
     return name if path.endswith(".py") else f"{name}%2F"
 
@@ -91,12 +91,6 @@ def path_of(module: str) -> str:
     return path.removesuffix("/") if path.endswith("/") else f"{path}.py"
 
 
-def function_of(name: str) -> str:
-    """Return the test function of a case's name: ``TestY::test_z[a] {cold}`` -> ``TestY::test_z``."""
-    # pytest-xdist's loadgroup appends the group after an @
-    return without_mode(name).partition("[")[0].partition("@")[0]
-
-
 def name_of(case: str) -> str:
     """Return a case's name within its file: ``TestY::test_z[a]``."""
-    return str(writable(case.split("::", 1)[-1]))
+    return str(writable(name_in_file(case)))

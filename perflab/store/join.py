@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from perflab.errors import BaselineError
+from perflab.base.errors import BaselineError
 from perflab.store.case_files import path_of
 from perflab.store.json_files import check_writable
-
-if TYPE_CHECKING:
-    from perflab.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,14 @@ class Part:
     write: Callable[[Path], set[Path]]
 
 
-def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str, Tier]) -> tuple[int, list[Path]]:
+class Joins(Protocol):
+    """The part of a tier's interface that joins its files."""
+
+    def join(self, paths: Sequence[Path]) -> Part:
+        """Join the files of several directories."""
+
+
+def join_baselines(directories: Sequence[Path], output: Path, tiers: Mapping[str, Joins]) -> tuple[int, list[Path]]:
     """Join directories into ``output``; a case that is in several keeps the entry that was recorded last.
 
     The entries that ``output`` holds already take part, and so do entries that a shard has from its checkout: an update

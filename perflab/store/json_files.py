@@ -8,13 +8,13 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from perflab.data import speakable, speakable_throughout
-from perflab.environment import EXACT
-from perflab.errors import BaselineError
-from perflab.files import read_regular, write_whole
-from perflab.reading import decoded
+from perflab.base.data import speakable, speakable_throughout
+from perflab.base.errors import BaselineError
+from perflab.base.files import read_regular, write_whole
+from perflab.base.reading import decoded
+from perflab.results.environment import EXACT
 from perflab.store.write_lock import LOCK_NAME, locked
 
 T = TypeVar("T")
@@ -30,17 +30,15 @@ def read_checked(
     *,
     what: str,
     remedy: str,
-    upgrade: Callable[[Any], None] | None = None,
 ) -> T | None:
     """Return a file's content as ``kind``; None if there is no such file.
 
     Args:
         path: the file.
         kind: the type that the file must hold, field by field.
-        schema: the newest version that is understood.
+        schema: the version of the format that is understood.
         what: the name of this kind of file, for errors.
-        remedy: advice, for errors, about a file of another kind.
-        upgrade: turns plain data of an older schema into that of ``schema``, in place.
+        remedy: advice, for errors, about a file of another kind or schema.
 
     Raises:
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
@@ -54,12 +52,11 @@ def read_checked(
     return decoded(
         raw,
         kind,
-        newest=schema,
+        schema=schema,
         file=f"{what} file {path}",
         wanted=f"a perflab {what} file",
         remedy=remedy,
         error=BaselineError,
-        upgrade=upgrade,
     )
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 
-from perflab.store.case_files import function_of
+from perflab.base.identity import file_of, function_of, name_in_file
 
 _BINDS_OTHERS = {"*", "globals", "locals", "vars", "setattr", "exec"}
 
@@ -53,15 +53,15 @@ def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | No
     file and parameters must be known to have the same code. If several cases qualify, the one whose path shares the
     longest end with the path of ``case`` is returned, as after a folder was renamed; None if several share that end.
     """
-    path, name = case.split("::", 1)
+    path, name = file_of(case), name_in_file(case)
     found = []
     for old in gone:
-        old_path, old_name = old.split("::", 1)
+        old_path, old_name = file_of(old), name_in_file(old)
         is_elsewhere = old_path != path
         if (old_name == name) if is_elsewhere else (_parameters(old_name) == _parameters(name)):
             then = _code(text_of(old), old_name)
             found += [old] if (is_elsewhere if then is None else then == _code(text_of(case), name)) else []
-    alike = [_common_end(old.split("::", 1)[0], path) for old in found]
+    alike = [_common_end(file_of(old), path) for old in found]
     best = [old for old, parts in zip(found, alike, strict=True) if parts == max(alike)]
     return best[0] if len(best) == 1 else None
 

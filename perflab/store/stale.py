@@ -11,9 +11,9 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perflab.data import Data
-from perflab.mode import without_mode
-from perflab.store.case_files import CaseFiles, function_of, path_of
+from perflab.base.data import Data
+from perflab.base.identity import function_of, without_group, without_mode
+from perflab.store.case_files import CaseFiles, path_of
 from perflab.store.sources import bindings_in
 
 
@@ -93,4 +93,4 @@ def _is_file(path: Path) -> bool:
 
 def _is_collected(name: str, collected: Container[str]) -> bool:
     name = without_mode(name)  # an option may bring every mode back
-    return name in collected or name.rpartition("@")[0] in collected
+    return name in collected or without_group(name) in collected

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from perflab.files import remove_if_abandoned
+from perflab.base.files import remove_if_abandoned
 
 LOCK_NAME = ".lock"
 

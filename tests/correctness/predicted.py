@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from perflab.lab.train import TrainingConfig
-from perflab.measure.workload import Step, Workload
+from perflab.measure.calls.workload import Step, Workload
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.prediction import Work

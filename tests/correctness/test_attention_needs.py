@@ -9,10 +9,10 @@ from torch import Tensor
 
 from perflab import Result, Verdict
 from perflab.lab.attention import attention
-from perflab.measure.memory import measure_memory
-from perflab.measure.records import OutOfMemory
-from perflab.measure.workload import Workload
-from perflab.measured.records import MeasuredCase
+from perflab.measure.calls.workload import Workload
+from perflab.measure.memory.peak import measure_memory
+from perflab.results.measured import MeasuredCase
+from perflab.results.measurement import OutOfMemory
 from tests.harness.make import environment, record, result
 from tests.perf.attention_cases import GRIDS, Shape, grid, memory_bytes, published
 from tests.perf.growth import fit, growth_findings

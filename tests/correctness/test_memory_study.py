@@ -8,10 +8,9 @@ import pytest
 
 from perflab.snapshots.analysis import alive_at, levels, parts_by
 from tests.harness.made_snapshots import read
-
-from .memory_figures import of_the_stream, peak_cells, residual_bytes
-from .memory_study import COMMAND
-from .memory_timelines import CPU, MODELS, PREDICTED, Case, cases, make
+from tests.studies.memory_figures import of_the_stream, peak_cells, residual_bytes
+from tests.studies.memory_study import COMMAND
+from tests.studies.memory_timelines import CPU, MODELS, PREDICTED, Case, cases, make
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory-study.md"
 TINY = [one for one in cases(PREDICTED) if (one.model, one.context_length) == ("tiny", 128)]

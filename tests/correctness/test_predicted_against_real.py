@@ -34,7 +34,7 @@ TRITON = "perflab.flash_attention_backward.default"
 @pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
 @pytest.mark.parametrize("model", ["tiny", "2.7B"])
 def test_a_call_takes_what_was_predicted(model: str, mode: str, precision: str, attention: str) -> None:
-    from .predicted_against_real import Case, compared
+    from tests.studies.predicted_against_real import Case, compared
 
     case = Case(model, mode, precision, attention)
     seen = compared(str(case), case.work)
@@ -49,7 +49,7 @@ def test_a_call_takes_what_was_predicted(model: str, mode: str, precision: str, 
 @pytest.mark.parametrize("attention", ["naive", "sdpa", "triton"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_each_operator_launches_and_takes_what_is_said_of_it(precision: str, attention: str) -> None:
-    from .predicted_against_real import OPAQUE, Case, operators
+    from tests.studies.predicted_against_real import OPAQUE, Case, operators
 
     found = operators(Case("tiny", "train_step", precision, attention).work().run)
     unknown = {TRITON, *(f"{name.replace('::', '.')}.default" for name in OPAQUE)}

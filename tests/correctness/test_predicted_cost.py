@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from perflab.lab.models import MODEL_SIZES
 from perflab.predicted.gpus.names import GPUS
 from perflab.predicted.prediction import ON_CUDA, predict
-from perflab.predicted.records import Cost, Prediction
+from perflab.results.predicted import Cost, Prediction
 from tests.correctness.predicted import on_a_gpu, setup_of, work
 from tests.perf.setup import Setup
 

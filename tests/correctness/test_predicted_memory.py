@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perflab.attribution.live_tensors import held_bytes
+from perflab.base.reachable import reachable
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
-from perflab.measure.live_tensors import held_bytes
-from perflab.measure.memory import cpu_allocations, measure_memory
-from perflab.measure.workload import Workload
+from perflab.measure.calls.workload import Workload
+from perflab.measure.memory.peak import cpu_allocations, measure_memory
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.gpus.names import GPUS
 from perflab.predicted.memory.account import Account, account_of
@@ -30,7 +31,6 @@ from perflab.predicted.run.predicting import work_of
 from perflab.predicted.trace.live_before import holdings
 from perflab.predicted.trace.modules import book_of
 from perflab.predicted.trace.tracer import Hidden, trace
-from perflab.reachable import reachable
 from tests.correctness.predicted import on_a_gpu, setup_of, work, workload_of
 from tests.perf.setup import Setup
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perflab.lab.models import MODEL_SIZES
-from perflab.measure.devices import available_bytes
+from perflab.measure.machine.devices import available_bytes
 from perflab.predicted.gpus.names import gpu_by_device_name, parse_gpu
 from perflab.predicted.prediction import ON_CUDA, predict
 

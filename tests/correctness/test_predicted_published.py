@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.measure.workload import Step
+from perflab.measure.calls.workload import Step
 from perflab.predicted.gpus.names import parse_gpu
 from perflab.predicted.memory.account import BLOCK_BYTES, rounded_as_on_cuda
 from perflab.predicted.prediction import ON_CUDA, predict, traced

@@ -6,11 +6,11 @@ import inspect
 
 import pytest
 
-from perflab.profiles.records import Explanation, Part, Profile, ProfileRow
-from tests.correctness import profile_faults
+from perflab.results.profile import Explanation, Part, Profile, ProfileRow
 from tests.correctness.functions import function_at
-from tests.correctness.profile_causes import is_right
-from tests.correctness.profile_faults import FAULTS, HERE
+from tests.studies import profile_faults
+from tests.studies.profile_causes import is_right
+from tests.studies.profile_faults import FAULTS, HERE
 
 ADDED = next(one for one in FAULTS if one.name == "a large operator beside small ones")
 MODULE = ADDED.modules[0]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from perflab import Profile, ProfileRow, Result
-from perflab.measure.records import Measurement
+from perflab.results.measurement import Measurement
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.studies.profile_findings import profile_findings
 from tests.perf.studies.test_profile import WAYS

@@ -19,21 +19,21 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from perflab.data import changed
-from perflab.errors import UsageError
+from perflab.attribution.places import Places
+from perflab.base.data import changed
+from perflab.base.errors import UsageError
 from perflab.lab.models import build_model, model_cost, size_config
 from perflab.lab.train import PRECISIONS, TrainingConfig, TrainingStep, random_tokens
-from perflab.measure.measurement import stopwatch_for, try_profile
-from perflab.measure.workload import Step, Workload
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measurement.measurement import stopwatch_for, try_profile
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.places import Places
 from perflab.profiles.recording import recorded_calls, recording, run_marked
-from perflab.profiles.records import Profile
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.text import by_category
-from tests.correctness import profile_sums
+from perflab.results.profile import Profile
 from tests.perf.setup import Setup
+from tests.studies import profile_sums
 
 CPU = torch.device("cpu")
 B, T = 2, 32

@@ -21,8 +21,8 @@ NAMES = ("GPT-2", "Llama", "Qwen2", "BERT", "T5", "ViT", "GPT-NeoX", "Mixtral", 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_step_takes_what_was_predicted(name: str) -> None:
-    from .predicted_against_real import compared
-    from .public_models_against_real import LIBRARY, MODELS
+    from tests.studies.predicted_against_real import compared
+    from tests.studies.public_models_against_real import LIBRARY, MODELS
 
     pytest.importorskip(LIBRARY, reason=f"pip install {LIBRARY}")
     seen = compared(name, MODELS[name].work)

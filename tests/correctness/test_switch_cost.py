@@ -139,8 +139,10 @@ def test_what_is_computed_outside_of_the_window_or_again_is_not_counted() -> Non
 def test_memory_is_near_what_the_profiler_sees(switches: dict[str, Any], how: dict[str, Any]) -> None:
     ratios = memory_ratios(replace(TINY, **switches), seq_len=256, **how)
     # A trace sees what the profiler sees, but for a few scalars and what an operator allocates for itself: of tiny's
-    # peaks of some megabytes, 0.1 % is a few kilobytes.
-    assert {mode: ratio for mode, ratio in ratios.items() if abs(ratio - 1) > 0.005} == {}
+    # peaks of some megabytes, 0.1 % is a few kilobytes. What oneDNN takes for itself in bf16 depends on the processor:
+    # 1.1 % of the forward's peak on an AMD EPYC with avx512_bf16 and no AMX.
+    most = 0.02 if "autocast_dtype" in how else 0.005
+    assert {mode: ratio for mode, ratio in ratios.items() if abs(ratio - 1) > most} == {}
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective"])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from perflab.compiled.compiler.pool import CompilerPool
-from perflab.compiled.records import CompiledKernel, KernelResources
 from perflab.lab.attention.triton_tiles import candidate_tiles
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import SHARED_BYTES
+from perflab.results.compiled import CompiledKernel, KernelResources
 
 pytestmark = pytest.mark.correctness
 

@@ -8,8 +8,8 @@ from perflab.attention.grid import Case
 from perflab.attention.hold import complaint
 from perflab.attention.tensors import inputs_of
 from perflab.lab.attention import reference_attention
+from tests.studies.write_table import PAGE, with_table
 
-from .write_table import PAGE, with_table
 from .wrong_kernels import WRONG_KERNELS, Drifting, WrongKernel, attend
 
 pytestmark = pytest.mark.correctness
@@ -45,7 +45,7 @@ def test_a_kernel_that_does_not_repeat_itself_is_seen(device: torch.device) -> N
 
 def test_the_documented_table_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_table(page), "python -m tests.correctness.write_table"
+    assert page == with_table(page), "python -m tests.studies.write_table"
 
 
 def test_there_are_enough_of_them_and_each_has_a_name_of_its_own() -> None:

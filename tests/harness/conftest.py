@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from perflab.measure import clock
+from perflab.measure.clocks import clock
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock

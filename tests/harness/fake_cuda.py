@@ -82,7 +82,7 @@ class FakeCuda:
             "graph": self.graph,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr("perflab.measure.clock.read_ns", self.read_ns)
+        monkeypatch.setattr("perflab.measure.clocks.clock.read_ns", self.read_ns)
         return self
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from perflab.data import changed
-from perflab.measure.records import Evidence, Measurement, summarize
-from perflab.measured.records import MeasuredCase
-from perflab.profiles.records import Profile, ProfileRow
-from perflab.records import Policy, Verdict
-from perflab.results import Document, Result
+from perflab.base.data import changed
+from perflab.results.measured import MeasuredCase
+from perflab.results.measurement import Evidence, Measurement, summarize
+from perflab.results.profile import Profile, ProfileRow
+from perflab.results.records import Policy, Verdict
+from perflab.results.result import Document, Result
 from tests.harness.make import MS, document, entry, environment, judge, memory, quiet
 
 COUNTS = {"operators": 412, "allocations": 88, "kernel_launches": 390, "host_syncs": 2, "graph_breaks": 0}

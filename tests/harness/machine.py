@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from perflab.compared import comparison
-from perflab.compared.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
-from perflab.compared.interleave import Reading, TurnTime
-from perflab.compared.judge.paired import PairedFinding, PairedPolicy, latency_findings
-from perflab.compared.rounds import CaseRound, CaseTurns, NotStartedError, RoundPlan
-from perflab.compared.sides.messages import Ended, Ready
-from perflab.compared.sides.process import Start
+from perflab.judging.interleave import Reading, TurnTime
+from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings
+from perflab.turns import comparison
+from perflab.turns.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
+from perflab.turns.rounds import CaseRound, CaseTurns, NotStartedError, RoundPlan
+from perflab.turns.sides.messages import Ended, Ready
+from perflab.turns.sides.process import Start
 from tests.harness.make import environment
 
 POLICY = PairedPolicy()
@@ -102,7 +102,7 @@ def compared(
         def __init__(self, starts: dict[str, Start], *_others: object) -> None:
             machine.attempts += 1
             if machine.attempts - 1 in machine.unstarted:
-                raise NotStartedError("its process was killed", "wait")
+                raise NotStartedError("its process was killed", "wait", output="")
             self.cases = {side: list(start.command) for side, start in starts.items()}
             self.strays: dict[str, list[str]] = {}
             machine.seconds += START_S * len(starts) / 2

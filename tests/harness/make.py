@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
-from perflab.data import changed
-from perflab.documents import SCHEMA
-from perflab.measure.records import Beside, Memory, Ratio, Record, Replicate
-from perflab.measured.judge import judge as judging
-from perflab.measured.judge.anchor import exact_successor, times_successor
-from perflab.measured.records import Baseline, Entry, MeasuredCase
+from perflab.base.data import changed
+from perflab.judging import judge as judging
+from perflab.judging.anchor import exact_successor, times_successor
 from perflab.measured.store.exact import split
-from perflab.measured.store.times import BaselineStore
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.records import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
-from perflab.records import Environment, Judgement, Policy, Verdict
-from perflab.results import Document, Result
+from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources
+from perflab.results.documents import SCHEMA
+from perflab.results.measured import Baseline, Entry, MeasuredCase
+from perflab.results.measurement import Beside, Memory, Ratio, Record, Replicate
+from perflab.results.predicted import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
+from perflab.results.records import Environment, Judgement, Policy, Verdict
+from perflab.results.result import Document, Result
+from perflab.store.times import BaselineStore
 
 CASE = "tests/perf/test_transformer.py::test_step[small-128-fp32]"
 MS = 1_000_000

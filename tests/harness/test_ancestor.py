@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from perflab.compared.rounds import NotStartedError, Round
-from perflab.compared.sides import ancestor as ancestor_module
-from perflab.compared.sides.ancestor import Ancestor, Ancestry, NotForkedError, Start, check_variables
-from perflab.compared.sides.process import SideProcess
-from perflab.errors import SideEndedError
+from perflab.base.errors import SideEndedError
+from perflab.processes.child import Start
+from perflab.turns.rounds import NotStartedError, Round
+from perflab.turns.sides import ancestor as ancestor_module
+from perflab.turns.sides.ancestor import Ancestor, Ancestry, NotForkedError, check_variables
+from perflab.turns.sides.process import side_process
 from tests.harness.test_lifeline import gone_within
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks what has imported PyTorch")
@@ -62,8 +63,8 @@ def start_of(folder: Path, *words: str, module: str = "teller", **variables: str
 
 def told_by(start: Start, ancestor: Ancestor | None) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What its process is like, what it has seen, and how its end is told."""
-    with SideProcess(start, 60.0, ancestor) as side, pytest.raises(SideEndedError) as caught:
-        side.hello()
+    with side_process(start, 60.0, ancestor) as side, pytest.raises(SideEndedError) as caught:
+        side.answer()
     told, seen = json.loads((start.directory / "told.json").read_text())
     return told, seen, caught.value.problem
 
@@ -93,15 +94,15 @@ def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path
 
 def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
-    stirring = "from perflab.compared.sides.stirring import stir\nstir()\n"
+    stirring = "from perflab.turns.sides.stirring import stir\nstir()\n"
     (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
     found = set()
     with Ancestor([start]) as ancestor:
         for _ in range(4):
-            with SideProcess(start, 60.0, ancestor) as side:
-                with pytest.raises(SideEndedError):
-                    side.hello()
-                found.add(side.last_output())
+            with side_process(start, 60.0, ancestor) as side:
+                with pytest.raises(SideEndedError) as ended:
+                    side.answer()
+                found.add(ended.value.output)
     assert len(found) > 1, "their hashes are seeded alike, their pages shared: they would lie alike"
 
 
@@ -110,26 +111,26 @@ def test_a_signal_that_ends_a_forked_process_is_told(tmp_path: Path) -> None:
     (start.directory / "dies.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
     with (
         Ancestor([start]) as ancestor,
-        SideProcess(start, 60.0, ancestor) as side,
+        side_process(start, 60.0, ancestor) as side,
         pytest.raises(SideEndedError, match="was killed by signal 11"),
     ):
-        side.hello()
+        side.answer()
 
 
 def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="hangs")
     (start.directory / "hangs.py").write_text("import os\nopen('pid', 'w').write(str(os.getpid()))\nwhile True: pass\n")
-    with Ancestor([start]) as ancestor, SideProcess(start, 2.0, ancestor) as side:
-        with pytest.raises(SideEndedError, match="no answer for 2 s"):
-            side.hello()
-        assert gone_within(2.0, side._process.pid)
+    with Ancestor([start]) as ancestor, side_process(start, 2.0, ancestor) as side:
+        with pytest.raises(SideEndedError, match="no answer for 2"):
+            side.answer()
+        assert gone_within(2.0, side.pid)
     (start.directory / "pid").unlink()
     session = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from perflab.compared.sides.ancestor import Ancestor, Start\n"
-        "from perflab.compared.sides.process import SideProcess\n"
+        "from perflab.processes.child import Start\nfrom perflab.turns.sides.ancestor import Ancestor\n"
+        "from perflab.turns.sides.process import side_process\n"
         "start = Start('head', [sys.executable, '-m', 'hangs'], dict(os.environ), Path('.').absolute())\n"
-        "side = SideProcess(start, ancestor=Ancestor([start]))\ntime.sleep(60)\n"
+        "side = side_process(start, ancestor=Ancestor([start]))\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", session], env=start.environment, cwd=start.directory) as killed:
         ends = time.monotonic() + 60.0
@@ -147,19 +148,19 @@ def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp
 def test_an_ancestor_that_dies_takes_its_sides_along_and_each_says_so(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="hangs")
     (start.directory / "hangs.py").write_text("while True: pass\n")
-    with Ancestor([start]) as ancestor, SideProcess(start, 60.0, ancestor) as side:
-        os.kill(ancestor._process.pid, signal.SIGKILL)
+    with Ancestor([start]) as ancestor, side_process(start, 60.0, ancestor) as side:
+        os.kill(ancestor._peer.pid, signal.SIGKILL)
         with pytest.raises(SideEndedError, match="was killed by signal 9"):
-            side.hello()
-    with pytest.raises(NotForkedError, match="their ancestor has ended"):
+            side.answer()
+    with pytest.raises(NotForkedError, match="their ancestor was killed by signal 9"):
         ancestor_gone(start)
 
 
 def ancestor_gone(start: Start) -> None:
     """Ask an ancestor that was killed for a process."""
     with Ancestor([start]) as ancestor:
-        os.kill(ancestor._process.pid, signal.SIGKILL)
-        SideProcess(start, 60.0, ancestor)
+        os.kill(ancestor._peer.pid, signal.SIGKILL)
+        side_process(start, 60.0, ancestor)
 
 
 def test_a_side_with_another_pytorch_is_not_forked(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_side_with_another_pytorch_is_not_forked(tmp_path: Path) -> None:
     with Ancestor(starts) as ancestor:
         told_by(starts[0], ancestor)
         with pytest.raises(NotForkedError, match=f"torch is imported from {tmp_path}/base/lib/torch/__init__.py there"):
-            SideProcess(other, 60.0, ancestor)
+            side_process(other, 60.0, ancestor)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_a_side_with_another_pytorch_is_not_forked(tmp_path: Path) -> None:
 )
 def test_what_sides_must_have_in_common_to_be_forked(tmp_path: Path, change: dict[str, Any], why: str | None) -> None:
     head = Start("head", [sys.executable, "-m", "pytest", "-q"], {"PYTHONPATH": "/a"}, tmp_path)
-    base = {"label": "base", "command": [sys.executable, "-m", "pytest"], "environment": {"PYTHONPATH": "/b"}}
+    base = {"role": "base", "command": [sys.executable, "-m", "pytest"], "environment": {"PYTHONPATH": "/b"}}
     ancestry = Ancestry()
     with ancestry.ancestor_of([head, Start(**{**base, "directory": tmp_path, **change})]) as ancestor:
         assert ancestry.refused == why
@@ -213,13 +214,13 @@ def small_start(folder: Path, torch: str = "", *words: str, **variables: str) ->
     (shared / "torch").mkdir(parents=True, exist_ok=True)
     (shared / "torch" / "__init__.py").write_text(torch)
     path = os.pathsep.join([str(folder / "lib"), str(shared), *(entry for entry in sys.path if entry)])
-    return Start(start.label, start.command, {**start.environment, "PYTHONPATH": path}, folder)
+    return Start(start.role, start.command, {**start.environment, "PYTHONPATH": path}, folder)
 
 
 def refusal(starts: list[Start]) -> str:
     """Why the last of these starts is not forked."""
     with Ancestor(starts) as ancestor, pytest.raises(NotForkedError) as caught:
-        SideProcess(starts[-1], 60.0, ancestor)
+        side_process(starts[-1], 60.0, ancestor)
     return str(caught.value)
 
 
@@ -262,10 +263,10 @@ def test_folders_are_found_as_python_finds_them(tmp_path: Path) -> None:
     safe = Start("head", start.command, {**start.environment, "PYTHONSAFEPATH": "1"}, start.directory)
     with (
         Ancestor([safe]) as ancestor,
-        SideProcess(safe, 60.0, ancestor) as side,
+        side_process(safe, 60.0, ancestor) as side,
         pytest.raises(SideEndedError, match="No module named teller"),
     ):
-        side.hello()
+        side.answer()
 
 
 def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(
 def test_an_ancestor_that_does_not_answer_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = small_start(tmp_path / "head", "import time\ntime.sleep(60)")
     monkeypatch.setattr(ancestor_module, "_PATIENCE_S", 0.5)
-    with pytest.raises(NotForkedError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(NotForkedError, match="their ancestor hung and was stopped: no answer for 500 ms"):
         Ancestor([start])
 
 
@@ -289,9 +290,9 @@ def test_a_side_that_is_closed_at_once_is_gone(tmp_path: Path) -> None:
     start = small_start(tmp_path / "head")
     with Ancestor([start]) as ancestor:
         for _ in range(20):
-            side = SideProcess(start, 60.0, ancestor)
+            side = side_process(start, 60.0, ancestor)
             side.close()
-            assert gone_within(0.5, side._process.pid)
+            assert gone_within(0.5, side.pid)
     assert len(os.listdir("/proc/self/fd")) < 200
 
 

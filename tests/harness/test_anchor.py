@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.measure.records import OutOfMemory, Replicate
-from perflab.measured.judge.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
-from perflab.measured.records import Baseline, Entry, Exact
+from perflab.judging.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
-from perflab.records import Judgement, Policy, Verdict
+from perflab.results.measured import Baseline, Entry, Exact
+from perflab.results.measurement import OutOfMemory, Replicate
+from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import (
     MS,
     cuda_environment,

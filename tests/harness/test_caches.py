@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perflab.measure import caches
-from perflab.measure.caches import Eviction, eviction_bytes, last_level_cache_bytes
-from perflab.measure.measurement import stopwatch_for
-from perflab.measure.workload import Workload
-from perflab.mode import Mode
+from perflab.base.mode import Mode
+from perflab.measure.calls.workload import Workload
+from perflab.measure.machine import caches
+from perflab.measure.machine.caches import Eviction, eviction_bytes, last_level_cache_bytes
+from perflab.measurement.measurement import stopwatch_for
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from perflab.cli import build_parser
-from perflab.documents import read_document, write_document
-from perflab.journals import read_journal
-from perflab.records import Judgement, Verdict
 from perflab.report.summary import summary
-from perflab.results import Result
+from perflab.results.documents import read_document, write_document
+from perflab.results.journals import read_journal
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
 from tests.harness.command import Command
 from tests.harness.make import cuda_environment, document, predicted_result, record, result
 
@@ -100,7 +100,6 @@ def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(command: Co
         (["nsys", "pipe.sqlite"], "perflab nsys: pipe.sqlite: it is a pipe, not a file"),
         (["report", "deep.json"], "perflab report: deep.json is not a file of perflab's results: maximum recursion"),
         (["report", "deep.jsonl"], "perflab report: deep.jsonl is damaged at line 2: maximum recursion depth"),
-        (["doctor", "--gate", "--trials=1", "--log=deep.jsonl"], "perflab doctor: deep.jsonl is no log of trials: "),
         (["merge", "--baselines", "x"], "perflab merge: --baselines without --output\n  -> "),
         (["merge", "--baselines", "x", "--output", "y"], "perflab merge: x is not a directory\n  -> "),
     ],
@@ -132,7 +131,7 @@ def test_ctrl_c_while_the_command_loads_ends_it_with_one_line() -> None:
         "import os, pkgutil, signal, sys\n"
         "class PressCtrlC:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'perflab.documents':\n"
+        "        if name == 'perflab.results.documents':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, PressCtrlC())\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import perflab
-from perflab.measure.clock import HostStopwatch
-from perflab.measure.cuda_clock import CudaStopwatch
-from perflab.measure.workload import Step, Workload
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.clocks.clock import HostStopwatch
+from perflab.measure.clocks.cuda_clock import CudaStopwatch
 from tests.harness.fake_cuda import FakeCuda, taking
 from tests.harness.virtual_clock import VirtualClock
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from perflab.measure import caches, measurement
-from perflab.measure.caches import Eviction
-from perflab.measure.clock import Sample
-from perflab.measure.cold import ColdCudaStopwatch, ColdHostStopwatch
-from perflab.measure.measurement import Measured, measure
-from perflab.measure.sampling import Plan, warm_up
-from perflab.measure.workload import Step, Workload
-from perflab.mode import Mode
+from perflab.base.mode import Mode
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.clocks.clock import Sample
+from perflab.measure.clocks.cold import ColdCudaStopwatch, ColdHostStopwatch
+from perflab.measure.machine import caches
+from perflab.measure.machine.caches import Eviction
+from perflab.measure.sampling.stopping import Plan, warm_up
+from perflab.measurement import measurement
+from perflab.measurement.measurement import Measured, measure
 from tests.harness.fake_cuda import FakeCuda, taking
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
@@ -85,7 +86,7 @@ def test_cpu_time_of_the_eviction_is_not_the_calls(
     virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
-    monkeypatch.setattr("perflab.measure.cold.time.process_time_ns", virtual_clock.read_ns)
+    monkeypatch.setattr("perflab.measure.clocks.cold.time.process_time_ns", virtual_clock.read_ns)
     stopwatch = ColdHostStopwatch(Evicting(virtual_clock.advance, log))
     assert stopwatch.time(Workload(taking(virtual_clock.advance, 30), (), {}), 4).cpu_ns == 120
 
@@ -98,7 +99,7 @@ def test_what_timing_an_empty_call_takes_is_known(virtual_clock: VirtualClock, m
         virtual_clock.advance(70)  # each reading of this clock costs so much
         return virtual_clock.now_ns
 
-    monkeypatch.setattr("perflab.measure.clock.read_ns", reading)
+    monkeypatch.setattr("perflab.measure.clocks.clock.read_ns", reading)
     assert stopwatch.empty_call_ns() == 70
 
 
@@ -160,8 +161,8 @@ def test_a_warm_measurement_evicts_nothing_and_makes_no_buffer(virtual_clock: Vi
 
 @pytest.mark.usefixtures("one_thread")
 def test_memory_and_counts_of_a_cold_case_are_those_of_a_warm_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perflab.measure.compiling import compiler_state
-    from perflab.measure.counts import CallCounter
+    from perflab.measure.counts.compiling import compiler_state
+    from perflab.measure.counts.counter import CallCounter
 
     monkeypatch.setattr(caches, "eviction_bytes", lambda _device: 64 << 20)
 

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_benchmark.stats import Stats
 
-from perflab.compared.records import ComparedCase
-from perflab.documents import write_document
-from perflab.measure.records import Measurement, Paired, summarize
 from perflab.measured.report.columns import interval_ns, named, ordered
 from perflab.measured.report.table import table
-from perflab.plugin.options import OPTIONS
-from perflab.records import Change, Judgement, Policy, Verdict
+from perflab.options import OPTIONS
 from perflab.report.markdown import markdown
-from perflab.report.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
-from perflab.results import Result
+from perflab.results.compared import ComparedCase
+from perflab.results.documents import write_document
+from perflab.results.measurement import Measurement, Paired, summarize
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.results.result import Result
+from perflab.tables.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
 from tests.harness.command import Command
 from tests.harness.make import MS, document, entry, judge, memory, record, replicate, result
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler.pool import CompilerPool
-from perflab.compiled.records import CompiledKernel
-from perflab.errors import KernelError
+from perflab.results.compiled import CompiledKernel
 
 HERE = "tests.harness.tiny_kernels"
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_what_does_not_compile_is_a_result_that_names_the_line(found: Found) -> 
 
 def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: CompilerPool, found: Found) -> None:
     died = pool.submit(f"{HERE}:dying", "add", 90).result()
-    assert died.problem == "the compiling process ended with status 7; its output:\nLLVM ERROR: cannot select this"
+    assert died.problem == "the compiling process ended (exit status 7); its output:\nLLVM ERROR: cannot select this"
     assert (died.resources, died.triton) == (None, found["add", 80].triton)
     assert pool.submit(f"{HERE}:FINE", "add", 80).result() == found["add", 80]
 
@@ -103,10 +103,10 @@ def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: 
 def test_a_compiler_that_closes_its_output_and_stays_is_ended(
     pool: CompilerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perflab.compiled.compiler.pool._LAST_S", 0.5)
+    monkeypatch.setattr("perflab.processes.peer._CLOSING_S", 0.5)
     silent = pool.submit(f"{HERE}:silent", "add", 90).result(timeout=60)
     assert silent.problem is not None
-    assert silent.problem.startswith("the compiling process ended with status -9")
+    assert silent.problem.startswith("the compiling process closed its connection to this session and was ended")
 
 
 def _runs(pid: int) -> bool:
@@ -122,10 +122,11 @@ def test_a_compiler_that_hangs_is_a_result_and_ends_with_all_that_it_started(
     monkeypatch.setenv("HANGING_PIDS", str(tmp_path / "pids"))
     with CompilerPool(1) as pool:
         assert pool.names(f"{HERE}:FINE", [90])[90], "it has loaded torch by now"
-        monkeypatch.setattr("perflab.compiled.compiler.pool.PATIENCE_S", 3.0)
+        pool._all[0]._silent_s = 3.0
         hung = pool.submit(f"{HERE}:hanging", "add", 90).result()
-        assert hung.problem == "compiling it hung: no answer for 3.00 s, so it was stopped"
-        monkeypatch.undo()
+        assert hung.problem is not None
+        assert hung.problem.startswith("the compiling process hung and was stopped: no answer for 3.00 s; its output:")
+        assert " in hanging" in hung.problem, "its stacks name the line"
         for pid in map(int, (tmp_path / "pids").read_text().split()):
             deadline = time.monotonic() + 10.0  # it was killed, and goes when the system comes to it
             while _runs(pid) and time.monotonic() < deadline:

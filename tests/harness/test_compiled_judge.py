@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from perflab.compiled.judge import is_broken, judge_compiled
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline
 from perflab.compiled.report import explain_kernel, kernel_table
-from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.results import Result
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
 from tests.harness.make import baseline, document, kernel, resources, result
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler import KernelExample
 from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.run.kernels import choices_of
-from perflab.errors import KernelError
 
 
 class Kernel:

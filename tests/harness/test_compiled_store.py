@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perflab.compiled.records import KernelBaseline
+from perflab.base.errors import BaselineError
 from perflab.compiled.store import KernelStore
-from perflab.data import to_plain
-from perflab.errors import BaselineError
-from perflab.measured.store.times import BaselineStore
 from perflab.store.join import join_baselines
-from perflab.tiers import by_folder
+from perflab.store.times import BaselineStore
+from perflab.tiers.interface import by_folder
 from tests.harness.make import CASE, baseline, entry, kernel, resources
 
 WHERE = "kernels:EXAMPLES"
@@ -57,34 +55,6 @@ def test_what_differs_in_one_detail_keeps_a_line_of_its_own_in_the_tables(tmp_pa
     assert KernelStore(tmp_path).load(path) == cases
 
 
-def as_of_schema_1(cases: dict[str, KernelBaseline]) -> str:
-    return json.dumps(
-        {"schema": 1, "registration": WHERE, "cases": {case: to_plain(one) for case, one in cases.items()}}
-    )
-
-
-def test_a_file_of_schema_1_is_read_and_written_as_one_of_the_newest(tmp_path: Path) -> None:
-    cases = {"a[sm_90]": baseline(commit="abc", reason="why"), "b[sm_80]": baseline(resources(ptxas="12.9.86"))}
-    path = tmp_path / FILE
-    path.parent.mkdir()
-    path.write_text(as_of_schema_1(cases))
-    store = KernelStore(tmp_path)
-    assert store.load(path) == cases
-    assert json.loads(path.read_text())["registration"] == WHERE
-    store.save(WHERE, "3.9.0", {"c[sm_90]": baseline()})
-    assert json.loads(path.read_text())["schema"] == 3
-    assert KernelStore(tmp_path).load(path) == {**cases, "c[sm_90]": baseline()}
-
-
-def test_a_file_of_schema_2_left_out_that_a_kernel_has_no_instructions_of_interest(tmp_path: Path) -> None:
-    cases = {"a[sm_90]": baseline(resources(instructions={})), "b[sm_90]": baseline()}
-    path = KernelStore(tmp_path).save(WHERE, "3.9.0", cases)
-    before = path.read_text().replace('"schema": 3', '"schema": 2').replace('"instructions": {}, ', "")
-    assert before.count("instructions") == 1
-    path.write_text(before)
-    assert KernelStore(tmp_path).load(path) == cases
-
-
 @pytest.mark.parametrize("broken", ["saves", "targets"])
 def test_a_kernel_whose_context_is_gone_is_named(tmp_path: Path, broken: str) -> None:
     path = KernelStore(tmp_path).save(WHERE, "3.9.0", {"a[sm_90]": baseline()})
@@ -120,12 +90,11 @@ def test_what_is_registered_no_more_is_stale_on_the_architectures_that_were_look
         (b"{", "is damaged at line 1, column 2"),
         (b"\xff", "is damaged: not UTF-8 at byte 0"),
         (b'{"schema": 4}', "was written by a newer perflab"),
-        (b'{"schema": 2, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
-        (b'{"schema": 1, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
-        (b'{"schema": 1, "registration": "a:B", "cases": {"a": 1}}', "is not a perflab kernel baseline file"),
+        (b'{"schema": 2}', "has schema 2, and perflab reads schema 3 only"),
+        (b'{"schema": 3, "environments": {}, "cases": {}}', "is not a perflab kernel baseline file"),
         (
-            b'{"schema": 1, "registration": "a:B", "cases": {"a": {"resources": {}}}}',
-            "is not a perflab kernel baseline",
+            b'{"schema": 3, "registration": "a:B", "saves": {}, "targets": {}, "cases": {"a": 1}}',
+            "is not a perflab kernel baseline file",
         ),
     ],
 )

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import triton
 
+from perflab.base.data import changed
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler import KernelExample
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.judge import is_broken, judge_compiled
-from perflab.compiled.records import CompiledKernel, KernelBaseline, KernelResources
 from perflab.compiled.run.kernels import is_to_be_saved, result_of
 from perflab.compiled.store import KernelStore
-from perflab.data import changed
-from perflab.errors import KernelError
-from perflab.records import Verdict
+from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources
+from perflab.results.records import Verdict
 from tests.harness import tiny_kernels as tiny
 
 HERE = "tests.harness.tiny_kernels"

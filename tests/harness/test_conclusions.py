@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from perflab.compared.comparison import HEAD, Compared, Comparison
-from perflab.compared.judge.paired import PairedPolicy
-from perflab.compared.rounds import CaseRound, CaseTurns
-from perflab.compared.run.conclusions import conclude, with_outputs
-from perflab.compared.sides.checkout import Tree
-from perflab.compared.sides.messages import Ended, Ready, Warmed
-from perflab.data import changed
-from perflab.records import Judgement, Verdict
+from perflab.base.data import changed
+from perflab.judging.paired import PairedPolicy
 from perflab.report.summary import hint
-from perflab.results import Result
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
+from perflab.turns.comparison import HEAD, Compared, Comparison
+from perflab.turns.conclusions import conclude, with_outputs
+from perflab.turns.rounds import CaseRound, CaseTurns
+from perflab.turns.sides.checkout import Tree
+from perflab.turns.sides.messages import Ended, Ready, Warmed
 from tests.harness.make import document, environment, result
 
 POLICY = PairedPolicy()

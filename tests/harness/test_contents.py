@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
+from perflab.base.data import changed, to_json
+from perflab.base.errors import DocumentError
 from perflab.cli import main
-from perflab.compiled.records import CompiledCase
-from perflab.data import changed, to_json
-from perflab.documents import read_document, write_document
-from perflab.errors import DocumentError
-from perflab.journals import read_journal
-from perflab.measure.records import Measurement, Paired
-from perflab.profiles.records import Explanation, PeakChange, PeakExplanation
-from perflab.records import Judgement, Policy, Verdict
-from perflab.report.contents import STEPS, quantiles
 from perflab.report.gather import Source, gather
-from perflab.report.markdown import LONGEST_COMMENT, markdown
-from perflab.results import Document, Result
+from perflab.report.markdown import markdown
+from perflab.results.compiled import CompiledCase
+from perflab.results.documents import read_document, write_document
+from perflab.results.journals import read_journal
+from perflab.results.measurement import Measurement, Paired
+from perflab.results.profile import Explanation, PeakChange, PeakExplanation
+from perflab.results.records import Judgement, Policy, Verdict
+from perflab.results.result import Document, Result
+from perflab.tables.comment import LONGEST_COMMENT
+from perflab.tables.contents import STEPS, quantiles
 from tests.harness.command import Command
 from tests.harness.large_page import large_run
 from tests.harness.make import (
@@ -321,16 +322,6 @@ def test_a_journal_is_read_though_its_last_line_is_half_written(tmp_path: Path, 
     assert f"the last line of {path.name} is half-written and left out" in text
     whole, notes = read_journal(journal(tmp_path, first))
     assert (len(whole.results), len(notes)) == (1, 1)
-
-
-def test_a_journal_of_before_is_read(tmp_path: Path) -> None:
-    """A journal does not name its schema; one of schema 2 calls the calibration workload's readings otherwise."""
-    path = journal(tmp_path, result(outcome=record(replicate(calibration_ns={"memory": 7e6}))))
-    now, _ = read_journal(path)
-    path.write_bytes(path.read_bytes().replace(b"calibration_ns", b"yardsticks_ns"))
-    before, _ = read_journal(path)
-    assert before.results == now.results
-    assert b"yardsticks_ns" in path.read_bytes()
 
 
 def test_a_journal_damaged_elsewhere_is_named_with_the_line(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.measure.compiling import CompilerState, compiler_state, counts_of_compiler
-from perflab.measure.counts import CallCounter
-from perflab.measure.events import (
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.counts.compiling import CompilerState, compiler_state, counts_of_compiler
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.events import (
     COUNTED,
     Event,
     Span,
@@ -23,9 +24,8 @@ from perflab.measure.events import (
     saw_cuda,
     spans,
 )
-from perflab.measure.instructions import count_events, instructions_are_counted
-from perflab.measure.memory import measure_memory
-from perflab.measure.workload import Step, Workload
+from perflab.measure.counts.instructions import count_events, instructions_are_counted
+from perflab.measure.memory.peak import measure_memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from perflab.errors import CaptureError
-from perflab.measure.cold import ColdCudaStopwatch
-from perflab.measure.cuda_graph import CALLS_BEFORE, GraphStopwatch
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.sampling import Plan, warm_up
-from perflab.measure.workload import Workload
+from perflab.base.errors import CaptureError
+from perflab.measure.calls.workload import Workload
+from perflab.measure.clocks.cold import ColdCudaStopwatch
+from perflab.measure.clocks.cuda_graph import CALLS_BEFORE, GraphStopwatch
+from perflab.measure.machine.devices import as_out_of_memory
+from perflab.measure.sampling.stopping import Plan, warm_up
 from tests.harness.fake_cuda import FakeCuda, taking
 from tests.harness.test_cold import Evicting
 

@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
+from perflab.base.data import changed
+from perflab.base.errors import BaselineError, DocumentError
 from perflab.cli import main
 from perflab.compiled.judge import judge_compiled
-from perflab.compiled.records import CompiledCase, case_of
 from perflab.compiled.store import KernelStore
-from perflab.data import changed
-from perflab.documents import read_document, write_document
-from perflab.errors import BaselineError, DocumentError
-from perflab.measure.records import Evidence, Measurement, Quote
-from perflab.measured.judge.judge import judge
-from perflab.measured.records import Accepted, Anchor, MemoryAnchor
+from perflab.judging.judge import judge
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import ExactStore, split
-from perflab.measured.store.times import BaselineStore
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.records import DryRun
 from perflab.predicted.store.predictions import PredictedStore
-from perflab.records import Judgement, Policy, Shortage, Verdict
 from perflab.report.summary import summary
-from perflab.results import Document, Result
+from perflab.results.compiled import CompiledCase, case_of
+from perflab.results.documents import read_document, write_document
+from perflab.results.measured import Accepted, Anchor
+from perflab.results.measurement import Evidence, Measurement, Quote
+from perflab.results.predicted import DryRun
+from perflab.results.records import Judgement, Policy, Shortage, Verdict
+from perflab.results.result import Document, Result
+from perflab.store.times import BaselineStore
 from tests.attack import SEED, changed_somewhere, damaged, times
 from tests.harness.make import (
     CASE,
@@ -56,7 +56,6 @@ FULL = entry(
     ),
     parameters={"size": "small"},
     anchor=Anchor(recorded="2025-01-01", replicates=quiet(1e6), steps=3, commit="abc"),
-    memory_anchor=MemoryAnchor(recorded="2025-01-02", peak_bytes=5, steps=1),
     accepted=[Accepted(date="2025-01-04", latency_ratio=1.2, reason="meant")],
 )
 DRY = prediction(dry_run=DryRun(asked_bytes=5, kernels={"gemm": 2}))
@@ -274,7 +273,7 @@ def edit(path: Path, old: str, new: str) -> None:
         ("exact", r'"peak_bytes": \[1048576\]', '"peak_bytes": [-1048576]', "peak_bytes"),
         ("exact", r'"peak_bytes": \[1048576\]', f'"peak_bytes": [{"7" * 400}]', "of 400 digits"),
         ("exact", r'"peak_bytes": \[1048576\]', f'"peak_bytes": [{"7" * 5000}]', "too long"),
-        ("exact", r'"counts": \{[^}]*\}, ', "", "it has no counts"),
+        ("exact", r'"counts": \{[^}]*\}, ', "", "missing required field `counts`"),
         ("exact", r'"operators": 4', '"operators": -4', "counts"),
         ("exact", r'"operators": 4', '"operators": 4, "operators": 9', "the key 'operators' occurs twice"),
         ("exact", r'"needs": \{\n.*\n', '"needs": {\n', "its needs are empty"),
@@ -333,22 +332,6 @@ def test_a_case_that_stands_twice_in_a_baseline_is_refused(stored: tuple[Path, R
     again = f'"cases": {{ {json.dumps(name)}: {json.dumps(tree["cases"][name])},'
     path.write_text(path.read_text(encoding="utf-8").replace('"cases": {', again, 1), encoding="utf-8")
     assert f"the key {name!r} occurs twice in one object" in refusal(read, path)
-
-
-def test_counts_may_be_missing_in_a_file_that_was_saved_before_they_had_to_be_there(tmp_path: Path) -> None:
-    path = _write_exact(tmp_path / "baselines")
-    edit(path, r'"counts": \{[^}]*\}, ', "")
-    edit(path, r', "varying": \[\]', "")
-    edit(path, r'"schema": \d', '"schema": 1')
-    (read,) = ExactStore(path.parent.parent).load(path)["test_step[small-128-fp32]"]
-    assert read.counts == {}
-    assert read.peak_bytes == [2**20]
-
-
-def test_a_replicate_without_memory_is_damage_where_memory_stood_with_times(tmp_path: Path) -> None:
-    path = _write_times(tmp_path / "baselines")
-    edit(path, r'"schema": \d', '"schema": 1')
-    assert "a replicate has no memory" in refusal(_measured, path)
 
 
 @pytest.mark.parametrize("digits", [400, 4301, 10_000])

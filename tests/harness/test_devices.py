@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.errors import DeviceError, UsageError
-from perflab.measure import devices
-from perflab.measure.devices import (
+from perflab.base.errors import DeviceError, UsageError
+from perflab.measure.machine import devices
+from perflab.measure.machine.devices import (
     as_dtype,
     autocast_on,
     available_bytes,

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perflab.doctor.checkup import checkup
-from perflab.doctor.gate import gate_table, measure_gate
-from perflab.doctor.rates import Rate, benchmark_rate, cases_of, memory_rate, paired_rate, stored_rate
-from perflab.doctor.trials import Benchmarked, Line, Pair, Parent, Session, append, read
-from perflab.errors import UsageError
-from perflab.measure.records import Memory
+from perflab.base.errors import UsageError
+from perflab.doctor import checkup
+from perflab.results.measurement import Memory
 from tests.harness.make import MS, replicate
+from tests.studies.gate.rates import Rate, benchmark_rate, cases_of, memory_rate, paired_rate, stored_rate
+from tests.studies.gate.table import gate_table, measure_gate
+from tests.studies.gate.trials import Benchmarked, Line, Pair, Parent, Session, append, read
 
 NAMES = ("one", "two")
 
@@ -150,16 +150,6 @@ def test_a_log_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert all(len(line) == len(table[0]) for line in table[:-2])
 
 
-def test_a_log_of_before_is_read(tmp_path: Path) -> None:
-    """It called the readings of the calibration workload ``yardsticks_ns``."""
-    log = tmp_path / "log.jsonl"
-    readings = Session(began_s=0.0, seconds=[1.0], replicates={"a": [replicate(calibration_ns={"memory": 7e6})]})
-    append(log, readings)
-    log.write_bytes(log.read_bytes().replace(b"calibration_ns", b"yardsticks_ns"))
-    assert b"yardsticks_ns" in log.read_bytes()
-    assert read(log) == [readings]
-
-
 def test_an_empty_log_and_no_trials_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no trial was recorded"):
         measure_gate(0, tmp_path / "new.jsonl", print)
@@ -178,13 +168,13 @@ def test_on_a_busy_machine_the_checkup_says_first_to_use_fewer_threads_than_core
     load: float, fewer: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.5, 0.5))
-    monkeypatch.setattr("perflab.doctor.checkup.usable_cores", lambda: 8)
-    monkeypatch.setattr("perflab.doctor.checkup.thread_count", lambda: 8)
+    monkeypatch.setattr("perflab.doctor.usable_cores", lambda: 8)
+    monkeypatch.setattr("perflab.doctor.thread_count", lambda: 8)
     said = "\n".join(checkup())
     busy = "threads: PyTorch uses 8 on 8 cores while others are busy: each operator waits for all"
     remedy = f"  -> use fewer, before anything else: OMP_NUM_THREADS={fewer}"
     assert (busy in said, remedy in said) == (fewer is not None, fewer is not None)
-    monkeypatch.setattr("perflab.doctor.checkup.thread_count", lambda: 1)
+    monkeypatch.setattr("perflab.doctor.thread_count", lambda: 1)
     assert "threads:" not in "\n".join(checkup())
 
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.compared.records import ComparedCase
-from perflab.data import changed, to_json
-from perflab.documents import in_order, merge, read_document, weave, write_document
-from perflab.errors import DocumentError
-from perflab.measure.records import Measurement
-from perflab.predicted.records import DryRun, PredictedCase
-from perflab.records import Change, Judgement, Verdict
+from perflab.base.data import changed, to_json
+from perflab.base.errors import DocumentError
 from perflab.report.gather import Source, gather
-from perflab.report.lines import names_of
-from perflab.results import Document, Result
+from perflab.results.compared import ComparedCase
+from perflab.results.documents import in_order, merge, read_document, weave, write_document
+from perflab.results.journals import read_journal
+from perflab.results.predicted import DryRun, PredictedCase
+from perflab.results.records import Change, Judgement, Verdict
+from perflab.results.result import Document, Result
+from perflab.tables.lines import names_of
 from tests.harness.make import document, environment, predicted_result, prediction, record, replicate, result
 
 NOW = datetime(2025, 11, 20, 12, 0, tzinfo=UTC)
@@ -55,10 +55,10 @@ def test_a_document_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ('{"schema": 1,\n "results": [', "perf.json is damaged at line 2, column 14: Expecting value"),
         ("\udcff", "perf.json is damaged: not UTF-8 at byte 0"),
         ('{"schema": 99, "what": "ever"}', "perf.json was written by a newer perflab\n  -> upgrade perflab"),
-        ('{"schema": 0}', "not a file of perflab's results: "),
+        ('{"schema": 2}', "perf.json has schema 2, and perflab reads schema 3 only\n  -> write it again"),
         ("[]", "not a file of perflab's results: Expected `object`, got `array`"),
         ('{"benchmarks": []}', "not a file of perflab's results: Object missing required field `schema`"),
-        ('{"schema": 1, "environments": {}, "cases": {}}', "not a file of perflab's results: Object contains unknown"),
+        ('{"schema": 3, "environments": {}, "cases": {}}', "not a file of perflab's results: Object contains unknown"),
         ("[" * 100_000, "perf.json"),
     ],
 )
@@ -328,33 +328,7 @@ def test_a_prediction_belongs_to_no_study_whose_findings_could_be_lost() -> None
     assert merge([measured, part(predicted("b", study="s"), minute=1)]).findings == {"s": ["a is fast"]}
 
 
-# --- files of before -------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_the_first_schema_reads_as_what_it_said(tmp_path: Path) -> None:
-    """It had a key for each tier: ``record``, ``predicted``, ``compiled``."""
-    ran, foreseen, skipped = result("a", outcome=record()), predicted("b"), result("c", outcome=None)
-    now = part(ran, foreseen, skipped)
-    plain = json.loads(to_json(now))
-    for one in plain["results"]:
-        outcome = one.pop("outcome", None) or {"type": "measured"}
-        key = {"measured": "record", "predicted": "predicted"}[outcome.pop("type")]
-        one |= {"record": None, **({key: outcome} if outcome else {})}
-    path = tmp_path / "perf.json"
-    path.write_text(json.dumps({**plain, "schema": 1}))
-    assert read_document(path) == now
-
-
-def test_a_file_of_schema_2_reads_as_what_it_said(tmp_path: Path) -> None:
-    """It called the readings of the calibration workload ``yardsticks_ns``."""
-    readings = replicate(calibration_ns={"interpreter": 3.0})
-    measured = Measurement(
-        samples_ns=[5], repetitions=1, warmup_calls=0, settled=True, clock="host", calibration_ns={"memory": 2.0}
-    )
-    now = part(result("a", outcome=record(readings, measurement=measured, fresh=[readings])), schema=3)
-    path = tmp_path / "perf.json"
-    write_document(now, path)
-    before = path.read_text().replace('"schema": 3', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
-    assert before.count("yardsticks_ns") == 3
-    path.write_text(before)
-    assert changed(read_document(path), schema=3) == now
+def test_a_journal_is_of_a_failed_run_if_a_case_of_it_failed(tmp_path: Path) -> None:
+    for cases, exitstatus in (([result("a"), failed("b")], 1), ([result("a")], 0)):
+        (tmp_path / "run.jsonl").write_bytes(b"".join(to_json(one) + b"\n" for one in cases))
+        assert read_journal(tmp_path / "run.jsonl")[0].exitstatus == exitstatus

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.kernel_names import kernel_name
+from perflab.base.kernel_names import kernel_name
 from perflab.predicted.judge.dry_run import explain_dry_run, explain_races, unless_races
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.records import DryRun, Prediction, Race, Traffic
-from perflab.records import Policy, Verdict
+from perflab.results.predicted import DryRun, Prediction, Race, Traffic
+from perflab.results.records import Policy, Verdict
 
 POLICY = Policy(threshold=0.05, memory_threshold=0.0, floor_ns=2000.0)
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from perflab import environment as module
-from perflab.environment import (
+from perflab.results import environment as module
+from perflab.results.environment import (
     cpu_name,
     current_environment,
     differences,
@@ -22,7 +22,7 @@ from perflab.environment import (
     usable_cores,
     whole_slug,
 )
-from perflab.records import Environment
+from perflab.results.records import Environment
 from tests.harness.make import cuda_environment, environment
 
 

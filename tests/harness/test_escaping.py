@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from perflab.data import Data, changed, with_texts
-from perflab.documents import read_document, write_document
+from perflab.base.data import Data, changed, with_texts
 from perflab.measured.report.failure import explain
-from perflab.plugin.session.folder import file_name_for
-from perflab.report.escaping import code, escape, lines_of, one_line
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.results import Document
+from perflab.results.documents import read_document, write_document
+from perflab.results.result import Document
+from perflab.running.config.folder import file_name_for
 from perflab.store.case_files import module_of
+from perflab.tables.escaping import code, escape, lines_of, one_line
 from tests.attack import HOSTILE
 from tests.harness.test_damage import run_of_everything
 

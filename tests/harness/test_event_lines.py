@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from perflab import event_lines
-from perflab.errors import SnapshotError
-from perflab.event_lines import as_lines
+from perflab.base import event_lines
+from perflab.base.errors import SnapshotError
+from perflab.base.event_lines import as_lines
 from perflab.snapshots import reading, recorded
 from perflab.snapshots.analysis import levels
 from tests.harness.made_snapshots import read

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from perflab.measure import evidence
-from perflab.measure.evidence import (
+from perflab.measure.machine import evidence
+from perflab.measure.machine.evidence import (
     SHORTEST_SPAN_NS,
     CpuTime,
     Host,
@@ -20,8 +20,8 @@ from perflab.measure.evidence import (
     parse_process,
     read_linux_host,
 )
-from perflab.measure.measurement import replicate_of
-from perflab.measure.records import Evidence, GpuState, Measurement
+from perflab.measurement.measurement import replicate_of
+from perflab.results.measurement import Evidence, GpuState, Measurement
 from tests.harness.make import MS
 
 TICK_NS = 10 * MS

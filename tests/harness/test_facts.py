@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.amounts import positive
-from perflab.documents import read_document, write_document
-from perflab.errors import UsageError
-from perflab.plugin.case.facts import checked_facts
-from perflab.report.view import STANDARD
+from perflab.base.amounts import positive
+from perflab.base.errors import UsageError
+from perflab.results.documents import read_document, write_document
+from perflab.running.case.facts import checked_facts
+from perflab.tables.view import STANDARD
 from tests.harness.make import document, record, result
 
 

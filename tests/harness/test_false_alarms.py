@@ -9,10 +9,10 @@ from collections import Counter
 import msgspec
 import pytest
 
-from perflab.measure.records import Replicate
-from perflab.records import Policy, Verdict
-from tests.harness import noisy_machines
+from perflab.results.measurement import Replicate
+from perflab.results.records import Policy, Verdict
 from tests.harness.make import MS, entry, judge, record, replicate
+from tests.studies import noisy_machines
 
 TRIALS = 600
 REPLICATES = 3

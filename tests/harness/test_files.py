@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from perflab import files
-from perflab.documents import read_document, write_document
-from perflab.errors import BaselineError
-from perflab.files import abandoned, read_regular, sweep, try_lock, write_whole
-from perflab.measured.store.times import BaselineStore
-from perflab.plugin.session.journal import Journal
+from perflab.base import files
+from perflab.base.errors import BaselineError
+from perflab.base.files import abandoned, read_regular, sweep, try_lock, write_whole
+from perflab.results.documents import read_document, write_document
+from perflab.running.session.journal import Journal
+from perflab.store.times import BaselineStore
 from perflab.store.write_lock import LOCK_NAME, forget_dead_lock
 from tests.attack import SEED, times
 from tests.harness.make import CASE, closest, document, entry, environment, quiet, result
@@ -210,8 +210,8 @@ def test_a_lock_that_replaced_a_dead_one_before_it_could_be_locked_stays(
 SAVING = """
 import sys
 from pathlib import Path
-from perflab.documents import write_document
-from perflab.measured.store.times import BaselineStore
+from perflab.results.documents import write_document
+from perflab.store.times import BaselineStore
 from tests.harness.make import CASE, document, entry, quiet, result
 folder = Path(sys.argv[1])
 print("ready", flush=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perflab.errors import UsageError
-from perflab.measure import clock
-from perflab.measure.clock import HostStopwatch, Sample
-from perflab.measure.compiling import compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.generation import Generating, TokenHook, generation_of
-from perflab.measure.memory import measure_memory
-from perflab.measure.records import Generation, Statistic, formula_of, is_compared
-from perflab.measure.workload import Outputs, chain
+from perflab.base.errors import UsageError
+from perflab.measure.calls.workload import Outputs, chain
+from perflab.measure.clocks import clock
+from perflab.measure.clocks.clock import HostStopwatch, Sample
+from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.memory.peak import measure_memory
+from perflab.measure.sampling.generation import Generating, TokenHook, generation_of
+from perflab.results.measurement import Generation, Statistic, formula_of, is_compared
 from tests.harness.virtual_clock import VirtualClock
 
 CPU = torch.device("cpu")

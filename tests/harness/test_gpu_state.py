@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.child import variables_of_a_child
-from perflab.measure.gpu_state import count_others, gpu_reader
-from perflab.measure.records import GpuState
+from perflab.measure.machine.gpu_state import count_others, gpu_reader
+from perflab.processes.child import variables_of_a_child
+from perflab.results.measurement import GpuState
 
 GPU = torch.device("cuda", 0)
 UUID = "8a3c1f0e-0000-1111-2222-333344445555"
@@ -151,7 +151,8 @@ def test_processes_that_are_none_of_this_run_are_neighbours() -> None:
 
 
 COUNTS = (
-    "import sys; from perflab.measure.gpu_state import *; print(count_others([os.getpid(), *map(int, sys.argv[1:])]))"
+    "import sys; from perflab.measure.machine.gpu_state import *;"
+    " print(count_others([os.getpid(), *map(int, sys.argv[1:])]))"
 )
 
 

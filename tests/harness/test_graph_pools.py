@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.measure.graph_pools import replayed_pools, unallocated
-from perflab.measure.memory import measure_memory
-from perflab.measure.workload import Workload
+from perflab.measure.calls.workload import Workload
+from perflab.measure.memory.graph_pools import replayed_pools, unallocated
+from perflab.measure.memory.peak import measure_memory
 
 CUDA = torch.device("cuda", 0)
 MIB = 1 << 20

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perflab.base.data import changed
 from perflab.cli import main
-from perflab.data import changed
 from perflab.history import change_points
 from perflab.history.change_points import Change as Shift
 from perflab.history.choice import chosen, newest_alarm

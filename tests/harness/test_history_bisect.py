@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.history.bisect import run
 from perflab.history.bisect.ask import ask, expected_step
 from perflab.history.bisect.state import State, standing
@@ -21,7 +21,7 @@ from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.command import read_history
 from perflab.history.contents import Member
 from perflab.history.series import History
-from perflab.records import Change, Judgement, Verdict
+from perflab.results.records import Change, Judgement, Verdict
 from tests.harness.command import Command
 from tests.harness.histories import beside_fixed_work, case_name, everywhere, git, latency, noisy, step, write_runs
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from perflab.cli import main
-from perflab.compared.records import ComparedCase
-from perflab.documents import write_document
-from perflab.measure.records import Measurement, Paired
-from perflab.records import Change, Judgement, Uncompared, Verdict
-from perflab.results import Result
+from perflab.results.compared import ComparedCase
+from perflab.results.documents import write_document
+from perflab.results.measurement import Measurement, Paired
+from perflab.results.records import Change, Judgement, Uncompared, Verdict
+from perflab.results.result import Result
 from tests.harness.histories import contents_in
 from tests.harness.make import MS, document, predicted_result, record, replicate, result
 

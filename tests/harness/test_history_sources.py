@@ -10,25 +10,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from perflab.base.data import to_json
+from perflab.base.errors import DocumentError, UsageError
+from perflab.base.git import ask_git
 from perflab.cli import main
-from perflab.compared.records import ComparedCase
-from perflab.data import to_json
-from perflab.documents import write_document
-from perflab.errors import DocumentError, UsageError
-from perflab.git import ask_git
-from perflab.history.baseline_files import levels_in
-from perflab.history.baseline_log import read_log
+from perflab.history.baseline_log import levels_in, read_log
 from perflab.history.contents import Contents
 from perflab.history.folder import read_branch, read_folder
-from perflab.history.places import Place
-from perflab.history.results_files import read_into, readings_of
-from perflab.history.series import History, Reading, Run
+from perflab.history.results_files import read_into
+from perflab.history.series import History, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
 from perflab.measured.store.baselines import Baselines
-from perflab.measured.store.times import BaselineStore
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.results import Document
+from perflab.results.compared import ComparedCase
+from perflab.results.documents import write_document
+from perflab.results.places import Place
+from perflab.results.readings import Reading
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.results.result import Document
+from perflab.store.times import BaselineStore
 from tests.harness.command import Command
 from tests.harness.histories import case_name, contents_in, git, write_runs
 from tests.harness.make import (
@@ -66,16 +66,6 @@ def test_results_files_are_read_wherever_they_lie_in_the_order_of_their_runs(tmp
         "the machine's readings are no case's, by-products are asked"
     )
     assert {row.quantity for row in contents_in(tmp_path, "fastest").series} == {*by_name, "fastest"}
-
-
-def test_results_of_before_have_the_calibration_workload_too(tmp_path: Path) -> None:
-    path = tmp_path / "perf.json"
-    write_document(night(1), path)
-    now = path.read_bytes()
-    before = now.replace(b'"schema": 3', b'"schema": 2').replace(b"calibration_ns", b"yardsticks_ns")
-    assert before.count(b"yardsticks_ns") == 1
-    assert readings_of(before, CASE, "") == readings_of(now, CASE, "")
-    assert readings_of(before, CASE, "")["calibration memory"] == Reading(9.0, "ns", False)
 
 
 def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tmp_path: Path) -> None:
@@ -205,14 +195,14 @@ def test_whatever_is_wrong_with_one_file_the_others_are_read(
 @pytest.mark.parametrize("raw", [b'{"schema": 1, "cases": ' + b"[" * 200_000, b'{"schema": 1, "gpu": "\xff"}', b"{"])
 def test_a_damaged_baseline_file_is_told_and_no_traceback(raw: bytes) -> None:
     with pytest.raises(DocumentError, match="it is not a baseline file"):
-        levels_in(raw)
+        levels_in(raw, "cpu-a")
 
 
 def test_times_of_each_environment_in_a_file_are_a_series_of_their_own(tmp_path: Path) -> None:
     store = BaselineStore(tmp_path)
     for threads in (1, 2):
         (path,) = store.save({CASE: entry(quiet(threads * MS), environment=environment(threads=threads))})
-    one, two = levels_in(path.read_bytes())[1]
+    one, two = levels_in(path.read_bytes(), path.parent.name)[1]
     assert [level.readings["latency"].value for level in (one, two)] == [1 * MS, 2 * MS]
     assert one.places[0].text != two.places[0].text
 
@@ -341,7 +331,10 @@ def test_every_version_of_this_projects_own_baselines_is_read() -> None:
     if ask_git(root, "rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("this clone has no history: git fetch --unshallow")
     history = read_log(root / "baselines")
-    assert history.left_out == []
+    # The first three saves of kernels were a schema that no release has written, and that is not read any more.
+    assert [one.file.split(":")[1] for one in history.left_out] == [
+        "baselines/triton-3.9.0/tests.perf.kernels.examples.json"
+    ] * 3
     assert len(history.runs) >= 12
     known = {one.quantity for one in history.series}
     assert known >= {"latency", "peak", "operators", "saved", "flops", "registers", "waits"}, "of every tier"

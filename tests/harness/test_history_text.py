@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from perflab.cli import main
-from perflab.documents import write_document
 from perflab.history.choice import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
 from perflab.history.wording import break_text, pair_text
+from perflab.results.documents import write_document
 from tests.harness.command import Command
 from tests.harness.histories import Values, case_name, contents_in, latency, noisy, some_nights, step, write_runs
 from tests.harness.make import document, result

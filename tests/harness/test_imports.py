@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from perflab.compared.sides.imports import copies
+from perflab.turns.sides.imports import copies
 
 
 def module(name: str, file: Path | None) -> ModuleType:

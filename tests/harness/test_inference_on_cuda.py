@@ -1,6 +1,6 @@
 """What generating asks of CUDA's host side: launches, waits and memory, the same for each token at every length.
 
-Counts are perflab's own (`measure/counts.py`). They need a CUDA device and none of the numbers that it computes, so
+Counts are perflab's own (`measure/counts/counter.py`). They need a CUDA device and none of its numbers, so
 `make cuda` runs this without a GPU; every token reads as 0 then. 2 sequences, 2 layers, C = 1,024.
 """
 
@@ -19,10 +19,10 @@ from perflab.lab.inference.paged_cache import PagePool
 from perflab.lab.inference.sampling import Sampling
 from perflab.lab.inference.scheduler import Request, Scheduler
 from perflab.lab.inference.speculative import generate_speculatively
-from perflab.measure.compiling import compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.devices import release_memory
-from perflab.measure.workload import Workload
+from perflab.measure.calls.workload import Workload
+from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.machine.devices import release_memory
 from tests.perf.inference import DecodeStep, Serving
 
 pytestmark = [

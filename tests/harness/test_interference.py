@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from perflab.measure.records import Replicate
-from perflab.measured.judge.doubts import KEPT_CORE, SHARING_AT_MOST
-from perflab.measured.judge.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
-from perflab.records import Judgement, Policy, Verdict
+from perflab.judging.doubts import KEPT_CORE, SHARING_AT_MOST
+from perflab.judging.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
+from perflab.results.measurement import Replicate
+from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import MS, cuda_environment, entry, environment, judge, quiet, record, replicate
 
 SLOW = 130 * MS

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from perflab.measured.records import Entry
-from perflab.records import Judgement, Policy, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.results import Result
+from perflab.results.measured import Entry
+from perflab.results.records import Judgement, Policy, Verdict
+from perflab.results.result import Result
 from tests.harness.make import document, entry, judge, quiet, record, replicate, result
 
 BESIDE = "other processes used 1.6 cores meanwhile"

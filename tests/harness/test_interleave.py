@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.compared.interleave import (
+from perflab.judging.interleave import (
     BLOCKS,
     LONG_NS,
     MOST_SAMPLES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -17,26 +18,26 @@ from typing import Any
 import pytest
 import torch
 
-from perflab import internals, torch_internals
-from perflab.environment import current_environment
-from perflab.errors import InternalsError
-from perflab.internals import TORCH, TRITON, version_warnings
-from perflab.measure.compiling import compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.measurement import measure, weigh
-from perflab.measure.records import Measurement
-from perflab.measure.sampling import Plan
-from perflab.measure.turns import Turns
-from perflab.measure.workload import Workload
+from perflab.base.errors import InternalsError
+from perflab.internals import lookup as internals
+from perflab.internals import of_torch as torch_internals
+from perflab.internals.lookup import TORCH, TRITON, version_warnings
+from perflab.internals.of_torch import compiler, dispatch, fakes, machine, patched, tracing
+from perflab.measure.calls.workload import Workload
+from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.sampling.stopping import Plan
+from perflab.measurement.measurement import measure, weigh
+from perflab.measurement.turns import Turns
 from perflab.predicted.cuda import kernels
-from perflab.predicted.cuda.as_cuda import as_cuda
+from perflab.predicted.cuda.as_cuda import as_cuda, cuda_training
 from perflab.predicted.cuda.attention import Asked, backend
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
-from perflab.predicted.cuda.training import cuda_training
-from perflab.torch_internals import compiler, dispatch, fakes, machine, patched, tracing
+from perflab.results.environment import current_environment
+from perflab.results.measurement import Measurement
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -156,9 +157,9 @@ def test_a_kernel_is_not_said_to_fail_because_its_compiler_takes_other_arguments
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
-    from perflab import triton_internals
     from perflab.compiled.compiler.compile import compile_example
     from perflab.compiled.compiler.example import KernelExample
+    from perflab.internals import of_triton as triton_internals
 
     def nothing() -> None:
         pass
@@ -186,7 +187,7 @@ def test_without_counters_of_the_compiler_its_counts_alone_are_off(
         module = types.ModuleType(name)
         vars(module).update(counters)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr("perflab.measure.counts.compiled_regions", lambda _events, _span: ["0/0"])
+    monkeypatch.setattr("perflab.measure.counts.counter.compiled_regions", lambda _events, _span: ["0/0"])
     found = weighed()
     assert {"operators", "allocations"} <= {*found.counts}
     assert {*found.off} == (set() if counters else {"graph_breaks", "recompiles"})
@@ -248,7 +249,7 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
 
 
 def test_a_result_is_not_free_of_nan_because_nobody_could_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perflab.plugin.case.returned import holds_nan
+    from perflab.running.case.returned import holds_nan
 
     def is_gone(*_: object) -> object:
         raise internals.missing(TORCH, "Tensor._values", "look into a sparse tensor")
@@ -363,7 +364,7 @@ def test_a_name_that_is_gone_from_triton_is_an_error_and_no_kernel_that_does_not
 
 
 def test_an_interpreter_without_what_runs_kernels_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perflab import triton_internals
+    from perflab.internals import of_triton as triton_internals
 
     name = "triton.runtime.interpreter"
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -377,7 +378,7 @@ def test_an_interpreter_without_what_runs_kernels_is_an_error(monkeypatch: pytes
 
 def test_an_assembler_without_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from perflab import triton_internals
+    from perflab.internals import of_triton as triton_internals
 
     monkeypatch.delattr(owner_of("triton.backends.nvidia.compiler"), "get_ptxas")
     with pytest.raises(InternalsError, match=r"has no triton\.backends\.nvidia\.compiler\.get_ptxas, which perflab"):
@@ -385,7 +386,7 @@ def test_an_assembler_without_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_metadata_without_tensor_memory_is_an_error() -> None:
-    from perflab import triton_internals
+    from perflab.internals import of_triton as triton_internals
 
     with pytest.raises(InternalsError, match=r"has no SimpleNamespace\.tmem_size, which perflab needs"):
         triton_internals.tensor_columns(types.SimpleNamespace())
@@ -439,3 +440,13 @@ def test_a_version_that_was_not_checked_is_a_warning_with_the_range(monkeypatch:
         "warning: perflab was checked with torch 2.11 to 2.13, and 2.14.1 is installed: a feature whose internals "
         "changed is off and says so; predictions and counts may differ"
     ]
+
+
+def test_the_code_around_a_backward_is_the_same_while_the_compiler_has_replaced_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = torch.autograd.graph._engine_run_backward
+    dispatch.backward_code.cache_clear()
+    for owner in (torch.autograd, torch.autograd.graph):
+        monkeypatch.setattr(owner, "_engine_run_backward", functools.wraps(engine)(lambda *given: engine(*given)))
+    assert dispatch.backward_code() is engine.__code__

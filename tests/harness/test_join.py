@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perflab.errors import BaselineError
-from perflab.measured.records import Entry
-from perflab.measured.store.times import BaselineStore
+from perflab.base.errors import BaselineError
+from perflab.results.measured import Entry
 from perflab.store.join import join_baselines
-from perflab.tiers import by_folder
+from perflab.store.times import BaselineStore
+from perflab.tiers.interface import by_folder
 from tests.harness.make import CASE, closest, cuda_environment, entry, environment, quiet
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"

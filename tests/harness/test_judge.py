@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed
-from perflab.measure.records import OutOfMemory, Record, Replicate
-from perflab.measured.judge.exact import CUDA_ROUNDING_BYTES
-from perflab.measured.records import Anchor, Baseline, Entry, MeasuredCase
+from perflab.base.data import changed
+from perflab.judging.exact import CUDA_ROUNDING_BYTES
 from perflab.measured.report.failure import explain
 from perflab.measured.store.exact import split
-from perflab.profiles.records import PeakPart
-from perflab.records import Judgement, Policy, Verdict
+from perflab.results.measured import Anchor, Baseline, Entry, MeasuredCase
+from perflab.results.measurement import OutOfMemory, Record, Replicate
+from perflab.results.profile import PeakPart
+from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import (
     MS,
     cuda_environment,

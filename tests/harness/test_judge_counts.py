@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.measure.records import Replicate
-from perflab.measured.judge.counts import exactly_worse, judge_counts
-from perflab.measured.records import Entry
+from perflab.judging.counts import exactly_worse, judge_counts
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
-from perflab.records import Judgement, Policy, Uncompared, Verdict
-from perflab.results import Result
+from perflab.results.measured import Entry
+from perflab.results.measurement import Replicate
+from perflab.results.records import Judgement, Policy, Uncompared, Verdict
+from perflab.results.result import Result
 from tests.harness.make import CASE, MS, entry, judge, quiet, record, replicate
 
 POLICY = Policy()
@@ -80,6 +80,11 @@ def test_a_count_that_is_not_there_any_more_is_no_verdict_and_was_not_compared()
     judgement = judge(record(now()), before(operators=112), POLICY)
     assert (judgement.verdict, judgement.counts) == (Verdict.OK, {})
     assert judgement.not_compared == [Uncompared("operators", "not counted here")]
+
+
+def test_a_count_that_only_some_of_the_processes_took_was_not_compared() -> None:
+    changes, missed = judge_counts([now(operators=112), now()], {"operators": [112]}, gated=True)
+    assert (changes, missed) == ({}, [Uncompared("operators", "not counted here")])
 
 
 def test_fresh_processes_speak_where_there_are_some() -> None:

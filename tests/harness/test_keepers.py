@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.measure.set_up import SetUpWorkload
-from perflab.measure.workload import Workload
+from perflab.measure.calls.workload import Workload
+from perflab.measure.clocks.set_up import SetUpWorkload
 from perflab.profiles.explanation_text import peak_texts
 from perflab.profiles.keepers import take_keepers
 from perflab.profiles.peak_difference import explain_peak
-from perflab.profiles.records import Keeper, Peak, PeakPart
 from perflab.profiles.take_peak import take_peak
+from perflab.results.profile import Keeper, Peak, PeakPart
 
 CPU = torch.device("cpu")
 HISTORY: list[Any] = []

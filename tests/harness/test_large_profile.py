@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from perflab.measure.devices import collector_off
-from perflab.measure.workload import Step
+from perflab.attribution.places import Places, module_names
+from perflab.base.reachable import reachable
+from perflab.measure.calls.workload import Step
+from perflab.measure.machine.devices import collector_off
 from perflab.profiles.placed import entered
-from perflab.profiles.places import Places, module_names
 from perflab.profiles.reading import Reading, known_of
 from perflab.profiles.recording import recorded_calls, recording, run_marked
-from perflab.profiles.records import GAPS, Profile
-from perflab.reachable import reachable
+from perflab.results.profile import GAPS, Profile
 
 ROUNDS, CALLS = 2, 4
 """As few as a profile makes, but for the first call of each round, which is not read."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perflab.measure.launching import launch_ns
-from perflab.measure.workload import Workload
+from perflab.measure.calls.workload import Workload
+from perflab.measure.clocks.launching import launch_ns
 from perflab.measured.report.failure import explain
 from perflab.measured.report.launching import launching_fact, launching_text
 from perflab.measured.report.table import table
-from perflab.records import Change, Policy, Verdict
+from perflab.results.records import Change, Policy, Verdict
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.make import cuda_environment, entry, judge, record, replicate, result
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.measure.leaks import find_leak
-from perflab.measure.records import Leak
-from perflab.measure.workload import Workload
-from perflab.measured.judge.leaks import leak_text
-from perflab.profiles.records import PeakPart
+from perflab.judging.leaks import leak_text
+from perflab.measure.calls.workload import Workload
+from perflab.measurement.leaks import find_leak
+from perflab.results.measurement import Leak
+from perflab.results.profile import PeakPart
 
 CPU = torch.device("cpu")
 KIB = 1024

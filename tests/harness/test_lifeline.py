@@ -1,4 +1,4 @@
-"""A side's process that hangs is ended, and none outlives a session that was killed."""
+"""No process outlives the session that started it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from perflab.child import run_child, workplace
-from perflab.compared.sides import process
-from perflab.compared.sides.ancestor import Start
-from perflab.compared.sides.process import OutOfTimeError, SideProcess
-from perflab.errors import SideEndedError
-from perflab.lifeline import with_lifeline
+from perflab.processes.child import workplace
+from perflab.processes.lifeline import with_lifeline
 
 linux_alone = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
 BUSY = "import time\nwhile True:\n    sum(range(1000))\n"
@@ -37,55 +33,16 @@ def gone_within(seconds: float, process: int) -> bool:
     return False
 
 
-def test_a_process_that_does_not_answer_is_ended_and_what_it_said_is_told(tmp_path: Path) -> None:
-    command = [sys.executable, "-uc", "print('loading')\n" + BUSY]
-    with SideProcess(Start("main", command, dict(os.environ), tmp_path), answer_within_s=2.0) as side:
-        with pytest.raises(SideEndedError) as caught:
-            side.hello()
-        assert "main: its process hung and was stopped: no answer for 2 s; its output:\n    loading" in str(
-            caught.value
-        )
-        assert "-> run the case alone" in str(caught.value)
-        assert gone_within(2.0, side._process.pid)
-
-
-def test_nobody_waits_for_an_answer_once_the_time_of_all_is_over(tmp_path: Path) -> None:
-    start = Start("main", [sys.executable, "-c", BUSY], dict(os.environ), tmp_path)
-    with SideProcess(start, seconds_left=lambda: -1.0) as side, pytest.raises(OutOfTimeError):
-        side.hello()
-
-
-def test_a_fresh_process_ends_with_the_time_of_the_run_whatever_it_promised(tmp_path: Path) -> None:
-    sign = tmp_path / "sign"
-    promises = (
-        f"from pathlib import Path\nfrom perflab.child import promise_life\npromise_life(Path({str(sign)!r}), 600)\n"
-    )
-    sign.touch()
-    ended = run_child(
-        [sys.executable, "-c", promises + BUSY],
-        directory=tmp_path,
-        environment=os.environ,
-        sign=sign,
-        patience_s=600.0,
-        most_s=1.0,
-    )
-    assert ended.hung_after_s is not None
-    assert ended.status == -signal.SIGKILL
-
-
 STARTS = {
     "a side": (
-        "from perflab.compared.sides.ancestor import Start\nfrom perflab.compared.sides.process import SideProcess\n"
-        "kept = SideProcess(Start('main', child, dict(os.environ), Path('.')))\n"
+        "from perflab.processes.child import Start\nfrom perflab.turns.sides.process import side_process\n"
+        "kept = side_process(Start('main', child, dict(os.environ), Path('.')))\n"
     ),
-    "a fresh process": (
-        "from perflab.child import run_child\n"
-        "run_child(child, directory='.', environment=os.environ, sign=Path('none'), patience_s=600)\n"
-    ),
+    "a trial": ("from perflab.history.bisect import trials\ntrials._run(child, Path('.'), os.environ)\n"),
     "a compiler": (
-        "from perflab.compiled.compiler import pool\n"
-        "popen = pool.subprocess.Popen\n"
-        "pool.subprocess.Popen = lambda command, **more: popen([*command[:4], *child], **more)\n"
+        "from dataclasses import replace\nfrom perflab.compiled.compiler import pool\n"
+        "start = pool.Start\n"
+        "pool.Start = lambda *given: replace(start(*given), command=child)\n"
         "kept = pool.CompilerPool(1)\nkept.start()\n"
     ),
     "a dry run": "from perflab.predicted.dry_run import command\ncommand._run(child, os.environ)\n",
@@ -117,19 +74,6 @@ def test_a_process_that_is_at_work_ends_at_once_with_its_session_whatever_ended_
     assert gone_within(1.0, process)
 
 
-def test_a_process_that_closes_its_connection_and_stays_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "_CLOSING_S", 0.5, raising=False)
-    closing = "import os, time\nprint('closing', flush=True)\nos.closerange(3, 1024)\ntime.sleep(600)\n"
-    command = [sys.executable, "-uc", closing]
-    with SideProcess(Start("main", command, dict(os.environ), tmp_path)) as side:
-        with pytest.raises(SideEndedError, match="closed its connection to this session and was ended") as caught:
-            side.hello()
-        assert "\n    closing" in str(caught.value)
-        assert gone_within(2.0, side._process.pid)
-
-
 @linux_alone
 def test_a_process_whose_session_ended_before_it_began_does_not_begin() -> None:
     began = with_lifeline([sys.executable, "-c", "print('began')"])
@@ -154,7 +98,8 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_that_of_a
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     taking = (
-        "from perflab.child import workplace\nwith workplace() as folder:\n    print(folder, flush=True)\n    input()"
+        "from perflab.processes.child import workplace\n"
+        "with workplace() as folder:\n    print(folder, flush=True)\n    input()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     folders: list[Path] = []

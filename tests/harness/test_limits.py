@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.records import OutOfMemory
+from perflab.measure.machine.devices import as_out_of_memory
+from perflab.results.measurement import OutOfMemory
 
 GIB = 2**30
 

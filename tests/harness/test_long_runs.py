@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from perflab.data import Parameters
-from perflab.measure.records import Quote
-from perflab.records import Change, Judgement, Verdict
-from perflab.report.lines import short_name
+from perflab.base.data import Parameters
 from perflab.report.summary import LONG, summary
-from perflab.report.view import DEFAULT_VIEW, View
-from perflab.results import Result
+from perflab.results.measurement import Quote
+from perflab.results.records import Change, Judgement, Verdict
+from perflab.results.result import Result
+from perflab.tables.lines import short_name
+from perflab.tables.view import DEFAULT_VIEW, View
 from tests.harness.make import MS, document, predicted_result, record, replicate
 
 LEVELS, SHAPES = ("naive", "flash", "tiled", "flex", "math", "fused", "mine"), ("256-64", "1024-64", "256-128")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perflab.measure import matmul_rate
-from perflab.measure.matmul_rate import matmul_flops_per_second, precision_of_products
+from perflab.measure.machine import matmul_rate
+from perflab.measure.machine.matmul_rate import matmul_flops_per_second, precision_of_products
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

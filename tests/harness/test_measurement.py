@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.measure.alike import Watched
-from perflab.measure.compiling import compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.measurement import Measured, measure, replicate_of
-from perflab.measure.records import Measurement
-from perflab.measure.sampling import Plan
-from perflab.measure.workload import Step, Workload
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.memory.alike import Watched
+from perflab.measure.sampling.stopping import Plan
+from perflab.measurement.measurement import Measured, measure, replicate_of
+from perflab.results.measurement import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 

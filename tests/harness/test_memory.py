@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.measure.memory import cpu_allocations, measure_memory
-from perflab.measure.memory_snapshot import record_memory
-from perflab.measure.records import Memory
-from perflab.measure.workload import Step, Workload
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.memory.memory_snapshot import record_memory
+from perflab.measure.memory.peak import cpu_allocations, measure_memory
+from perflab.results.measurement import Memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from perflab.documents import merge
-from perflab.mode import DEFAULT, Mode, identity, without_mode
-from perflab.records import Verdict
+from perflab.base.identity import identity, without_mode
+from perflab.base.mode import DEFAULT, Mode
+from perflab.results.documents import merge
+from perflab.results.records import Verdict
 from tests.harness.make import document, result
 
 MODES = (DEFAULT, Mode(cache="cold"), Mode(cuda_graph=True), Mode(cache="cold", cuda_graph=True))

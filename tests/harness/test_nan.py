@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from perflab.measure.memory import cpu_allocations
-from perflab.plugin.case.returned import holds_nan
+from perflab.measure.memory.peak import cpu_allocations
+from perflab.running.case.returned import holds_nan
 
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "float32": lambda: torch.zeros(2048, 1024),

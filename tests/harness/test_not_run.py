@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from perflab.records import Judgement, Shortage, Verdict
 from perflab.report.markdown import markdown
-from perflab.report.not_run import not_run
 from perflab.report.summary import summary
-from perflab.report.view import View
-from perflab.results import Result
+from perflab.results.records import Judgement, Shortage, Verdict
+from perflab.results.result import Result
+from perflab.tables.not_run import not_run
+from perflab.tables.view import View
 from tests.harness.make import document, result
 
 COMMAND = "pytest -m perf --model=small"

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from perflab.nsys.export import opened
+from perflab.nsys.names import case_and_pass, named, shapes_of
+from perflab.nsys.ranges import NONE, Opened, Ranges
+from perflab.nsys.reading import Reading, chosen_process, read
+from perflab.nsys.text import lines
 from perflab.profiles.events import shown_shapes
-from perflab.profiles.nsys.export import opened
-from perflab.profiles.nsys.names import case_and_pass, named, shapes_of
-from perflab.profiles.nsys.ranges import NONE, Opened, Ranges
-from perflab.profiles.nsys.reading import Reading, chosen_process, read
-from perflab.profiles.nsys.text import lines
-from perflab.profiles.records import GAPS
+from perflab.results.profile import GAPS
 
 from .command import Command
 from .nsys_exports import BUSY_US, CASE, LAYOUTS, US, Layout, Maker, global_tid, write_run
@@ -497,7 +497,7 @@ def test_one_case_of_a_run_is_read(tmp_path: Path, command: Command) -> None:
 
 
 def test_a_case_beyond_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perflab.profiles.nsys.cases.MOST_EVENTS", 3)
+    monkeypatch.setattr("perflab.nsys.cases.MOST_EVENTS", 3)
     (case,) = reading_of(write_run(tmp_path / "run.sqlite")).cases
     assert case.problem.endswith("ranges of operators are of other cases: read it with --case")
 
@@ -665,7 +665,7 @@ def test_operators_of_a_case_are_read_whole_whatever_the_order_of_the_rows(
             maker.launch(f"kernel_{at}", (start + 10) * US, (start + 20) * US, (start + 110) * US)
     for row in (*rows[:1], *rows[::-1][:-1]):
         maker.range(*row)
-    monkeypatch.setattr("perflab.profiles.nsys.cases.MOST_EVENTS", 4)
+    monkeypatch.setattr("perflab.nsys.cases.MOST_EVENTS", 4)
     (case,) = reading_of(maker.close(), "step").cases
     assert case.profile is not None
     assert {row.operator for row in case.profile.rows if row.operator} == {"aten::mm", "aten::add", "aten::mul"}

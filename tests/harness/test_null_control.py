@@ -9,13 +9,13 @@ from statistics import correlation, fmean, variance
 
 import pytest
 
-from perflab.compared.comparison import BASE, HEAD, TWIN
-from perflab.compared.judge.null_control import NO_CONTROL, Control, control_of, widened
-from perflab.compared.judge.paired import PairedCase, PairedPolicy, latency_findings
-from perflab.compared.rounds import CaseRound
-from perflab.measured.judge.robust import ratio_of
-from perflab.measured.judge.trimmed import estimate
-from perflab.records import Verdict
+from perflab.judging.null_control import NO_CONTROL, Control, control_of, widened
+from perflab.judging.paired import PairedCase, PairedPolicy, latency_findings
+from perflab.judging.robust import ratio_of
+from perflab.judging.trimmed import estimate
+from perflab.results.records import Verdict
+from perflab.turns.comparison import BASE, HEAD, TWIN
+from perflab.turns.rounds import CaseRound
 from tests.harness.machine import Machine, compared, steady
 
 POLICY = PairedPolicy()

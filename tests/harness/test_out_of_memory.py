@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.data import changed
-from perflab.errors import UsageError
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.records import OutOfMemory
-from perflab.measure.workload import Step, Workload
-from perflab.measured.judge.out_of_memory import out_of_memory_texts
-from perflab.profiles.held import held_by_address
-from perflab.profiles.records import PeakPart
+from perflab.attribution.held import held_by_address
+from perflab.base.data import changed
+from perflab.base.errors import UsageError
+from perflab.judging.out_of_memory import out_of_memory_texts
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.machine.devices import as_out_of_memory
 from perflab.profiles.take_peak import take_failure
+from perflab.results.measurement import OutOfMemory
+from perflab.results.profile import PeakPart
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

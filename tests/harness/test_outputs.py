@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.measure.outputs import distance, outputs_of
-from perflab.measure.workload import Workload
+from perflab.measure.calls.outputs import distance, outputs_of
+from perflab.measure.calls.workload import Workload
 
 
 def made(call: Callable[..., Any], width: int = 8) -> Workload:

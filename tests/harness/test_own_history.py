@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from perflab.data import changed
-from perflab.measure.records import Paired, Record
-from perflab.measured.judge.judge import judge
-from perflab.measured.judge.local_history import KEPT_REPLICATES, Reading, Step, next_step
-from perflab.measured.records import Entry
+from perflab.base.data import changed
+from perflab.judging.judge import judge
+from perflab.judging.local_history import KEPT_REPLICATES, Reading, Step, next_step
 from perflab.measured.report.failure import explain
 from perflab.measured.report.not_compared import what_was_compared
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import split
-from perflab.records import Environment, Judgement, Policy, Verdict
+from perflab.results.measured import Entry
+from perflab.results.measurement import Paired, Record
+from perflab.results.records import Environment, Judgement, Policy, Verdict
 from tests.harness.make import CASE, MS, cuda_environment, entry, environment, record, replicate, result
 
 POLICY = Policy()

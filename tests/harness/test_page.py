@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
+from perflab.base.data import changed
+from perflab.base.git import commit_page, page_of_remote, repository_page
 from perflab.cli import main
-from perflab.data import changed
-from perflab.documents import write_document
-from perflab.git import commit_page, page_of_remote, repository_page
-from perflab.measure.records import Evidence, Measurement
 from perflab.page.charts import Bar, bars, ratios, stack, steps
 from perflab.page.pictures import pictures_of
 from perflab.page.render import policy, render
@@ -25,9 +23,11 @@ from perflab.page.sentences import sentences_of
 from perflab.page.strip import Strand, strip
 from perflab.page.svg import ticks
 from perflab.page.table import Cell, Column, PageTable, Row
-from perflab.records import Judgement, Verdict
-from perflab.report.contents import Case, Quantity, Times
-from perflab.results import Document, Result
+from perflab.results.documents import write_document
+from perflab.results.measurement import Evidence, Measurement
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Document, Result
+from perflab.tables.contents import Case, Quantity, Times
 from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
 from tests.harness.browser import needs_browser, numbers_in, opened
 from tests.harness.histories import git

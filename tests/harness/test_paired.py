@@ -10,8 +10,8 @@ from statistics import median
 
 import pytest
 
-from perflab.compared.interleave import Reading
-from perflab.compared.judge.paired import (
+from perflab.judging.interleave import Reading
+from perflab.judging.paired import (
     LOOKS,
     PairedCase,
     PairedFinding,
@@ -21,9 +21,9 @@ from perflab.compared.judge.paired import (
     latency_findings,
     stage,
 )
-from perflab.measured.judge.robust import student_t_quantile, student_t_tail
-from perflab.measured.judge.trimmed import estimate
-from perflab.records import MEANINGLESS, Verdict
+from perflab.judging.robust import student_t_quantile, student_t_tail
+from perflab.judging.trimmed import estimate
+from perflab.results.records import MEANINGLESS, Verdict
 from tests.harness.machine import steady
 
 Noise = Callable[[random.Random], float]

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.data import changed
-from perflab.measure.memory import measure_memory
-from perflab.measure.workload import Step, Workload
+from perflab.attribution.places import MARK, Where
+from perflab.base.data import changed
+from perflab.internals.of_torch.machine import BlockEvent
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.memory.peak import measure_memory
 from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
 from perflab.profiles.explanation_text import peak_texts
 from perflab.profiles.peak import Askers, made_by_call, summed
 from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.placed import Phase, placed
-from perflab.profiles.places import MARK, Where
-from perflab.profiles.records import Peak, PeakPart
 from perflab.profiles.take_peak import take_peak
-from perflab.torch_internals.machine import BlockEvent
+from perflab.results.profile import Peak, PeakPart
 
 CPU = torch.device("cpu")
 PLACES = {f"{MARK}0": Where("blocks.*", "net.py:7"), f"{MARK}1": Where("", "net.py:9")}
@@ -49,6 +49,12 @@ def test_a_block_belongs_to_the_operator_that_needs_it_and_not_to_the_one_that_a
     )
     (part,) = made_by_call([given(35, 1, 64)], 0, found)
     assert (part.operator, part.module, part.line) == ("aten::addmm", "blocks.*", "net.py:7")
+
+
+def test_of_two_moments_with_as_much_memory_the_first_is_the_peak() -> None:
+    found = askers(Event("aten::mul", 10, 20), Event("aten::add", 30, 40))
+    (part,) = made_by_call([given(15, 1, 64), given(25, 1, -64), given(35, 2, 64), given(45, 2, -64)], 0, found)
+    assert part.operator == "aten::mul"
 
 
 def test_memory_that_the_user_asks_for_by_itself_is_his() -> None:

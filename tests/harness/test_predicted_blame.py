@@ -11,8 +11,8 @@ from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.gpus.names import parse_gpu
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
 from perflab.predicted.prediction import ON_CUDA, Proofs, predict
-from perflab.predicted.records import Prediction
-from perflab.records import Policy, Verdict
+from perflab.results.predicted import Prediction
+from perflab.results.records import Policy, Verdict
 
 from .faulty import build
 from .traced import line_with

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perflab.predicted.report.failure import explain_prediction
-from perflab.records import Policy
+from perflab.results.records import Policy
 from tests.harness.make import GIB, fit, grown, predicted_baseline, predicted_result, prediction
 
 

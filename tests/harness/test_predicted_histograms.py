@@ -170,7 +170,7 @@ class Experts(nn.Module):
 
 
 def test_a_mixture_of_experts_is_predicted_with_the_launches_of_its_routing() -> None:
-    """Written as the experts of ``transformers`` are; ``tests.correctness.public_models_against_real`` has those."""
+    """Written as the experts of ``transformers`` are; ``tests.studies.public_models_against_real`` has those."""
     with fake_tensors(), as_cuda((9, 0)):
         experts, x = Experts(), torch.zeros(512, 64)
         trace = traced(work(lambda: experts(x).sum().backward(), experts, x), ON_CUDA).trace

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perflab.attribution.held import held_by_address, held_tensors
+from perflab.attribution.places import module_names
+from perflab.base.reachable import reachable
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.trace.live_before import Holding, holdings
 from perflab.predicted.trace.modules import book_of
 from perflab.predicted.trace.trace import Layer
-from perflab.reachable import reachable
 from tests.harness.traced import exact, traced_as_is, work
 
 
@@ -67,6 +69,26 @@ def test_what_a_module_has_kept_for_itself_is_its_own() -> None:
     found = told(held(nn.Sequential(Net())))
     assert found[("inputs", "0", 7)] == 1
     assert found[("inputs", "0", 9)] == 1
+
+
+def test_a_profile_says_the_same_of_them_as_a_prediction() -> None:
+    net, x = Net(), torch.randn(4, 3)
+    adam = torch.optim.Adam(net.parameters(), amsgrad=True)
+    net(x.requires_grad_()).sum().backward()
+    adam.step()
+    found = list(reachable((net, x, adam)))
+    profiled = held_by_address(found, module_names(found), torch.device("cpu"))
+    predicted = [(one.kind, one.module, one.tensor.untyped_storage().nbytes()) for one in held(net, x, adam)]
+    assert Counter((one.category, one.module, one.size_bytes) for one in profiled.values()) == Counter(predicted)
+    assert ("gradients", "", 48) in predicted  # the input's
+    assert ("inputs", "", 36) in predicted  # the module's cache
+
+
+def test_a_container_that_holds_itself_is_entered_once() -> None:
+    net = Net()
+    net.cache.append(net.cache)
+    assert told(held(net))["inputs", "", 7] == 1
+    assert [one.tensor.numel() for one in held_tensors([net], [net]) if one.category == "inputs"] == [7, 9]
 
 
 def test_tied_weights_are_there_once() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.records import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
-from perflab.records import Judgement, Policy, Verdict
+from perflab.results.predicted import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
+from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import GIB, cost, part, predicted_baseline, prediction, saved
 
 USUAL = prediction()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from perflab.attribution.places import module_names
 from perflab.predicted.trace.modules import ModuleBook, book_of
 from perflab.predicted.trace.trace import Layer
 
@@ -42,10 +43,15 @@ def test_a_short_stack_has_a_star_and_is_not_worth_cutting() -> None:
     assert book.long_stacks == {}
 
 
-def test_modules_of_several_models_begin_with_their_classes() -> None:
+def test_modules_of_all_models_but_the_largest_begin_with_their_classes() -> None:
     first, second, other = nn.Linear(2, 2), nn.Linear(2, 2), nn.Sequential(nn.ReLU())
-    book = book_of([first, other, second])
-    assert names(book, [first, second, other, other[0]]) == ["Linear1", "Linear2", "Sequential", "Sequential.0"]
+    largest = nn.Sequential(nn.Linear(3, 3))
+    book = book_of([first, other, largest, second])
+    modules = [first, second, other, other[0], largest, largest[0]]
+    told = ["Linear1", "Linear2", "Sequential", "Sequential.0", "", "0"]
+    assert names(book, modules) == told
+    measured = module_names([first, other, largest, second])
+    assert [measured[id(one)] for one in modules] == told
 
 
 def test_a_module_in_two_places_has_the_name_of_the_first_and_one_made_meanwhile_its_class() -> None:

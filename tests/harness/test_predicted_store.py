@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from perflab.data import Parameters, changed
-from perflab.errors import BaselineError
-from perflab.measured.store.times import BaselineStore
+from perflab.base.data import Parameters, changed
+from perflab.base.errors import BaselineError
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.store.stored import stored
 from perflab.store.join import join_baselines
 from perflab.store.stale import Collection, find_missing
-from perflab.tiers import by_folder
+from perflab.store.times import BaselineStore
+from perflab.tiers.interface import by_folder
 from tests.harness.make import CASE, closest, cost, entry, environment, part, predicted_baseline, prediction, saved
 
 OTHER = "tests/perf/test_transformer.py::test_forward[a::b]"

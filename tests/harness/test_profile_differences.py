@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.compared.run import evidence
-from perflab.data import changed
+from perflab.base.data import changed
 from perflab.profiles.difference import explain
 from perflab.profiles.events import name_and_scope
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.new_calls import Calls, Place, Shifts, same_calls, unmatched
-from perflab.profiles.records import CudaCall, Profile, ProfileRow
-from perflab.records import Change, Judgement, Verdict
+from perflab.results.profile import CudaCall, Profile, ProfileRow
+from perflab.results.records import Change, Judgement, Verdict
+from perflab.turns import evidence
 from tests.harness.test_profiles import on_cuda, profile, row
 
 WORSE = Judgement(verdict=Verdict.REGRESSED, latency=Change(before=10e6, now=13e6, ratio=1.3), worse=["latency"])

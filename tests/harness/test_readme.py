@@ -1,23 +1,37 @@
-"""README and docs: the map of files, installing, links that lead somewhere, and outputs that commands made."""
+"""README and docs: the site, installing, links that lead somewhere, and outputs that commands made."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import perflab
-from tests.harness.file_map import PAGE, drawn
 from tests.harness.make_docs import OUTPUTS, Block, Scratch, blocks_of, has_asides, made, shown
 from tests.harness.make_docs import PAGES as PAGES_WITH_OUTPUTS
 
 ROOT = Path(__file__).parents[2]
+HOOKS = runpy.run_path(str(ROOT / "docs" / "_site" / "hooks.py"))
+MODULES, ELSEWHERE = HOOKS["MODULES"], HOOKS["ELSEWHERE"]
 
 
-def test_the_map_of_files_is_todays() -> None:
-    assert PAGE.read_text(encoding="utf-8") == drawn(), "write it anew: make map"
+def test_the_site_has_every_page() -> None:
+    named = re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(named) == sorted(pages | {"api.md", "files.md"} | set(ELSEWHERE.values()))
+
+
+def test_the_sites_api_has_every_public_module() -> None:
+    said = re.findall(r"``(perflab\.\w+)``", perflab.__doc__ or "")
+    assert said
+    assert [module for module in said if not any(one.startswith(module) for one in MODULES)] == []
+    for module in MODULES:
+        found = importlib.import_module(module)
+        assert all(hasattr(found, name) for name in getattr(found, "__all__", ()))
 
 
 def test_it_is_installed_from_the_repository_as_long_as_no_index_has_it() -> None:

@@ -15,6 +15,14 @@ from tests.plugin.workflows import jobs_of, read_workflow, unknown_names
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 
 
+def test_the_workflow_that_publishes_the_site_is_githubs() -> None:
+    path = WORKFLOW.with_name("site.yml")
+    assert accepted_by_github(path).returncode == 0
+    build, publish = jobs_of(read_workflow(path))
+    assert [step["run"] for step in build["steps"] if "run" in step] == ["make site"]
+    assert (publish["needs"], publish["permissions"]) == ("build", {"pages": "write", "id-token": "write"})
+
+
 def test_version_and_changelog_agree() -> None:
     assert disagreement(version_here(), (ROOT / "CHANGELOG.md").read_text("utf-8")) is None
 

@@ -2,51 +2,55 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perflab.child import Ended
-from perflab.data import to_json
-from perflab.errors import FreshProcessError
-from perflab.measure.records import Measurement
+from perflab.base.errors import FreshProcessError
 from perflab.measured.run import replicates
 from perflab.measured.run.replicates import Replicates
-from perflab.plugin.case import fresh_process
-from perflab.plugin.case.fresh_process import Job, JobResult, measure_fresh
-from perflab.plugin.case.total_budget import TotalBudget
+from perflab.processes.peer import Ending, How
+from perflab.results.measurement import Measurement
+from perflab.running.case import fresh_process
+from perflab.running.case.fresh_process import measure_fresh
+from perflab.settings.total_budget import TotalBudget
+from perflab.tiers.job import JobResult
 from tests.harness.make import MS, record, replicate, result
 
 MEASURED = Measurement(samples_ns=[100 * MS] * 10, repetitions=1, warmup_calls=3, settled=True, clock="host")
 
 
-def told(monkeypatch: pytest.MonkeyPatch, written: bytes) -> dict[str, JobResult]:
-    """What is read of a child that has written this."""
-
-    def run_job(_config: object, job: Job, _device: str, _folder: Path, **_limits: float) -> Ended:
-        assert job.results is not None
-        Path(job.results).write_bytes(written)
-        return Ended(-9, "killed")
-
-    monkeypatch.setattr(fresh_process, "run_job", run_job)
+def told(monkeypatch: pytest.MonkeyPatch, ending: Ending, *answers: JobResult) -> dict[str, JobResult]:
+    """What is known of two cases from a process with these answers and this end."""
+    monkeypatch.setattr(fresh_process, "run_job", lambda *_, **__: (list(answers), ending))
     config: Any = None
     return measure_fresh(config, ["one", "two"], "cpu")
 
 
-@pytest.mark.parametrize("torn", [b'{"case":"two","measure', b"\xff\xfe", b"[]", b'{"case":"tw{"case":"two"}'])
-def test_a_line_that_a_child_was_killed_in_costs_no_other_case(monkeypatch: pytest.MonkeyPatch, torn: bytes) -> None:
-    whole = to_json(JobResult(case="one", measurement=MEASURED))
-    assert told(monkeypatch, whole + b"\n" + torn) == {"one": JobResult(case="one", measurement=MEASURED)}
-    assert told(monkeypatch, torn + b"\n" + whole) == {"one": JobResult(case="one", measurement=MEASURED)}
+def test_a_process_that_dies_costs_no_case_that_it_had_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = JobResult(case="one", measurement=MEASURED)
+    killed = Ending(How.ENDED, status=-9)
+    assert told(monkeypatch, killed, one) == {"one": one}
+    assert told(monkeypatch, killed, JobResult(case="two", problem="hung"), one) == {"one": one}
 
 
-def test_a_child_whose_lines_are_all_torn_has_measured_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FreshProcessError, match="a fresh process measured nothing"):
-        told(monkeypatch, b'{"case":"one","meas')
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (Ending(How.ENDED, status=4, output=b"no such option"), "ended (exit status 4), before it had measured one"),
+        (Ending(How.HUNG, silent_s=9.0), "hung and was stopped: no answer for 9.00 s, before it had measured one"),
+        (Ending(How.OUT_OF_TIME, lasted_s=7.0), "was stopped after 7.00 s, since the run's time was over, before it"),
+    ],
+)
+def test_why_a_process_measured_nothing_is_told(monkeypatch: pytest.MonkeyPatch, ending: Ending, said: str) -> None:
+    with pytest.raises(FreshProcessError, match=re.escape(f"a fresh process {said}")):
+        told(monkeypatch, ending)
+    with pytest.raises(FreshProcessError, match=r"^one in a fresh process hung: no progress"):
+        told(monkeypatch, ending, JobResult(case="one", problem="hung: no progress"))
 
 
 @pytest.mark.parametrize(("total_s", "processes"), [(None, 2 + 3), (20.0 * 2 + 5.0, 2), (20.0 * 3 + 15.0, 2 + 1)])

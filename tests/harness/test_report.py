@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from perflab.compiled.records import CompiledCase
-from perflab.data import changed
-from perflab.measure.records import Evidence, Measurement, OutOfMemory, Record, Replicate
-from perflab.measured.records import MeasuredCase
+from perflab.base.data import changed
+from perflab.base.mode import DEFAULT, Mode
 from perflab.measured.report import section
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
-from perflab.mode import DEFAULT, Mode
-from perflab.profiles.records import Explanation, Part, PeakChange, PeakExplanation, Profile
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.lines import short_name, wrap_facts
-from perflab.report.tally import tally
-from perflab.report.view import View
-from perflab.results import Result
+from perflab.results.compiled import CompiledCase
+from perflab.results.measured import MeasuredCase
+from perflab.results.measurement import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.results.profile import Explanation, Part, PeakChange, PeakExplanation, Profile
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.results.result import Result
+from perflab.tables.lines import short_name, wrap_facts
+from perflab.tables.tally import tally
+from perflab.tables.view import View
 from tests.harness.make import (
     CASE,
     MS,

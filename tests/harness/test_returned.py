@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.errors import UsageError
-from perflab.plugin.case.returned import refuse_unfinished
+from perflab.base.errors import UsageError
+from perflab.running.case.returned import refuse_unfinished
 
 
 class Pool:

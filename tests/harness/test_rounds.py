@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.plugin.session.case_order import Step, in_rounds
+from perflab.running.session.case_order import Step, in_rounds
 
 
 def ordered(*names: str) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from perflab.plugin.config.run_mode import RunMode, mode_of, only_cases
-from perflab.plugin.options import OPTIONS
+from perflab.options import OPTIONS
+from perflab.running.config.run_mode import RunMode, mode_of, only_cases
 
 CASE, OTHER = cast("list[Any]", ["a perf case", "a plain test"])
 ONCE, MEASURE, SKIP = RunMode.ONCE, RunMode.MEASURE, RunMode.SKIP

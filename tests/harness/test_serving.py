@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.errors import UsageError
+from perflab.base.errors import UsageError
 from perflab.serving import Percentile, Request, goodput, percentiles, saturation, served
 
 QUICK = Request(0.0, (0.2, 0.3, 0.4, 0.5))

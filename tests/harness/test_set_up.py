@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.compared.callables import Comparison, Limits, in_turns
-from perflab.errors import UsageError
-from perflab.measure import set_up
-from perflab.measure.compiling import compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.measurement import measure, replicate_of
-from perflab.measure.memory_snapshot import record_call
-from perflab.measure.outputs import outputs_of
-from perflab.measure.records import Measurement
-from perflab.measure.sampling import Plan
-from perflab.measure.set_up import SetUpWorkload, arguments_in, workload_of
+from perflab.base.errors import UsageError
+from perflab.measure.calls.outputs import outputs_of
+from perflab.measure.clocks import set_up
+from perflab.measure.clocks.set_up import SetUpWorkload, arguments_in, workload_of
+from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.memory.memory_snapshot import record_call
+from perflab.measure.sampling.stopping import Plan
+from perflab.measurement.callables import Comparison, Limits, in_turns
+from perflab.measurement.measurement import measure, replicate_of
 from perflab.predicted.prediction import ON_CUDA, traced
 from perflab.predicted.run.exploring import work_of as predicted_work_of
 from perflab.profiles.take_peak import take_peak
+from perflab.results.measurement import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 
@@ -147,7 +147,7 @@ def test_where_memory_is_short_a_sample_has_fewer_calls_and_the_clocks_step_wide
     assert found.repetitions == 25, "a quarter of the memory, 10 B a call"
     assert set(found.samples_ns) == {25 * US}
     assert replicate_of(found).noise == 0
-    monkeypatch.setattr("perflab.measure.clock.step_ns", lambda: 50)
+    monkeypatch.setattr("perflab.measure.clocks.clock.step_ns", lambda: 50)
     assert replicate_of(found).noise == 50 / (25 * US)
 
 

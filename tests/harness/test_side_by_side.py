@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from perflab.data import changed
-from perflab.documents import merge, write_document
-from perflab.measure.records import Beside, OutOfMemory, Quote
-from perflab.measured.records import MeasuredCase
+from perflab.base.data import changed
 from perflab.measured.report.side_by_side import levels_with_bases, side_by_side, side_by_side_data, side_by_side_lines
-from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.results import Result
+from perflab.results.documents import merge, write_document
+from perflab.results.measured import MeasuredCase
+from perflab.results.measurement import Beside, OutOfMemory, Quote
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
 from tests.harness.command import Command
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.event_lines import as_lines
-from perflab.measure.memory_snapshot import record_memory
+from perflab.base.event_lines import as_lines
+from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.memory.snapshot import write_snapshot
-from perflab.predicted.records import KINDS
 from perflab.predicted.trace.trace import Trace
+from perflab.results.predicted import KINDS
 from perflab.snapshots.analysis import (
     CATEGORIES,
     alike,

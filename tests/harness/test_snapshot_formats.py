@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from perflab.report.escaping import one_line
 from perflab.snapshots.picture import COLORS
 from perflab.snapshots.tables import shown
+from perflab.tables.escaping import one_line
 from perflab.units import format_bytes
 from tests.harness.browser import needs_browser, opened
 from tests.harness.command import Command

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.errors import SnapshotError
+from perflab.base.errors import SnapshotError
 from perflab.snapshots.devices import choose
 from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.stacks import is_user_s

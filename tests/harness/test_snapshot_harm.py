@@ -69,7 +69,7 @@ def ended(path: Path, *, seconds: int = 60, most_bytes: int = 3 << 30) -> str:
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
         f"resource.setrlimit(resource.RLIMIT_AS, ({most_bytes}, {most_bytes}))\n"
-        "from perflab.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
+        "from perflab.base.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
         "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
         "    try:\n        read_snapshots(path)\n        print(path.name, 'was read')\n"
         "    except SnapshotError as error:\n        print(error)\n"

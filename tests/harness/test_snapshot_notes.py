@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.measure.live_tensors import held_bytes
-from perflab.measure.memory import measure_memory
-from perflab.measure.memory_snapshot import record_call, record_memory
-from perflab.measure.workload import Step, Workload
-from perflab.reachable import in_hands_of
+from perflab.attribution.live_tensors import held_bytes
+from perflab.base.reachable import in_hands_of
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.memory.memory_snapshot import record_call, record_memory
+from perflab.measure.memory.peak import measure_memory
 from perflab.snapshots.analysis import alive_at, levels, parts_by, peak_moment
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.notes import BEGIN, Look, Notes

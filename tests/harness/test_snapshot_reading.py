@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.errors import SnapshotError
-from perflab.measure.memory_snapshot import record_memory
+from perflab.base.errors import SnapshotError
+from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.snapshots.analysis import alike, alive_at
 from perflab.snapshots.at_once import Events
 from perflab.snapshots.devices import choose
@@ -121,7 +121,7 @@ def test_a_bomb_takes_no_memory_and_ends_with_an_error(tmp_path: Path, name: str
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from perflab.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
+        "from perflab.base.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
         "try:\n    read_snapshots(Path(sys.argv[1]))\nexcept SnapshotError as error:\n    print(error)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120)

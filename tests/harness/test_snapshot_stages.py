@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.measure.memory_snapshot import record_memory
+from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.snapshots.analysis import levels, peak_moment
 from perflab.snapshots.model import Stage
 from perflab.snapshots.stages import of_marks

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.compared.run.serving import Server
-from perflab.compared.sides.messages import Finish, Ready, Taken, Turn
-from perflab.errors import ClockError
-from perflab.measure import measurement, turns
-from perflab.measure.clock import Stopwatch
-from perflab.measure.cold import ColdCudaStopwatch
-from perflab.measure.cuda_clock import CudaStopwatch
-from perflab.measure.cuda_graph import GraphStopwatch
-from perflab.measure.sampling import Plan
-from perflab.measure.span import Reading, check_agreement
-from perflab.measure.workload import Step, Workload
-from perflab.mode import DEFAULT
-from perflab.plugin.case.fresh_process import Serve
+from perflab.base.errors import ClockError
+from perflab.base.mode import DEFAULT
+from perflab.compared.serving import Server
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.clocks.clock import Stopwatch
+from perflab.measure.clocks.cold import ColdCudaStopwatch
+from perflab.measure.clocks.cuda_clock import CudaStopwatch
+from perflab.measure.clocks.cuda_graph import GraphStopwatch
+from perflab.measure.clocks.span import Reading, check_agreement
+from perflab.measure.sampling.stopping import Plan
+from perflab.measurement import measurement, turns
+from perflab.tiers.job import Serve
+from perflab.turns.sides.messages import Finish, Ready, Taken, Turn
 from tests.harness.fake_cuda import FakeCuda, FakeEvent, taking
 from tests.harness.make import MS, environment
 from tests.harness.test_cold import Evicting

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from perflab.compared.run.start_sides import Starts
-from perflab.compared.sides.checkout import Tree
+from perflab.turns.sides.checkout import Tree
+from perflab.turns.start_sides import Starts
 
 
 def starts(tmp_path: Path, *words: str, files: tuple[str, ...] = (), here: Path | None = None) -> Starts:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from perflab.data import Parameters, changed
-from perflab.environment import slug
-from perflab.errors import BaselineError
-from perflab.measure.records import Memory, OutOfMemory
-from perflab.measured.records import Accepted, Anchor, Entry, MemoryAnchor
-from perflab.measured.store.times import BaselineStore
-from perflab.records import Environment
+from perflab.base.data import Parameters, changed
+from perflab.base.errors import BaselineError
+from perflab.results.environment import slug
+from perflab.results.measured import Accepted, Anchor, Entry
+from perflab.results.measurement import Memory, OutOfMemory
+from perflab.results.records import Environment
 from perflab.store.case_files import module_of, path_of
 from perflab.store.json_files import check_writable
+from perflab.store.times import BaselineStore
 from perflab.store.write_lock import LOCK_NAME, locked
 from tests.harness.make import CASE, closest, entry, environment, quiet, replicate
 
@@ -79,7 +79,6 @@ def refusal(folder: Path) -> str:
         entry(parameters={"naïve": "µ–…", "quote": '"\\\n', "seed": 2**70}),
         entry(
             anchor=Anchor(recorded="2025-01-01", replicates=quiet(1e6), steps=3, commit="abc"),
-            memory_anchor=MemoryAnchor(recorded="2025-01-02", peak_bytes=5, steps=1),
             accepted=[Accepted(date="2025-01-03", reason="naïve"), Accepted(date="2025-01-04", latency_ratio=1.2)],
             commit="abc+dirty",
         ),
@@ -184,10 +183,10 @@ def test_anchors_and_accepted_changes_stand_one_a_line(folder: Path) -> None:
 
 
 def test_a_file_written_before_there_were_anchors_is_read(folder: Path, file: Path) -> None:
-    assert not {"anchor", "memory_anchor", "accepted", "commit"} & set(json.loads(file.read_text())["cases"])
+    assert not {"anchor", "accepted", "commit"} & set(json.loads(file.read_text())["cases"])
     found = read(folder)
     assert found is not None
-    assert (found.anchor, found.memory_anchor, found.accepted, found.commit) == (None, None, [], None)
+    assert (found.anchor, found.accepted, found.commit) == (None, [], None)
 
 
 # --- what is there stays -----------------------------------------------------------------------------------------
@@ -353,21 +352,11 @@ def test_a_newer_schema_asks_for_a_newer_perflab_and_not_for_deletion(folder: Pa
     assert "delete" not in said
 
 
-def test_a_baseline_of_schema_2_is_read_and_saved_as_one_of_today(folder: Path) -> None:
-    """It called the readings of the calibration workload ``yardsticks_ns``, in replicates and in an anchor's."""
-    readings = quiet(1e6, calibration_ns={"interpreter": 3.0, "memory": 2.0})
-    saved = entry(
-        readings, anchor=Anchor(recorded="2025-01-01", replicates=readings, steps=1), parameters={"size": "small"}
-    )
-    (path,) = BaselineStore(folder).save({CASE: saved})
-    now = path.read_text(encoding="utf-8")
-    before = now.replace('"schema": 4', '"schema": 2').replace('"calibration_ns"', '"yardsticks_ns"')
-    assert before.count("yardsticks_ns") == 6
-    path.write_text(before, encoding="utf-8")
-    assert read(folder) == saved
-    BaselineStore(folder).save({OTHER: entry()})
-    BaselineStore(folder).remove({path: ["test_forward[tiny]"]})
-    assert path.read_text(encoding="utf-8") == now
+def test_an_older_schema_is_named_with_the_remedy(folder: Path, edit: Edit) -> None:
+    path = edit('"schema": 4', '"schema": 3')
+    said = refusal(folder)
+    assert f"{path} has schema 3, and perflab reads schema 4 only" in said
+    assert "delete it and run with --perf-update-new" in said
 
 
 def test_a_case_that_names_an_unknown_environment_is_refused_with_that_name(folder: Path, edit: Edit) -> None:

@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from perflab.data import changed
-from perflab.documents import merge, read_document, write_document
-from perflab.measure.records import OutOfMemory, Quote
-from perflab.measured.records import MeasuredCase
+from perflab.base.data import changed
+from perflab.base.mode import Mode
 from perflab.measured.report.columns import named
-from perflab.measured.report.doubts import beyond_the_rate
+from perflab.measured.report.section import beyond_the_rate
 from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines
 from perflab.measured.report.studies import Study, rows_with_bases, studies
 from perflab.measured.report.study_forms import study_data, study_lines
-from perflab.mode import Mode
-from perflab.records import Judgement, Verdict
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.report.view import STANDARD, View
-from perflab.results import Document, Result
+from perflab.results.documents import merge, read_document, write_document
+from perflab.results.measured import MeasuredCase
+from perflab.results.measurement import OutOfMemory, Quote
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Document, Result
+from perflab.tables.view import STANDARD, View
 from tests.harness.command import Command
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
 

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from perflab.compared.comparison import BASE, HEAD
-from perflab.compared.interleave import Reading
-from perflab.compared.rounds import CaseTurns
-from perflab.compared.sides.messages import Ready
-from perflab.measured.judge.trimmed import LEAST_PAIRS
+from perflab.judging.interleave import Reading
+from perflab.judging.trimmed import LEAST_PAIRS
 from perflab.measured.run.tables import ROUNDS, Row, ratio_of
+from perflab.turns.comparison import BASE, HEAD
+from perflab.turns.rounds import CaseTurns
+from perflab.turns.sides.messages import Ready
 from tests.harness.machine import Machine
 from tests.harness.make import environment, result
 

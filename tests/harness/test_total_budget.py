@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.plugin.case.total_budget import SHARE_AT_LEAST_S, TotalBudget
+from perflab.settings.total_budget import SHARE_AT_LEAST_S, TotalBudget
 
 
 class Clock:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perflab.measure import clock
+from perflab.measure.clocks import clock
 from perflab.predicted.run.tracing_time import SHOW_EVERY, TracingTime
 from perflab.predicted.trace.watch import CalledOff
 

@@ -10,8 +10,8 @@ from itertools import count
 
 import pytest
 
-from perflab.compared.interleave import BLOCKS, TurnTime, reading, turn_time
-from perflab.compared.judge.paired import (
+from perflab.judging.interleave import BLOCKS, TurnTime, reading, turn_time
+from perflab.judging.paired import (
     PairedCase,
     PairedPolicy,
     Stage,
@@ -21,7 +21,7 @@ from perflab.compared.judge.paired import (
     latency_findings,
     stage,
 )
-from perflab.records import Verdict
+from perflab.results.records import Verdict
 
 MS = 1_000_000
 SAMPLES = 4

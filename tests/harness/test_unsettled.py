@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.data import changed
-from perflab.measure.records import Paired, Record
-from perflab.measured.judge.unsettled import LOOKS, as_ratios
-from perflab.measured.records import Anchor
-from perflab.records import Judgement, Policy, Verdict
+from perflab.base.data import changed
+from perflab.judging.unsettled import LOOKS, as_ratios
+from perflab.results.measured import Anchor
+from perflab.results.measurement import Paired, Record
+from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import MS, entry, judge, quiet, record, replicate
 
 POLICY = Policy()

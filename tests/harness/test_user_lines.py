@@ -12,7 +12,7 @@ from types import CodeType
 
 import pytest
 
-from perflab.user_lines import line_of, stack_of
+from perflab.base.user_lines import line_of, stack_of
 
 HERE = "tests/harness/test_user_lines.py"
 

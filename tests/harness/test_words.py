@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.plugin.config.command_line import without
+from perflab.running.config.command_line import without
 
 
 @pytest.mark.parametrize(

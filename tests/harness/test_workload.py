@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from perflab.measure.workload import Step, Workload, chain, phases_of
+from perflab.measure.calls.workload import Step, Workload, chain, phases_of
 
 
 def test_a_call_gets_its_arguments_every_time_and_gives_its_result() -> None:

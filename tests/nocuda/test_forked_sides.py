@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from perflab.compared.sides.ancestor import Ancestor, NotForkedError, Start
-from perflab.compared.sides.process import SideProcess
-from perflab.errors import SideEndedError
+from perflab.base.errors import SideEndedError
+from perflab.processes.child import Start
+from perflab.turns.sides.ancestor import Ancestor, NotForkedError
+from perflab.turns.sides.process import side_process
 
 from .active import needs_nocuda
 
@@ -38,16 +39,16 @@ def start_of(folder: Path, name: str, shared: Path) -> Start:
 def test_forked_sides_use_cuda_beside_each_other(tmp_path: Path) -> None:
     starts = [start_of(tmp_path, name, tmp_path) for name in ("head", "base")]
     with Ancestor(starts) as ancestor:
-        sides = [SideProcess(start, 60.0, ancestor) for start in starts]
+        sides = [side_process(start, 60.0, ancestor) for start in starts]
         for side in sides:
             with side:
-                with pytest.raises(SideEndedError, match=r"ended \(exit status 0\)"):
-                    side.hello()
-                assert side.last_output().strip() == "cuda:0 8 True"
+                with pytest.raises(SideEndedError, match=r"ended \(exit status 0\)") as ended:
+                    side.answer()
+                assert ended.value.output.strip() == "cuda:0 8 True"
 
 
 def test_where_cuda_was_asked_for_before_nothing_is_forked(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch\ntorch.cuda.is_available()\n")
     start = start_of(tmp_path, "head", tmp_path)
     with Ancestor([start]) as ancestor, pytest.raises(NotForkedError, match="CUDA was in use"):
-        SideProcess(start, 60.0, ancestor)
+        side_process(start, 60.0, ancestor)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nocuda import Gpu, is_active, library
-from perflab.measure.memory import measure_memory
-from perflab.measure.workload import Step
+from perflab.measure.calls.workload import Step
+from perflab.measure.memory.peak import measure_memory
 from perflab.profiles.take_peak import take_failure, take_peak
 
 from .active import needs_nocuda, said_by

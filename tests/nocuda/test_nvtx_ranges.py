@@ -12,9 +12,9 @@ STEP = """
 import torch
 from torch import nn
 from perflab.lab.attention import attention
-from perflab.measure.measurement import measure
-from perflab.measure.sampling import Plan
-from perflab.measure.workload import Step, Workload
+from perflab.measurement.measurement import measure
+from perflab.measure.sampling.stopping import Plan
+from perflab.measure.calls.workload import Step, Workload
 
 class Head(nn.Module):
     def __init__(self):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.measure.memory_snapshot import record_call
+from perflab.measure.memory.memory_snapshot import record_call
 from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.prediction import ON_CUDA, traced
 from perflab.snapshots.analysis import Part, alive_at, levels, module_of, parts_by, peak_moment

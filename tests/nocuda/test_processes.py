@@ -77,12 +77,12 @@ def test_the_profiler_has_a_record_of_each_launch() -> None:
 
 FIRST = """
 import torch
-from perflab.measure.clock import HostStopwatch
-from perflab.measure.compiling import compiler_state
-from perflab.measure.counts import CallCounter
-from perflab.measure.measurement import stopwatch_for
-from perflab.measure.memory import measure_memory
-from perflab.measure.workload import Workload
+from perflab.measure.clocks.clock import HostStopwatch
+from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import CallCounter
+from perflab.measurement.measurement import stopwatch_for
+from perflab.measure.memory.peak import measure_memory
+from perflab.measure.calls.workload import Workload
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.take_peak import take_peak
 
@@ -121,7 +121,7 @@ def test_a_case_on_a_cpu_leaves_the_device_alone_and_kernels_are_seen_after_it(b
 def test_where_a_first_profile_blinded_the_process_nothing_is_counted_and_a_profile_says_why() -> None:
     lines = said_by(
         FIRST
-        + "from perflab.errors import UsageError\n"
+        + "from perflab.base.errors import UsageError\n"
         + "with torch.autograd.profiler.profile(use_kineto=True): multiply(torch.zeros(3, 3))\n"
         + THEN.replace("profile = take", "try:\n    take").partition("print(sorted")[0]
         + "except UsageError as error: print(error.problem)\n"
@@ -131,8 +131,8 @@ def test_where_a_first_profile_blinded_the_process_nothing_is_counted_and_a_prof
 
 TWO = """
 import torch
-from perflab.measure.clock import Sample
-from perflab.measure.workload import Workload
+from perflab.measure.clocks.clock import Sample
+from perflab.measure.calls.workload import Workload
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.text import lines
 
@@ -176,8 +176,8 @@ def test_a_model_on_two_devices_has_two_timelines_in_its_profile() -> None:
 
 LOADING = """
 import json, pathlib, threading, torch
-from perflab.measure.measurement import stopwatch_for
-from perflab.measure.workload import Workload
+from perflab.measurement.measurement import stopwatch_for
+from perflab.measure.calls.workload import Workload
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.text import lines
 

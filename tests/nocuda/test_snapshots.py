@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from perflab.cli import main
-from perflab.measure import cuda_history
-from perflab.measure.memory_snapshot import record_call
-from perflab.measure.workload import Step, Workload
+from perflab.measure.calls.workload import Step, Workload
+from perflab.measure.memory import cuda_history
+from perflab.measure.memory.memory_snapshot import record_call
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.device import rounded
 from perflab.snapshots.model import Snapshot

@@ -20,10 +20,10 @@ from tests.plugin.warm import warm_python
 CONFTEST = """
 from pathlib import Path
 
-import perflab.environment as environment
-import perflab.measure.clock as clock
-import perflab.measure.evidence as evidence
-import perflab.measure.calibration as calibration
+import perflab.results.environment as environment
+import perflab.measure.clocks.clock as clock
+import perflab.measure.machine.evidence as evidence
+import perflab.measure.clocks.calibration as calibration
 
 class Virtual:
     now_ns = 0

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from perflab.compared.judge.paired import PairedPolicy
-from perflab.compared.run.cases import how_long
+from perflab.compared.cases import how_long
+from perflab.judging.paired import PairedPolicy
 from tests.plugin.conftest import KERNELS, Project, begin_repository, one_line
 
 NO_GPU = "perf: no GPU here; cases too large for this machine are predicted for h100, not run"

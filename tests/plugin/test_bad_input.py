@@ -103,7 +103,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_runs(pytester: py
     ("content", "said"),
     [
         ('{"schema": 1,\n "cases": {', "*test_story.json is damaged at line 2, column *"),
-        ('{"schema": 1, "cases": {}, "environments": {}, "x": 1}', "*is not a perflab baseline*unknown field `x`*"),
+        ('{"schema": 4, "cases": {}, "environments": {}, "x": 1}', "*is not a perflab baseline*unknown field `x`*"),
         ('{"some": "other tool"}', "*is not a perflab baseline file*missing required field `schema`*"),
         ('{"schema": 99}', "*was written by a newer perflab*"),
         ("\udcff", "*is damaged: not UTF-8 at byte 0*"),

@@ -20,7 +20,7 @@ until = next(at for at, argument in enumerate(sys.argv) if at and not argument.s
 assert "--tool=callgrind" in options and "--collect-atstart=no" in options
 assert os.environ["PYTHONHASHSEED"] == "0"
 (out,) = [option.split("=")[1] for option in options if option.startswith("--callgrind-out-file=")]
-status = subprocess.run(sys.argv[until:]).returncode
+status = subprocess.run(sys.argv[until:], close_fds=False).returncode
 with open(out, "w") as file:
     file.write("events: Ir\\nsummary: " + open({cost!r}).read().split()[0] + "\\n")
 sys.exit(status)
@@ -62,7 +62,10 @@ def test_where_callgrind_counts_nothing_all_else_is_judged_and_its_last_words_ar
     project.run("--perf-instructions=callgrind", "--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
     valgrind.write_text("#!/bin/sh\necho illegal instruction\nexit 4\n")
     said = one_line(project.run("--perf-instructions=callgrind", passed=1))
-    assert "callgrind instructions of 1 case not compared: callgrind counted nothing (exit status 4): illegal" in said
+    assert (
+        "callgrind instructions of 1 case not compared: callgrind counted nothing and ended (exit status 4): illegal"
+        in said
+    )
     assert "run with --perf-instructions=auto" in said
     strict = project.run("--perf-instructions=callgrind", "--perf-check=strict", failed=1)
     assert "its callgrind instructions could not be judged" in one_line(strict)

@@ -68,7 +68,7 @@ def test_swallows(perf):
 """
 QUICK = "--perf-timeout=2"
 GRACE = """
-import perflab.plugin.case.hanging as hanging
+import perflab.running.case.hanging as hanging
 
 hanging.GRACE_S = 3.0  # before the last resort is taken, which some of these wait for
 """
@@ -163,7 +163,7 @@ def test_what_keeps_the_interpreters_lock_is_named_and_what_was_measured_stays(p
 
 STOPPED = """
 import os, sys, time
-from perflab.plugin.case.last_words import LastWords
+from perflab.running.case.last_words import LastWords
 
 words = LastWords(2)
 words.leave(1.5, text="silent for too long", file=None, line="", document=None)
@@ -229,8 +229,8 @@ def test_a_fresh_process_that_hangs_as_a_whole_is_ended_with_all_that_it_started
     """Before its first case, where nobody in it watches: while a conftest is imported."""
     more = """
 import os, subprocess, sys, time
-import perflab.plugin.case.fresh_process as fresh
-import perflab.plugin.case.hanging as hanging
+import perflab.running.case.fresh_process as fresh
+import perflab.running.case.hanging as hanging
 fresh.START_S = hanging.GRACE_S = 1
 if "--perf-replicate=" in " ".join(sys.argv):
     sleeper = subprocess.Popen(["sleep", "600"])
@@ -244,7 +244,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
     assert time.monotonic() - started_s < 60
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["*baselines with fewer replicates: a fresh process made no progress and was stopped after *", "about to hang"]
+        ["*baselines with fewer replicates: a fresh process hung and was stopped: no answer for *", "about to hang"]
     )
     result.stdout.fnmatch_lines(["*times not saved, from a single process: work: no slowdown would count against them"])
     assert project.needs()["test_work"]["peak_bytes"], "what is exact is saved all the same"

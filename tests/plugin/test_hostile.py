@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perflab.errors import DeviceError
-from perflab.plugin.case.device_lock import device_turn
+from perflab.base.errors import DeviceError
+from perflab.running.case.device_lock import device_turn
 from tests.plugin.conftest import Project, begin_repository, git, run_pytest
 
 HALF = """
@@ -155,7 +155,7 @@ def test_the_folder_is_kept_out_of_commits_again_after_its_gitignore_was_lost(pr
 
 
 def test_the_journal_of_a_running_session_outlives_twenty_others(project: Project) -> None:
-    from perflab.files import try_lock
+    from perflab.base.files import try_lock
 
     runs = project.pytester.path / ".perflab" / "runs"
     runs.mkdir(parents=True)

@@ -67,7 +67,7 @@ NVML = """
 import os
 from types import SimpleNamespace
 
-import perflab.measure.gpu_state as gpu_state
+import perflab.measure.machine.gpu_state as gpu_state
 
 gpu = Path(os.environ["GPU"])
 

@@ -8,11 +8,11 @@ import pytest
 
 LIGHT = [
     "perflab",
+    "perflab.noting",
+    "perflab.options",
     "perflab.plugin",
     "perflab.plugin.fixtures",
     "perflab.plugin.hooks",
-    "perflab.plugin.noting",
-    "perflab.plugin.options",
 ]
 """All that a run without perf cases loads. Each costs half a millisecond: one more needs a reason."""
 
@@ -54,7 +54,7 @@ def test_a_run_that_has_nothing_of_ours_loads_next_to_nothing(pytester: pytest.P
 def test_so_does_a_run_that_fails_which_may_be_for_an_error_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_wrong="def test_wrong():\n    assert False\n", test_broken="import nowhere\n")
     pytester.runpytest_subprocess("--continue-on-collection-errors").assert_outcomes(failed=1, errors=1)
-    assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.errors"])
+    assert loaded_in(pytester.path) == sorted([*LIGHT, "perflab.base", "perflab.base.errors"])
 
 
 CHECK = "import pytest\n@pytest.mark.correctness\ndef test_right():\n    pass\n"
@@ -92,9 +92,9 @@ def test_so_do_workers_and_their_controller_which_listens_to_them_and_no_list_of
 ) -> None:
     pytester.makepyfile(test_right=PLAIN + MEASURED, test_wrong="def test_wrong():\n    assert False\n")
     pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf").assert_outcomes(passed=1, failed=1)
-    assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.errors"])
+    assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.base", "perflab.base.errors"])
     assert loaded_in(pytester.path) == sorted(
-        [*LIGHT, *(f"perflab.plugin.session{name}" for name in ("", ".lost_workers", ".workers"))]
+        [*LIGHT, *(f"perflab.running{name}" for name in ("", ".session", ".session.lost_workers", ".session.workers"))]
     )
     assert not list(tmp_path.glob("perflab-*"))  # TMPDIR of every story
 
@@ -103,11 +103,11 @@ def test_an_option_has_settings_read_and_nothing_that_measures_or_collects(pytes
     pytester.makepyfile(PLAIN)
     pytester.runpytest_subprocess("--perf-budget=20").assert_outcomes(passed=1)
     loaded = loaded_in(pytester.path)
-    assert {"msgspec", "perflab.plugin.config.settings"} <= set(loaded)
+    assert {"msgspec", "perflab.settings.settings"} <= set(loaded)
     assert not {
         "torch",
         "perflab.measured.run.cases",
-        "perflab.plugin.session.results",
+        "perflab.running.session.results",
         "perflab.report.summary",
     } & set(loaded)
 

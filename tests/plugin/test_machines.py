@@ -12,10 +12,10 @@ from tests.plugin.conftest import REFUSED, Project, begin_repository, git, one_l
 
 ELSEWHERE = """
 import os
-import perflab.environment
+import perflab.results.environment
 
 if "STORY_MACHINE" in os.environ:
-    perflab.environment.this_machine = lambda: os.environ["STORY_MACHINE"]
+    perflab.results.environment.this_machine = lambda: os.environ["STORY_MACHINE"]
 if "STORY_THREADS" in os.environ:
     import torch
 

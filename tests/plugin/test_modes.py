@@ -11,7 +11,7 @@ import pytest
 from tests.plugin.conftest import CONFTEST, REFUSED, Project, begin_repository, one_line, run_pytest
 
 SMALL_CACHES = """
-import perflab.measure.caches as caches
+import perflab.measure.machine.caches as caches
 
 class Evictions:
     count = 0
@@ -21,7 +21,7 @@ class Counted(caches.Eviction):
         Evictions.count += 1
         super().__call__()
 
-import perflab.measure.measurement as measurement
+import perflab.measurement.measurement as measurement
 measurement.Eviction = Counted
 caches.eviction_bytes = lambda device: 4096
 

@@ -9,11 +9,11 @@ from tests.plugin.conftest import CONFTEST, Folder, one_line
 pytestmark = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="measured, where there is a GPU")
 
 LINES_AT_ONCE = """
-import perflab.plugin.case.progress as progress
+import perflab.running.case.progress as progress
 progress._LOG_AFTER_S = 0.0
 """
 ONE_CLOCK = """
-import perflab.plugin.case.total_budget as total_budget
+import perflab.settings.total_budget as total_budget
 total_budget.TotalBudget.left_s = lambda self: self._total_s and self._total_s - Virtual.now_ns / 1e9
 """
 CASES = """

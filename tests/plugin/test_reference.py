@@ -11,11 +11,11 @@ import pytest
 
 from perflab import plugin
 from perflab.cli import COMMANDS, build_parser
+from perflab.options import MARKER_ARGUMENTS, OPTIONS
 from perflab.plugin import hooks
-from perflab.plugin.case.perf import Perf
-from perflab.plugin.options import MARKER_ARGUMENTS, OPTIONS
-from perflab.records import Verdict
-from perflab.report.view import COUNTS, STANDARD
+from perflab.results.records import Verdict
+from perflab.running.case.perf import Perf
+from perflab.tables.view import COUNTS, STANDARD
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
 

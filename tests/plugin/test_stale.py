@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.data import Parameters
-from perflab.environment import current_environment
-from perflab.measured.store.times import BaselineStore
-from perflab.plugin.noting import Notes
-from perflab.plugin.session import starting
+from perflab.base.data import Parameters
+from perflab.noting import Notes
 from perflab.predicted.store.predictions import PredictedStore
+from perflab.results.environment import current_environment
+from perflab.running.session import starting
 from perflab.store.stale import Collection
+from perflab.store.times import BaselineStore
 from tests.harness.command import Command
 from tests.harness.make import entry, predicted_baseline
 from tests.plugin.conftest import Project, begin_repository, one_line

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from perflab.documents import read_document
+from perflab.results.documents import read_document
 from tests.plugin.conftest import CASE, SPLITTER, Project
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,7 +103,8 @@ def test_generate_is_measured_unchanged_and_a_slower_decode_is_found_by_its_coun
     assert [after - before for before, after in zip(*per_token, strict=True)] == [4.0, 4.0], "2 layers, 2 operators"
     text = one_line(failed).partition("short test summary info")[0]  # which repeats failures where CI is set
     assert text.count("has higher counts than its baseline") == 2
-    assert text.count("cause: 8 more aten::mean, with aten::add") == 2
+    # Which of the operators of the added norms took longest, the noise may say.
+    assert len(re.findall(r"cause: 8 more aten::(?:mean|add), with aten::(?:mean|add), ", text)) == 2
     assert text.count("in the decode of model.layers.* (model.py:8)") == 2
     assert "where:" not in text, "no phase takes longer"
 

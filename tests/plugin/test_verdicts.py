@@ -138,7 +138,7 @@ def test_every_way_to_go_wrong_has_its_verdict_and_the_next_case_runs_clean(proj
 
 def test_a_long_case_tells_what_is_being_measured_and_how_far_it_is(project: Project) -> None:
     with (project.pytester.path / "conftest.py").open("a") as conftest:
-        conftest.write("\nimport perflab.plugin.case.progress as progress\nprogress._LOG_AFTER_S = 0.0\n")
+        conftest.write("\nimport perflab.running.case.progress as progress\nprogress._LOG_AFTER_S = 0.0\n")
     project.run().stdout.re_match_lines(
         [
             r"measuring work: warm-up 1, \d+ s so far",
@@ -163,7 +163,7 @@ def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project
 
 
 OUT_OF_TIME = """
-import perflab.plugin.case.total_budget as total_budget
+import perflab.settings.total_budget as total_budget
 
 total_budget.TotalBudget.left_s = lambda self: 1.0 - Virtual.now_ns / 1e9
 """

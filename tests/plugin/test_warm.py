@@ -144,7 +144,7 @@ def test_one_in_which_pytest_looks_for_plugins_has_no_module_of_it_loaded(
 
 
 def test_what_its_modules_took_for_python_is_what_it_takes_for_it(python: str) -> None:
-    told = "import sys; from perflab.compared.sides.checkout import Tree; print(sys.executable, Tree('', None).python)"
+    told = "import sys; from perflab.turns.sides.checkout import Tree; print(sys.executable, Tree('', None).python)"
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run([python, "-u", "-c", told], env=environment, capture_output=True, check=True)
     assert done.stdout.decode().split() == [python, python]
@@ -213,10 +213,10 @@ def test_no_module_that_it_has_holds_by_name_what_stories_replace(
 ) -> None:
     names = replaced()
     assert {
-        ("perflab.measure.clock", "read_ns"),
-        ("perflab.measure.evidence", "read_host"),
-        ("perflab.environment", "usable_cores"),
-        ("perflab.environment", "machine_identifier"),
+        ("perflab.measure.clocks.clock", "read_ns"),
+        ("perflab.measure.machine.evidence", "read_host"),
+        ("perflab.results.environment", "usable_cores"),
+        ("perflab.results.environment", "machine_identifier"),
     } <= names
     for module in {*loaded_by(python, tmp_path), *loaded_by(python_with_compiler, tmp_path)}:
         assert not names & held_by_name(module), f"leave {module} out (LEFT_OUT in warm_server.py)"

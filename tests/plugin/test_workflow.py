@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from perflab.cli import build_parser
-from perflab.plugin.options import OPTIONS
+from perflab.options import OPTIONS
 from perflab.units import parse_seconds
 from tests.plugin.conftest import KERNELS
 from tests.plugin.workflows import DOCS, WORKFLOWS, Runner, commands_of, jobs_of, read_workflow, unknown_names

@@ -39,6 +39,7 @@ _APART = 512
 LEFT_OUT = (
     # pytest rewrites assertions of plugins, and says so where it comes too late
     "perflab.plugin",
+    "perflab.running",
     "perflab.attention",
     # users import them, and they what a run does not: Triton's kernels, snapshots
     "perflab.lab",
@@ -50,8 +51,9 @@ LEFT_OUT = (
     "perflab.instruments",
     "perflab.doctor",
     "perflab.compiled.compiler",
+    "perflab.settings.total_budget",
     # memory that is shared with forks is made when it is imported
-    "perflab.measure.forks",
+    "perflab.measure.calls.forks",
     # run with -m
     "perflab.__main__",
 )

@@ -11,15 +11,15 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
-from perflab import triton_internals
+from perflab.base.data import changed
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
 from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
-from perflab.compiled.records import CompiledKernel, KernelResources
-from perflab.data import changed
-from perflab.errors import KernelError
-from perflab.internals import switched_off
-from perflab.triton_internals import Specialised
+from perflab.internals import of_triton as triton_internals
+from perflab.internals.lookup import switched_off
+from perflab.internals.of_triton import Specialised
+from perflab.results.compiled import CompiledKernel, KernelResources
 
 _LOG = "perflab-ptxas.log"
 """The name of the file with the assembler's log, beside the cubin in Triton's cache."""

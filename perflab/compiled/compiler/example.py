@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perflab.configurations import decided, is_decorated, name_of, settled, undecorated
-from perflab.errors import KernelError
+from perflab.base.errors import KernelError
+from perflab.internals.configurations import decided, is_decorated, name_of, settled, undecorated
 
 _NAME = "letters, digits and . _ -, such as rms-norm-bf16"
 

@@ -9,8 +9,8 @@ import traceback
 from types import ModuleType
 from typing import Any
 
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler.example import KernelExample
-from perflab.errors import KernelError
 
 _WANTED = "a list or tuple of perflab.compiled.compiler.KernelExample, or a function that returns one"
 

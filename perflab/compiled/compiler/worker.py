@@ -1,12 +1,7 @@
-"""The program of a compiler process: reads one request a line from its input, and writes one answer a line to its
-output.
+"""The program of a compiler process, which answers requests until the process that started it ends (``pool.py``).
 
-The program runs in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import::
-
-    python -m perflab.compiled.compiler.worker FILE
-
-The standard error of the process goes to FILE: messages that the compiler's native parts write there are part of the
-answer.
+The program runs in a process without TRITON_INTERPRET, since Triton chooses its interpreter at import. Messages that
+the compiler's native parts write to standard error are part of the answer.
 """
 
 from __future__ import annotations
@@ -14,18 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
+from perflab.base.data import Data
+from perflab.base.errors import PerflabError
 from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.resources import useful_lines
-from perflab.compiled.records import CompiledKernel
-from perflab.data import Data
-from perflab.errors import PerflabError
+from perflab.processes.channel import Alive, hear, say, show_stacks_when_asked
+from perflab.results.compiled import CompiledKernel
 
 
-class Request(Data, frozen=True):
+class Request(Data, frozen=True, tag=True):
     """A request to compile an example, or, without a ``name``, to list the names of the registered examples."""
 
     registration: str
@@ -33,13 +28,17 @@ class Request(Data, frozen=True):
     name: str | None = None
 
 
-class Answer(Data, frozen=True):
+class Answer(Data, frozen=True, tag=True):
     """The answer to a request: the compiled kernel, the names of examples, or a problem with its remedy."""
 
     compiled: CompiledKernel | None = None
     names: list[str] | None = None
     problem: str | None = None
     remedy: str | None = None
+
+
+REQUESTS = msgspec.json.Decoder(Request)
+ANSWERS: msgspec.json.Decoder[Answer | Alive] = msgspec.json.Decoder(Answer | Alive)
 
 
 @cache
@@ -49,9 +48,9 @@ def _examples(registration: str, arch: int) -> dict[str, KernelExample]:
     return {example.name: example for example in load_examples(registration, arch)}
 
 
-def answer(request: Request, log: Path) -> Answer:
-    """Carry out a request, and return the answer. ``log`` is the file of this process's standard error."""
-    said_before = log.stat().st_size
+def answer(request: Request) -> Answer:
+    """Carry out a request, and return the answer."""
+    said_before = os.fstat(2).st_size
     try:
         examples = _examples(request.registration, request.arch)
         if request.name is None:
@@ -68,19 +67,23 @@ def answer(request: Request, log: Path) -> Answer:
         return Answer(problem=error.problem, remedy=error.remedy)
     if compiled.problem is not None:
         sys.stderr.flush()
-        diagnosed = useful_lines(log.read_bytes()[said_before:].decode("utf-8", "replace"), most=4)
+        said = os.pread(2, os.fstat(2).st_size - said_before, said_before)  # standard error is a file
+        diagnosed = useful_lines(said.decode("utf-8", "replace"), most=4)
         if "error:" in diagnosed:  # MLIR's passes write details to standard error that their exception lacks
             compiled = msgspec.structs.replace(compiled, problem=f"{compiled.problem}\n{diagnosed}")
     return Answer(compiled=compiled)
 
 
-def main(log: Path) -> None:
-    """Answer requests until the input ends."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # other output of this process must not mix with the answers
-    for line in sys.stdin.buffer:
-        answers.write(msgspec.json.encode(answer(msgspec.json.decode(line, type=Request), log)) + b"\n")
+def main() -> None:
+    """Answer requests until the process that started this one ends."""
+    show_stacks_when_asked(2)
+    while True:
+        try:
+            request = hear(REQUESTS)
+        except (EOFError, OSError):
+            return
+        say(answer(request))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -14,28 +14,29 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from perflab.base.data import to_plain
+from perflab.base.errors import KernelError, PerflabError, UsageError
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.judge import is_broken
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelResources
 from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, result_of
 from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
-from perflab.data import to_plain
-from perflab.errors import KernelError, PerflabError, UsageError
-from perflab.plugin.case.device_lock import machine_turn
-from perflab.plugin.case.perf import CaseState
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.requirements import no_time_left
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.plugin.case.verdicts import failure_of, unless_unchecked, unmeasured
-from perflab.plugin.config.kinds import tier_asked_by
-from perflab.plugin.config.marker import for_case
-from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import case_id
-from perflab.plugin.stash import is_worker, settings_of
-from perflab.records import Verdict
-from perflab.results import Result
+from perflab.noting import case_id
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelResources
+from perflab.results.records import Verdict
+from perflab.results.result import Result
+from perflab.running.case.device_lock import machine_turn
+from perflab.running.case.perf import CaseState
+from perflab.running.case.progress import ProgressLine
+from perflab.running.case.requirements import no_time_left
+from perflab.running.case.verdicts import failure_of, unless_unchecked, unmeasured
+from perflab.running.config.kinds import tier_asked_by
+from perflab.running.config.marker import for_case
+from perflab.running.config.reading import settings_of
+from perflab.running.config.stash import is_worker
+from perflab.settings.settings import Settings
+from perflab.settings.total_budget import TotalBudget
 from perflab.store.json_files import check_writable
 
 CHOICES = pytest.StashKey[list[Choice]]()

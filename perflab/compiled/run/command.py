@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 import msgspec
 
 import perflab
+from perflab.base.commit import current_commit
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.judge import is_broken
-from perflab.compiled.records import CompiledCase, CompiledKernel, case_of
 from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import (
     HOW_TO_REGISTER,
@@ -26,15 +27,14 @@ from perflab.compiled.run.kernels import (
 )
 from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
-from perflab.documents import FAILED, PASSED, SCHEMA
-from perflab.errors import KernelError
-from perflab.internals import TRITON, version_warnings
-from perflab.plugin.case.device_lock import machine_turn
-from perflab.plugin.config.project import read_project
-from perflab.plugin.config.settings import Settings
-from perflab.plugin.session.commit import current_commit
-from perflab.records import Verdict
-from perflab.results import Document, Result
+from perflab.internals.lookup import TRITON, version_warnings
+from perflab.results.compiled import CompiledCase, CompiledKernel, case_of
+from perflab.results.documents import FAILED, PASSED, SCHEMA
+from perflab.results.records import Verdict
+from perflab.results.result import Document, Result
+from perflab.running.case.device_lock import machine_turn
+from perflab.running.config.project import read_project
+from perflab.settings.settings import Settings
 from perflab.store.json_files import check_writable
 from perflab.units import format_names
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from perflab.base.errors import KernelError
 from perflab.compiled.judge import is_broken, judge_compiled
-from perflab.compiled.records import CompiledCase, CompiledKernel, KernelBaseline, case_of
 from perflab.compiled.store import KernelStore
-from perflab.errors import KernelError
-from perflab.plugin.session.saving import Saving
-from perflab.records import Verdict
-from perflab.results import Result
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, case_of
+from perflab.results.records import Verdict
+from perflab.results.result import Result
+from perflab.tiers.saving import Saving
 from perflab.units import format_count
 
 HOW_TO_REGISTER = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from perflab.errors import UsageError
-from perflab.git import top_of
+from perflab.base.errors import UsageError
+from perflab.base.git import top_of
 from perflab.history.bisect.run import LATENCY, Answer, Range, bisect, inexact
 from perflab.history.bisect.trials import Bench
 from perflab.history.contents import ACCEPTED, ALARM, POSSIBLE, Contents, EventRow, Member
 from perflab.history.series import History
 from perflab.history.telling import contents_of
-from perflab.report.lines import short_name
+from perflab.tables.lines import short_name
 from perflab.units import format_names
 
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perflab.data import changed
-from perflab.errors import UsageError
-from perflab.git import ask_git, commit_named, run_git
+from perflab.base.data import changed
+from perflab.base.errors import UsageError
+from perflab.base.git import ask_git, commit_named, run_git
 from perflab.history.bisect.state import SCHEMA, Side, Standing, State, Trial, keep, resumed, standing
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.wording import pair_text, value_text
-from perflab.records import Change, Judgement, Verdict
+from perflab.results.records import Change, Judgement, Verdict
 from perflab.units import format_change, format_count, format_interval
 
 LATENCY = "latency"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perflab.data import Data, to_readable_json
-from perflab.errors import PerflabError
-from perflab.files import read_regular, write_whole
-from perflab.plugin.session.folder import own_folder
-from perflab.reading import decoded
+from perflab.base.data import Data, to_readable_json
+from perflab.base.errors import PerflabError
+from perflab.base.files import read_regular, write_whole
+from perflab.base.reading import decoded
+from perflab.running.config.folder import own_folder
 
 Side = Literal["good", "bad", "skipped"]
 """Side of a commit. ``good``: the old level; ``bad``: the new level; ``skipped``: the case does not run there."""
@@ -70,7 +70,7 @@ def resumed(wanted: State, root: Path) -> State:
     found = decoded(
         raw,
         State,
-        newest=SCHEMA,
+        schema=SCHEMA,
         file=str(root / PLACE),
         wanted="a state of perflab history --bisect",
         remedy="remove it: the bisection then starts again",

@@ -15,16 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from perflab.child import Ended, run_child, workplace
-from perflab.compared.sides.checkout import other_side
-from perflab.compared.sides.imports import import_path
-from perflab.errors import DocumentError, RivalError
-from perflab.git import top_of
-from perflab.history.narrow import DAMAGED
+from perflab.base.errors import DocumentError, RivalError
+from perflab.base.git import top_of
 from perflab.history.results_files import in_a_line, readings_of
-from perflab.history.series import Reading
-from perflab.records import Change, Judgement, Verdict
-from perflab.results import Document
+from perflab.processes.child import Child, Start, interrupted_by_signals, workplace
+from perflab.results.readings import DAMAGED, Reading
+from perflab.results.records import Change, Judgement, Verdict
+from perflab.results.result import Document
+from perflab.turns.sides.checkout import other_side
+from perflab.turns.sides.imports import import_path
 
 _PATIENCE_S = 3600.0
 """Seconds after which a session of pytest, or a build, counts as hung."""
@@ -84,7 +83,7 @@ class Bench:
             document = msgspec.json.decode(raw, type=Document)
         except DAMAGED as error:
             raise UntestableError(f"another perflab ran there: {error}") from None
-        results = [one for one in document.results if (one.case, one.mode.suffix.strip()) == (self.case, self.variant)]
+        results = [one for one in document.results if (one.case, one.mode.variant) == (self.case, self.variant)]
         if not results:
             raise UntestableError("the case is not there")
         judgement = results[-1].judgement
@@ -105,11 +104,11 @@ class Bench:
             raise UntestableError(error.problem) from None
 
     def _build(self, tree: Path) -> None:
-        built = _run(self.build, tree, os.environ)
-        if built.hung_after_s is not None:
+        status, said = _run(self.build, tree, os.environ)
+        if status is None:
             raise UntestableError(f"building it took more than {_PATIENCE_S:g} s")
-        if built.status:
-            *_, last = ["", *built.said.strip().split("\n")]
+        if status:
+            *_, last = ["", *said.strip().split("\n")]
             raise UntestableError(f"it cannot be built: {last}")
 
     def _session(self, tree: Path, options: Sequence[str]) -> bytes:
@@ -122,14 +121,14 @@ class Bench:
             results = folder / "results.json"
             command = [sys.executable, "-m", "pytest", "-m", "perf", self.case, f"--perf-json={results}"]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self._path(tree))}
-            done = _run([*command, *options, *self.options], tree, environment)
-            if done.hung_after_s is not None:
+            status, said = _run([*command, *options, *self.options], tree, environment)
+            if status is None:
                 raise UntestableError(f"pytest took more than {_PATIENCE_S:g} s")
             try:
                 return results.read_bytes()
             except OSError:
                 pass
-        raise UntestableError(_why(done.said) or f"pytest ended with {done.status}")
+        raise UntestableError(_why(said) or f"pytest ended with {status}")
 
     def _path(self, tree: Path) -> list[str]:
         """Return the import path that finds the worktree's own code, also of packages installed from the project."""
@@ -140,13 +139,14 @@ class Bench:
         return list(dict.fromkeys([*own, *import_path(here, worktree)]))
 
 
-def _run(command: Sequence[str], tree: Path, environment: Mapping[str, str]) -> Ended:
-    """Run a command to its end, or end it after ``_PATIENCE_S``.
+def _run(command: Sequence[str], tree: Path, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """Run a command to its end, or end it after ``_PATIENCE_S``; return its exit status and output.
 
-    No process that the command started continues beside the next trial.
+    The status is None if the command was ended. No process that it started continues beside the next trial.
     """
-    no_sign = tree / ".perflab-no-sign-of-life"
-    return run_child(command, directory=tree, environment=environment, sign=no_sign, patience_s=_PATIENCE_S)
+    with interrupted_by_signals(), Child(Start("a trial", command, environment, tree)) as child:
+        status = child.wait(_PATIENCE_S)
+        return status, child.output().decode("utf-8", "replace")
 
 
 def _why(said: str) -> str:

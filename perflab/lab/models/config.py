@@ -212,11 +212,6 @@ def attention_parameter_count(config: ModelConfig) -> int:
     return 2 * config.d_model**2 + 2 * config.d_model * config.kv_dim
 
 
-def block_matmul_parameter_count(config: ModelConfig) -> int:
-    """Weights of one block of attention that a matrix product reads: attention's, and the feed-forward's."""
-    return attention_parameter_count(config) + feed_forward_weights(config)
-
-
 def parameter_count(config: ModelConfig) -> int:
     """Trainable parameters of `TransformerLM(config)`, by this module's equation; another mixer's are counted."""
     tables = (1 if config.tied_head else 2) * config.vocab_size * config.d_model

@@ -11,7 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perflab.measure.records import (
+from perflab.base.identity import test_of
+from perflab.measure.sampling.statistics import SHARES, quantile, quantile_interval
+from perflab.measured.report.judged import Reading, judged
+from perflab.measured.report.matmul_rate import share_of_rate
+from perflab.results.measurement import (
     PER_TOKEN,
     Beside,
     Generation,
@@ -22,11 +26,8 @@ from perflab.measure.records import (
     Statistic,
     per_call_ns,
 )
-from perflab.measure.statistics import SHARES, quantile, quantile_interval
-from perflab.measured.report.judged import Reading, judged
-from perflab.measured.report.matmul_rate import share_of_rate
-from perflab.report.view import COLLECTED, OF_TOKENS, QUANTILES, STANDARD, STATISTICS, View
-from perflab.results import Result
+from perflab.results.result import Result
+from perflab.tables.view import COLLECTED, OF_TOKENS, QUANTILES, STANDARD, STATISTICS, View
 from perflab.units import (
     format_between,
     format_bytes,
@@ -381,5 +382,5 @@ def _function(case: str) -> str:
 
     Parameters may hold any separator.
     """
-    path, bracket, parameters = case.partition("[")
-    return path.rpartition("::")[2] + bracket + parameters
+    test = test_of(case)
+    return test.rpartition("::")[2] + case[len(test) :]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from perflab.data import changed
-from perflab.measure.records import Measurement, Memory, Record, Replicate, is_compared, per_call_ns
+from perflab.base.data import changed
 from perflab.measured.report.columns import generation_in, quantiles_of
 from perflab.measured.report.judged import judged
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
-from perflab.profiles.records import Profile
 from perflab.profiles.text import by_category, by_device, notes_of, on_host, top_rows
-from perflab.records import Judgement
-from perflab.report.contents import (
+from perflab.results.measurement import Measurement, Memory, Record, Replicate, is_compared, per_call_ns
+from perflab.results.profile import Profile
+from perflab.results.records import Judgement
+from perflab.results.result import Result
+from perflab.tables.contents import (
     CALIBRATION,
     STEPS,
     Case,
@@ -25,7 +26,6 @@ from perflab.report.contents import (
     quantiles,
     quantity,
 )
-from perflab.results import Result
 from perflab.units import format_count
 
 ROWS = 12

@@ -6,17 +6,18 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from perflab.measure.records import Paired, Record
+from perflab.base.user_lines import CALLERS
 from perflab.measured.report.launching import launching_text
 from perflab.measured.report.not_compared import in_words, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, Row, explanation_rows, peak_rows
-from perflab.profiles.records import Explanation
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.report.drift import IMPROVED, headline
-from perflab.report.escaping import result_for_reading
-from perflab.report.failing_table import WIDTH, Quantity, changed, count_row, failing_table, wrapped
-from perflab.report.lines import name_of
-from perflab.results import Result
+from perflab.results.measurement import Paired, Record
+from perflab.results.profile import Explanation
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.results.result import Result
+from perflab.tables.drift import IMPROVED, headline
+from perflab.tables.escaping import result_for_reading
+from perflab.tables.failing_table import WIDTH, Quantity, changed, count_row, failing_table, wrapped
+from perflab.tables.lines import name_of
 from perflab.units import (
     format_bytes,
     format_change,
@@ -26,7 +27,6 @@ from perflab.units import (
     format_percent,
     format_signed,
 )
-from perflab.user_lines import CALLERS
 
 NO_TELLING = "can't tell"
 """Text in place of an interval if readings are too few, or differ too much."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-from perflab.measure.records import Measurement, Replicate
-from perflab.results import Result
+from perflab.results.measurement import Measurement, Replicate
+from perflab.results.result import Result
 
 
 @dataclass(frozen=True)

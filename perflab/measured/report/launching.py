@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perflab.records import Change
+from perflab.results.records import Change
 from perflab.units import format_change, format_ns
 
 WAITS = 0.9

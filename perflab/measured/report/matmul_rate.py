@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.data import changed
-from perflab.environment import slug
-from perflab.measure.records import Record
-from perflab.results import Result
+from perflab.base.data import changed
+from perflab.results.environment import slug
+from perflab.results.measurement import Record
+from perflab.results.result import Result
 
 _Key = tuple[str, str | None]
 NO_TELLING = "can't tell"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.data import changed
-from perflab.records import Judgement, Uncompared
-from perflab.results import Result
+from perflab.base.data import changed
+from perflab.results.records import Judgement, Uncompared
+from perflab.results.result import Result
 from perflab.units import format_count
 
 

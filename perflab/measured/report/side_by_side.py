@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perflab.data import Parameters
-from perflab.measure.records import Record
+from perflab.base.data import Parameters
+from perflab.base.identity import test_of
 from perflab.measured.report.columns import (
     interval_ns,
     named,
@@ -28,11 +28,12 @@ from perflab.measured.report.columns import (
 from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
-from perflab.records import Environment
-from perflab.report.escaping import escape
-from perflab.report.lines import Line, short_name, with_mark, wrap_facts
-from perflab.report.text_bars import bars_block
-from perflab.results import Result, parameters_of
+from perflab.results.measurement import Record
+from perflab.results.records import Environment
+from perflab.results.result import Result, parameters_of
+from perflab.tables.escaping import escape
+from perflab.tables.lines import Line, short_name, with_mark, wrap_facts
+from perflab.tables.text_bars import bars_block
 from perflab.units import format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
@@ -120,7 +121,7 @@ def side_by_side(results: Sequence[Result], parameter: str | None = None) -> lis
             continue
         member = _Member(str(given[name]), result)
         others = tuple((other, value) for other, value in given.items() if other != name)
-        key = _Key(name, result.case.partition("[")[0], others, result.record.environment if result.record else None)
+        key = _Key(name, test_of(result.case), others, result.record.environment if result.record else None)
         titles.setdefault(key, _title(result.case, member.level, dict(others)))
         if result.record is None:
             without_record.append((key, member))
@@ -148,7 +149,7 @@ def in_brief(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
 
     In most grids the last group has the largest work.
     """
-    last = {group.cases[0].partition("[")[0]: group for group in groups}
+    last = {test_of(group.cases[0]): group for group in groups}
     shown = [group for group in groups if any(group is one for one in last.values())]
     left_out = [group for group in groups if all(group is not one for one in last.values())]
     return [replace(group, levels=[replace(level, phases=[]) for level in group.levels]) for group in shown], left_out

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perflab.environment import slug
-from perflab.measure.records import Ratio
+from perflab.base.identity import test_of
 from perflab.measured.report.columns import (
     Column,
     Value,
@@ -29,10 +28,12 @@ from perflab.measured.report.columns import (
 from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
-from perflab.records import Environment
-from perflab.report.lines import names_of, with_mark
-from perflab.report.view import STANDARD
-from perflab.results import Result, by_study, parameters_of
+from perflab.results.environment import slug
+from perflab.results.measurement import Ratio
+from perflab.results.records import Environment
+from perflab.results.result import Result, by_study, parameters_of
+from perflab.tables.lines import names_of, with_mark
+from perflab.tables.view import STANDARD
 
 _MORE = "…"
 
@@ -215,7 +216,7 @@ def _key(result: Result, versus: str) -> _Key:
     """Return the test, its base ``versus``, and all other parameters."""
     parameter = versus.partition("=")[0]
     others = tuple((name, value) for name, value in parameters_of(result).items() if name != parameter)
-    return result.case.partition("[")[0], versus, others
+    return test_of(result.case), versus, others
 
 
 def _base_of(result: Result, bases: Mapping[_Key, Result]) -> Result | None:

@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perflab.data import to_plain
+from perflab.base.data import to_plain
 from perflab.measured.report.columns import Column, Value
 from perflab.measured.report.studies import Study, StudyRow, StudyTable
-from perflab.records import Environment
-from perflab.report.escaping import code, escape
-from perflab.report.lines import Line, shorten, wrap_facts
-from perflab.report.text_bars import bars_block
-from perflab.report.view import CHARTED
+from perflab.results.records import Environment
+from perflab.tables.escaping import code, escape
+from perflab.tables.lines import Line, shorten, wrap_facts
+from perflab.tables.text_bars import bars_block
+from perflab.tables.view import CHARTED
 
 _GAP = 2
 _LEAST_COLUMN = 24

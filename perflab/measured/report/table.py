@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perflab.measure.records import PER_TOKEN, Record
 from perflab.measured.report.columns import (
     Column,
     named,
@@ -28,12 +27,13 @@ from perflab.measured.report.columns import (
 )
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.launching import launching_fact
-from perflab.records import Verdict
-from perflab.report.drift import drift_sentences
-from perflab.report.failing_table import changed, count_fact
-from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
-from perflab.report.view import DEFAULT_VIEW, OF_TOKENS, QUANTILES, View, without_unknown
-from perflab.results import Result
+from perflab.results.measurement import PER_TOKEN, Record
+from perflab.results.records import Verdict
+from perflab.results.result import Result
+from perflab.tables.drift import drift_sentences
+from perflab.tables.failing_table import changed, count_fact
+from perflab.tables.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
+from perflab.tables.view import DEFAULT_VIEW, OF_TOKENS, QUANTILES, View, without_unknown
 from perflab.units import format_bytes, format_names, format_ns, format_rate, format_signed
 
 _LEAST_WIDTH = {"ns": 9, "bytes": 9}

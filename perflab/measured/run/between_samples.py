@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 
-from perflab.measure.forks import refuse_forks
-from perflab.measure.sampling import Progress
+from perflab.measure.calls.forks import refuse_forks
+from perflab.measure.sampling.stopping import Progress
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

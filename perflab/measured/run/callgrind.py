@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.child import workplace
-from perflab.errors import FreshProcessError, SettingError
-from perflab.plugin.case.fresh_process import Job, run_job
-from perflab.units import format_ns
+from perflab.base.errors import FreshProcessError, SettingError
+from perflab.processes.child import workplace
+from perflab.processes.peer import Ending, How
+from perflab.running.case.fresh_process import run_job
+from perflab.tiers.job import Job
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.workload import Workload
+    from perflab.measure.calls.workload import Workload
 
 WARM_CALLS = 2
 """Calls before the counted one: the first initialises libraries, the second frees the remains of the first."""
@@ -44,7 +45,7 @@ def check_callgrind(device: torch.device) -> None:
     """
     import torch
 
-    from perflab.torch_internals.machine import answers_to_valgrind
+    from perflab.internals.of_torch.machine import answers_to_valgrind
 
     given = "--perf-instructions=callgrind"
     if device.type != "cpu":
@@ -71,25 +72,23 @@ def count_under_callgrind(config: pytest.Config, case: str, device: str) -> int:
     """
     with workplace() as folder:
         counted = folder / "callgrind.out"
-        job = Job(cases=[case], results=str(folder / "results.jsonl"), under_callgrind=True)
-        ended = run_job(config, job, device, folder, _wrapper(counted), _FIXED)
+        _, ending = run_job(config, Job(cases=[case], under_callgrind=True), device, _wrapper(counted), _FIXED)
         found = total_of(counted.read_text(encoding="utf-8", errors="replace")) if counted.exists() else 0
-    if ended.hung_after_s is not None:
+    if ending.how is How.HUNG:
         raise FreshProcessError(
-            f"callgrind made no progress and was stopped after {format_ns(1e9 * ended.hung_after_s)}"
-            f"{_last_words(ended.said)}",
+            f"callgrind {ending.told}{_last_words(ending)}",
             "run with --perf-instructions=auto; if it needs that long, raise --perf-timeout",
         )
-    if ended.status != 0 or not found:
+    if ending.status != 0 or not found:
         raise FreshProcessError(
-            f"callgrind counted nothing (exit status {ended.status}){_last_words(ended.said)}",
+            f"callgrind counted nothing and {ending.told}{_last_words(ending)}",
             "run with --perf-instructions=auto, or report it to valgrind if it failed on an instruction",
         )
     return found
 
 
-def _last_words(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last_words(ending: Ending) -> str:
+    lines = [line.strip() for line in ending.last_lines(2 * _LAST_LINES) if line.strip()]
     return f": {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
 
 
@@ -110,7 +109,7 @@ def total_of(profile: str) -> int:
 
 def run_counted(workload: Workload) -> Any:
     """Call the workload in the process under callgrind; count the last call alone, and return its result."""
-    from perflab.torch_internals.machine import toggle_callgrind
+    from perflab.internals.of_torch.machine import toggle_callgrind
 
     for _ in range(WARM_CALLS):
         workload.run()

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.compared.run.evidence import kept_s
-from perflab.data import Parameters, changed, to_plain
-from perflab.environment import current_environment
-from perflab.errors import UsageError
-from perflab.measure.devices import resolve_device
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.sampling import Progress
-from perflab.measured.judge.counts import exactly_worse
+from perflab.base.data import Parameters, changed, to_plain
+from perflab.base.errors import UsageError
+from perflab.base.identity import identity
+from perflab.judging.counts import exactly_worse
+from perflab.measure.machine.devices import as_out_of_memory, resolve_device
+from perflab.measure.sampling.stopping import Progress
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.device_turns import CaseTurns
@@ -32,40 +30,41 @@ from perflab.measured.run.held_reports import HeldReports
 from perflab.measured.run.recheck import Recheck, needs_recheck
 from perflab.measured.run.state import Learned
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
-from perflab.measured.run.ways import Callgrind, Local, Replicate, Served
-from perflab.mode import identity
-from perflab.plugin.case.device_lock import device_turn
-from perflab.plugin.case.fresh_process import Job, JobResult, report_result
-from perflab.plugin.case.hanging import expect, suspended
-from perflab.plugin.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.subtests import Phases, is_of_a_subtest
-from perflab.plugin.case.total_budget import GRACE_S, TotalBudget
-from perflab.plugin.case.verdicts import unmeasured
-from perflab.plugin.config.kinds import measures_elsewhere, tier_asked_by
-from perflab.plugin.config.marker import for_case
-from perflab.plugin.config.settings import Settings
-from perflab.plugin.noting import case_id
-from perflab.plugin.session.moved import Moved
-from perflab.plugin.stash import PERF_FOR, worker_number
+from perflab.measured.run.ways import Callgrind, Local, Replicate, Served, Serves
+from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
 from perflab.predicted.settings import place_asked_for, predicts_by_itself
-from perflab.records import Judgement, Verdict
-from perflab.results import Result
+from perflab.processes.channel import say
+from perflab.results.environment import current_environment
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
+from perflab.running.case.device_lock import device_turn
+from perflab.running.case.hanging import expect, suspended
+from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
+from perflab.running.case.progress import ProgressLine
+from perflab.running.case.subtests import Phases, is_of_a_subtest
+from perflab.running.case.tools import PERF_FOR
+from perflab.running.case.verdicts import unmeasured
+from perflab.running.config.kinds import measures_elsewhere, tier_asked_by
+from perflab.running.config.marker import for_case
+from perflab.running.config.stash import worker_number
+from perflab.running.session.moved import Moved
+from perflab.settings.settings import Settings
+from perflab.settings.total_budget import GRACE_S, TotalBudget
 from perflab.store.json_files import check_writable
+from perflab.tiers.job import Job, JobResult
+from perflab.turns.evidence import kept_s
 
 if TYPE_CHECKING:
     import torch
-
-    from perflab.compared.run.serving import Server
 
 
 class Cases:
     """The pytest hooks around the perf cases of this process."""
 
     def __init__(
-        self, config: pytest.Config, settings: Settings, job: Job | None, server: Server | None = None
+        self, config: pytest.Config, settings: Settings, job: Job | None, server: Serves | None = None
     ) -> None:
         self._config = config
         self._settings = settings
@@ -270,7 +269,7 @@ class Cases:
             learned = state.part(Learned)
             if learned.measurement is not None or learned.out_of_memory is not None:
                 found = JobResult(case=state.case, measurement=learned.measurement, out_of_memory=learned.out_of_memory)
-                report_result(self._job, found)
+                say(found)
             return
         one = judged(state, self._baselines, self._moved)
         if needs_recheck(one) or self._recheck.evidence.wanted(one):
@@ -332,7 +331,7 @@ def _said_of(state: CaseState, report: pytest.TestReport) -> Result | None:
 
 
 def run(
-    config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None, server: Server | None = None
+    config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None, server: Serves | None = None
 ) -> list[pytest.Item]:
     """Measure these cases in this process; return the remaining ones: none.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perflab.errors import SettingError
-from perflab.plugin.config.settings import Settings
+from perflab.base.errors import SettingError
+from perflab.settings.settings import Settings
 
 if TYPE_CHECKING:
     import torch

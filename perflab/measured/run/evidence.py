@@ -7,8 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from perflab.compared.run.conclusions import in_short
-from perflab.compared.run.evidence import (
+from perflab.base.commit import CodeOf
+from perflab.base.errors import FreshProcessError, RivalError
+from perflab.measure.machine.devices import release_memory
+from perflab.measured.run.settle import Saved, limits_of
+from perflab.measured.run.verdict import Judged
+from perflab.profiles.stored import unpacked
+from perflab.results.profile import Explanation, PeakExplanation, Profile
+from perflab.running.case.fresh_process import measure_fresh
+from perflab.running.case.progress import ProgressLine
+from perflab.settings.total_budget import TotalBudget
+from perflab.turns.conclusions import in_short
+from perflab.turns.evidence import (
     ENOUGH,
     MOST,
     Asked,
@@ -22,17 +32,7 @@ from perflab.compared.run.evidence import (
     not_looked,
     told_apart,
 )
-from perflab.compared.run.start_sides import two_sides
-from perflab.errors import FreshProcessError, RivalError
-from perflab.measure.devices import release_memory
-from perflab.measured.run.settle import Saved, limits_of
-from perflab.measured.run.verdict import Judged
-from perflab.plugin.case.fresh_process import measure_fresh
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.plugin.session.commit import CodeOf
-from perflab.profiles.records import Explanation, PeakExplanation, Profile
-from perflab.profiles.stored import unpacked
+from perflab.turns.start_sides import two_sides
 
 CodeFor = Callable[[str, Saved], CodeOf]
 """A function that returns the commit at which stored numbers were measured, if its code exists and differs."""
@@ -86,10 +86,9 @@ class Evidence:
         exact, times, drift = one.baseline.exact, one.baseline.times, one.judgement.drift.get("memory")
         if "latency" in one.judgement.worse:
             return self._code_for("baseline", times) if times is not None else CodeOf(None, "")
+        if exact is not None and exact.memory_anchor is not None and drift is not None and drift.decides:
+            return self._code_for("anchor", exact.memory_anchor)
         saved = exact or times
-        anchor = saved.memory_anchor if saved is not None and drift is not None and drift.decides else None
-        if anchor is not None:
-            return self._code_for("anchor", anchor)
         return self._code_for("baseline", saved) if saved is not None else CodeOf(None, "")
 
     def _has_code(self, one: Judged) -> bool:
@@ -105,7 +104,8 @@ class Evidence:
     def _stored(self, one: Judged) -> Profile | None:
         if not asks_for_profiles(one.judgement):
             return None
-        return unpacked(one.baseline.times.profile) if one.baseline.times is not None else None
+        times = one.baseline.times
+        return unpacked(times.profile) if times is not None and times.profile is not None else None
 
     def _in_turns(self, one: Judged) -> Found:
         device, case, code = one.state.device, one.case, self._code(one)

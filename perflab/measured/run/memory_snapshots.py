@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perflab.data import changed
-from perflab.errors import PerflabError
-from perflab.internals import switched_off
-from perflab.measure.memory_snapshot import record_call
-from perflab.measure.workload import Workload
+from perflab.base.data import changed
+from perflab.base.errors import PerflabError
+from perflab.base.identity import identity
+from perflab.internals.lookup import switched_off
+from perflab.measure.calls.workload import Workload
+from perflab.measure.memory.memory_snapshot import record_call
 from perflab.measured.run.state import Learned
-from perflab.mode import identity
-from perflab.plugin.case.perf import CaseState
-from perflab.plugin.session.folder import file_name_for, own_folder
 from perflab.predicted.settings import Predicting
+from perflab.running.case.perf import CaseState
+from perflab.running.config.folder import file_name_for, own_folder
 from perflab.snapshots.devices import choose_two
 from perflab.snapshots.difference import compare
 from perflab.snapshots.reading import read_snapshots

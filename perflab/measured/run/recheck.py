@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from perflab.compared.run.evidence import kept_s
-from perflab.data import changed
-from perflab.measured.judge.counts import exactly_worse
+from perflab.base.data import changed
+from perflab.judging.counts import exactly_worse
 from perflab.measured.run.device_turns import Take
 from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
 from perflab.measured.run.settle import Settling, may_settle
 from perflab.measured.run.verdict import Judged
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.records import Judgement, Verdict
+from perflab.results.records import Judgement, Verdict
+from perflab.running.case.progress import ProgressLine
+from perflab.settings.total_budget import TotalBudget
+from perflab.turns.evidence import kept_s
 
 
 def needs_recheck(one: Judged) -> bool:

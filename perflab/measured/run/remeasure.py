@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perflab.data import changed
-from perflab.errors import FreshProcessError
-from perflab.measure.devices import available_bytes, release_memory
-from perflab.measure.limits import CALLS_AT_LEAST
-from perflab.measure.measurement import replicate_of
-from perflab.measure.records import Record, Replicate
-from perflab.measured.judge.counts import FAILS_ALREADY, exactly_worse
-from perflab.measured.judge.interference import disturbances
+from perflab.base.data import changed
+from perflab.base.errors import FreshProcessError
+from perflab.judging.counts import FAILS_ALREADY, exactly_worse
+from perflab.judging.interference import disturbances
+from perflab.measure.machine.devices import available_bytes, release_memory
+from perflab.measure.sampling.stopping import CALLS_AT_LEAST
 from perflab.measured.run.verdict import Judged
-from perflab.plugin.case.fresh_process import measure_fresh
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.records import Judgement, Verdict
+from perflab.measurement.measurement import replicate_of
+from perflab.results.measurement import Record, Replicate
+from perflab.results.records import Judgement, Verdict
+from perflab.running.case.fresh_process import measure_fresh
+from perflab.running.case.progress import ProgressLine
+from perflab.settings.total_budget import TotalBudget
 from perflab.units import format_bytes
 
 if TYPE_CHECKING:

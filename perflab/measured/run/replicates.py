@@ -7,22 +7,23 @@ from statistics import median
 
 import pytest
 
-from perflab.errors import FreshProcessError
-from perflab.measure.measurement import replicate_of
-from perflab.measure.records import Record, Replicate
-from perflab.measured.judge.fitness import Fitness, calmest, fitness
-from perflab.measured.judge.interference import disturbances
+from perflab.base.errors import FreshProcessError
+from perflab.base.mode import DEFAULT
+from perflab.judging.fitness import Fitness, calmest, fitness
+from perflab.judging.interference import disturbances
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
-from perflab.mode import DEFAULT
-from perflab.plugin.case.device_lock import device_turn
-from perflab.plugin.case.fresh_process import JobResult, measure_fresh
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.profiles.records import Profile
+from perflab.measurement.measurement import replicate_of
 from perflab.profiles.stored import packed
 from perflab.profiles.take import LEAST_CALLS
-from perflab.records import Policy
-from perflab.results import Result
+from perflab.results.measurement import Record, Replicate
+from perflab.results.profile import Profile
+from perflab.results.records import Policy
+from perflab.results.result import Result
+from perflab.running.case.device_lock import device_turn
+from perflab.running.case.fresh_process import measure_fresh
+from perflab.running.case.progress import ProgressLine
+from perflab.settings.total_budget import TotalBudget
+from perflab.tiers.job import JobResult
 from perflab.units import format_names
 
 

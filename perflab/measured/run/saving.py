@@ -6,27 +6,27 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from perflab.data import changed
-from perflab.environment import is_fleeting
-from perflab.errors import BaselineError
-from perflab.measure.nvtx import ranges_asked
-from perflab.measure.records import OutOfMemory, Record, Replicate
-from perflab.measured.judge.anchor import exact_successor, is_past_anchor, is_past_memory_anchor, times_successor
-from perflab.measured.judge.fitness import Fitness, fitness
-from perflab.measured.judge.local_history import Reading, Step
-from perflab.measured.records import Entry, Exact, MeasuredCase
+from perflab.base.data import changed
+from perflab.base.errors import BaselineError
+from perflab.judging.anchor import exact_successor, is_past_anchor, is_past_memory_anchor, times_successor
+from perflab.judging.fitness import Fitness, fitness
+from perflab.judging.local_history import Reading, Step
+from perflab.measure.calls.nvtx import ranges_asked
 from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
 from perflab.measured.run.verdict import baselines_of
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import split
 from perflab.measured.store.other_environments import beside_others
-from perflab.plugin.session.folder import own_folder
-from perflab.plugin.session.saving import Saving
 from perflab.profiles.stored import packed
-from perflab.records import Policy, Verdict
-from perflab.report.drift import REASON_TO_FILL_IN
-from perflab.report.lines import short_name
-from perflab.results import Result
+from perflab.results.environment import is_fleeting
+from perflab.results.measured import Entry, Exact, MeasuredCase
+from perflab.results.measurement import OutOfMemory, Record, Replicate
+from perflab.results.records import Policy, Verdict
+from perflab.results.result import Result
+from perflab.running.config.folder import own_folder
+from perflab.tables.drift import REASON_TO_FILL_IN
+from perflab.tables.lines import short_name
+from perflab.tiers.saving import Saving
 from perflab.units import format_count, format_names
 
 

@@ -9,21 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from perflab.compared.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
-from perflab.compared.judge.paired import Stage, latency_findings
-from perflab.compared.run.conclusions import in_short, paired_of, timed_otherwise, with_evidence, with_outputs
-from perflab.compared.run.start_sides import turns_ns, two_sides, witness_of_host
-from perflab.data import changed
-from perflab.errors import RivalError
-from perflab.measure.devices import release_memory
-from perflab.measured.judge.unsettled import turns_policy
-from perflab.measured.records import Anchor, Entry, Exact, MemoryAnchor
+from perflab.base.commit import CodeOf, code_of, differs_from
+from perflab.base.data import changed
+from perflab.base.errors import RivalError
+from perflab.base.identity import file_of
+from perflab.judging.paired import Stage, latency_findings
+from perflab.judging.unsettled import turns_policy
+from perflab.measure.machine.devices import release_memory
 from perflab.measured.run.remeasure import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.plugin.session.commit import CodeOf, code_of, differs_from
-from perflab.records import Verdict
+from perflab.results.measured import Anchor, Entry, Exact, MemoryAnchor
+from perflab.results.records import Verdict
+from perflab.running.case.progress import ProgressLine
+from perflab.settings.total_budget import TotalBudget
+from perflab.turns.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
+from perflab.turns.conclusions import in_short, paired_of, timed_otherwise, with_evidence, with_outputs
+from perflab.turns.start_sides import turns_ns, two_sides, witness_of_host
 
 Saved = Entry | Anchor | Exact | MemoryAnchor
 PROCESSES = 3
@@ -134,7 +135,7 @@ class Settling:
         device = one.state.device
         assert device is not None
         release_memory(device)
-        there, left_s = (commit, one.case.split("::")[0]), self._budget.measuring_s()
+        there, left_s = (commit, file_of(one.case)), self._budget.measuring_s()
         problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, device, PROCESSES)
         if problem is not None:
             return NoTurns(problem)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perflab.errors import UsageError
-from perflab.measure.compiling import CompilerState, compiler_state
-from perflab.measure.records import Measurement, OutOfMemory
-from perflab.records import Environment
+from perflab.base.errors import UsageError
+from perflab.measure.counts.compiling import CompilerState, compiler_state
+from perflab.results.measurement import Measurement, OutOfMemory
+from perflab.results.records import Environment
 
 if TYPE_CHECKING:
-    from perflab.plugin.case.perf import CaseState
+    from perflab.running.case.perf import CaseState
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

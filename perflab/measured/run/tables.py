@@ -14,27 +14,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from perflab.compared.comparison import Taken, each_once
-from perflab.compared.interleave import Reading
-from perflab.compared.judge.paired import PairedPolicy, calls_judged, log_of
-from perflab.compared.rounds import CaseRound, CaseTurns, Round, RoundPlan
-from perflab.compared.run.conclusions import last_line
-from perflab.compared.run.start_sides import Starts, this_side
-from perflab.compared.sides.ancestor import Ancestry
-from perflab.data import changed
-from perflab.errors import PerflabError
-from perflab.measure.nvtx import ranges_asked
-from perflab.measure.records import Beside, Ratio
-from perflab.measured.judge.trimmed import LEAST_PAIRS, estimate
+from perflab.base.data import changed
+from perflab.base.errors import PerflabError
+from perflab.judging.interleave import Reading
+from perflab.judging.paired import PairedPolicy, calls_judged, log_of
+from perflab.judging.trimmed import LEAST_PAIRS, estimate
+from perflab.measure.calls.nvtx import ranges_asked
 from perflab.measured.report.columns import shown_ns
 from perflab.measured.report.side_by_side import levels_with_bases
 from perflab.measured.report.studies import rows_with_bases
 from perflab.measured.run.remeasure import no_room
 from perflab.measured.run.settle import CALLS_IN_A_PAIR, LEAST_S
-from perflab.plugin.case.device_lock import device_turn
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.session.saving import Saving
-from perflab.results import Result
+from perflab.results.measurement import Beside, Ratio
+from perflab.results.result import Result
+from perflab.running.case.device_lock import device_turn
+from perflab.running.case.progress import ProgressLine
+from perflab.tiers.saving import Saving
+from perflab.turns.comparison import Taken, each_once
+from perflab.turns.conclusions import last_line
+from perflab.turns.rounds import CaseRound, CaseTurns, Round, RoundPlan
+from perflab.turns.sides.ancestor import Ancestry
+from perflab.turns.start_sides import Starts, this_side
 
 ROUNDS = 7
 """Number of rounds of new processes. With LEAST_PAIRS rounds, intervals are four times as wide (simulated)."""

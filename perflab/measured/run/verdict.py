@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from perflab.data import changed
-from perflab.measure.measurement import replicate_of
-from perflab.measure.records import Record
-from perflab.measured.judge.counts import exactly_worse
-from perflab.measured.judge.judge import judge
-from perflab.measured.judge.leaks import leak_text
-from perflab.measured.records import Baseline, MeasuredCase
+from perflab.base.data import changed
+from perflab.base.identity import identity, without_mode
+from perflab.judging.counts import exactly_worse
+from perflab.judging.judge import judge
+from perflab.judging.leaks import leak_text
 from perflab.measured.run.memory_snapshots import with_snapshots
 from perflab.measured.run.state import Learned
 from perflab.measured.store.baselines import Baselines
-from perflab.mode import identity, without_mode
-from perflab.plugin.case import verdicts
-from perflab.plugin.case.perf import CaseState
-from perflab.plugin.case.verdicts import compared_with, unless_beyond, unless_unchecked
-from perflab.plugin.config.settings import Settings
-from perflab.plugin.session.folder import OWN_TIMES
-from perflab.plugin.session.moved import Moved
-from perflab.records import Judgement, Verdict
-from perflab.results import Result
+from perflab.measurement.measurement import replicate_of
+from perflab.results.measured import Baseline, MeasuredCase
+from perflab.results.measurement import Record
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
+from perflab.running.case import verdicts
+from perflab.running.case.perf import CaseState
+from perflab.running.case.verdicts import compared_with, unless_beyond, unless_unchecked
+from perflab.running.config.folder import OWN_TIMES
+from perflab.running.session.moved import Moved
+from perflab.settings.settings import Settings
 from perflab.units import format_names
 
 

@@ -8,41 +8,40 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import pytest
 
-from perflab.compared.callables import Comparison, Limits, in_turns
-from perflab.data import changed
-from perflab.errors import CaptureError, ClockError, FreshProcessError, UsageError
-from perflab.measure.counts import CallCounter
-from perflab.measure.devices import available_bytes, current_device, release_memory
-from perflab.measure.forks import calling
-from perflab.measure.limits import as_out_of_memory
-from perflab.measure.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
-from perflab.measure.records import Measurement, per_call_ns
-from perflab.measure.sampling import Progress
-from perflab.measure.workload import Workload
-from perflab.measured.judge.counts import CALLGRIND
+from perflab.base.data import changed
+from perflab.base.errors import CaptureError, ClockError, FreshProcessError, UsageError
+from perflab.base.identity import identity
+from perflab.judging.counts import CALLGRIND
+from perflab.measure.calls.forks import calling
+from perflab.measure.calls.workload import Workload
+from perflab.measure.counts.counter import CallCounter
+from perflab.measure.machine.devices import as_out_of_memory, available_bytes, current_device, release_memory
+from perflab.measure.sampling.stopping import Progress
 from perflab.measured.run.between_samples import BetweenSamples
 from perflab.measured.run.callgrind import count_under_callgrind, run_counted
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_time, no_work
-from perflab.mode import identity
-from perflab.plugin.case.fresh_process import Job, measure_fresh
-from perflab.plugin.case.perf import CaseState, Way
-from perflab.plugin.case.raw_launches import only_compiled_kernels
-from perflab.plugin.case.requirements import Claim, Needs
-from perflab.plugin.case.returned import refuse_nan, refuse_unfinished
-from perflab.plugin.case.total_budget import TotalBudget
-from perflab.plugin.session.folder import file_name_for, own_folder
+from perflab.measurement.callables import Comparison, Limits, in_turns
+from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
 from perflab.profiles.take import ProfilePlan
+from perflab.results.measurement import Measurement, per_call_ns
+from perflab.running.case.fresh_process import measure_fresh
+from perflab.running.case.perf import CaseState, Way
+from perflab.running.case.raw_launches import only_compiled_kernels
+from perflab.running.case.requirements import Claim, Needs
+from perflab.running.case.returned import refuse_nan, refuse_unfinished
+from perflab.running.config.folder import file_name_for, own_folder
+from perflab.settings.total_budget import TotalBudget
+from perflab.tiers.job import Job
 
 if TYPE_CHECKING:
     import torch
 
-    from perflab.compared.run.serving import Server
     from perflab.predicted.run.predicting import Predictions
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -316,12 +315,22 @@ class Local(Measuring):
         return None if self.saves else self.budget.case_share_s()
 
 
+class Serves(Protocol):
+    """A process's connection to the session that asks for its turns."""
+
+    sides: int
+    """The number of processes that take turns."""
+
+    def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
+        """Measure the case in turns, as the session asks; return what the workload returned."""
+
+
 @dataclass
 class Served(Measuring):
     """Measures when the session asks for it, interleaved with another process that holds as much memory."""
 
     budget: TotalBudget
-    server: Server
+    server: Serves
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case if not all sides fit at once."""

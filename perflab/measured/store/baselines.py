@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from perflab.environment import differences, exact_environment, whole_slug
-from perflab.measured.judge.local_history import Reading, Step, next_step, unexplained
-from perflab.measured.records import Baseline, Entry, Exact
+from perflab.judging.local_history import Reading, Step, next_step, unexplained
 from perflab.measured.store.exact import ExactStore, split
-from perflab.measured.store.times import BaselineStore
-from perflab.records import Environment
+from perflab.results.environment import differences, exact_environment, whole_slug
+from perflab.results.measured import Baseline, Entry, Exact
+from perflab.results.records import Environment
 from perflab.store.case_files import name_of
+from perflab.store.times import BaselineStore
 
 ExactSuccessor = Callable[[str, Exact | None, Exact], Exact]
 TimesSuccessor = Callable[[str, Entry | None, Entry], Entry]
@@ -43,8 +43,6 @@ class Baselines:
         known = [*committed, *self._own.entries(case, environment)]
         times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
         exact = self.exact.of(case, environment)
-        if exact is None and committed:  # saved before exact quantities had files of their own
-            exact = split(committed[0]).exact
         return Baseline(exact=exact, times=times, times_are_own=times is not None and times not in committed)
 
     def has_exact(self, case: str, environment: Environment) -> bool:

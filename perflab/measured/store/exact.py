@@ -11,23 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType, structs
+from msgspec import Meta, structs
 
-from perflab.data import Amount, Data, Parameters, changed, to_plain
-from perflab.environment import EXACT, differing, exact_environment, exact_slug
-from perflab.errors import BaselineError
-from perflab.measured.judge.counts import SLACK, values_of
-from perflab.measured.judge.exact import DECIDES, peaks_of
-from perflab.measured.records import Accepted, Baseline, Entry, Exact, MemoryAnchor
-from perflab.records import Environment, ExactEnvironment
+from perflab.base.data import Amount, Data, Parameters, changed, to_plain
+from perflab.base.errors import BaselineError
+from perflab.judging.counts import SLACK, values_of
+from perflab.judging.exact import DECIDES, peaks_of
+from perflab.results.environment import EXACT, differing, exact_environment, exact_slug
+from perflab.results.measured import Accepted, Baseline, Entry, Exact, MemoryAnchor
+from perflab.results.records import Environment, ExactEnvironment
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
 
 SCHEMA = 3
-"""The version of the file format. In 1, a case without counts had no ``counts``, like a case whose counts were lost. Up
-to 2, the names of varying counts were not recorded, so a lost count was not noticed. Both are still read."""
-_KEPT_SINCE = {"counts": 2, "varying": 3}
-"""Field -> the first schema in whose files a case must have it."""
+"""The version of the file format."""
 FOLDERS = f"{EXACT}-*"
 Variants = tuple[Exact, ...]
 """Exact quantities of one case, one item for each environment."""
@@ -38,8 +35,8 @@ class _Needs(Data, frozen=True):
 
     recorded: str
     peak_bytes: Annotated[list[Amount], Meta(min_length=1)]
-    counts: dict[str, Amount] | UnsetType = UNSET
-    varying: list[str] | UnsetType | None = UNSET
+    counts: dict[str, Amount]
+    varying: list[str] | None
     memory_anchor: MemoryAnchor | None = None
     accepted: list[Accepted] = []
     commit: str | None = None
@@ -105,9 +102,6 @@ class ExactStore(CaseFiles[Variants]):
         for name, case in file.cases.items():
             if not case.needs:
                 raise BaselineError(f"baseline file {path} is damaged: {name}: its needs are empty", remedy)
-            for field, since in _KEPT_SINCE.items():
-                if file.schema >= since and any(getattr(one, field) is UNSET for one in case.needs.values()):
-                    raise BaselineError(f"baseline file {path} is damaged: {name}: it has no {field}", remedy)
         try:
             return {
                 name: tuple(_exact(file.environments[key], case, one) for key, one in case.needs.items())
@@ -121,12 +115,7 @@ class ExactStore(CaseFiles[Variants]):
 
 
 def _exact(environment: ExactEnvironment, case: _Case, needs: _Needs) -> Exact:
-    fields = {
-        **structs.asdict(needs),
-        "counts": {} if needs.counts is UNSET else needs.counts,
-        "varying": None if needs.varying is UNSET else needs.varying,
-    }
-    return Exact(environment=environment, parameters=case.parameters, **fields)
+    return Exact(environment=environment, parameters=case.parameters, **structs.asdict(needs))
 
 
 def _sorted(variants: Sequence[Exact]) -> Variants:
@@ -182,14 +171,13 @@ def split(entry: Entry) -> Baseline:
         counts=counts,
         varying=sorted(counted - {*counts, *SLACK}),
         parameters=entry.parameters,
-        memory_anchor=entry.memory_anchor,
         commit=entry.commit,
     )
     inexact = [
         changed(one, memory=None, counts={name: value for name, value in one.counts.items() if name in SLACK})
         for one in entry.replicates
     ]
-    times = changed(entry, memory_anchor=None, replicates=inexact)
+    times = changed(entry, replicates=inexact)
     return Baseline(exact=exact if peaks or counts else None, times=times)
 
 

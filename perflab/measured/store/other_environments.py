@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perflab.environment import differing
-from perflab.measured.judge.exact import DECIDES, saved_elsewhere
-from perflab.measured.records import Exact
-from perflab.records import Change
+from perflab.judging.exact import DECIDES, saved_elsewhere
+from perflab.results.environment import differing
+from perflab.results.measured import Exact
+from perflab.results.records import Change
 from perflab.units import format_bytes, format_change, format_count
 
 _MOST = 8

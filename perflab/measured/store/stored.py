@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from perflab.environment import differing, exact_environment, exact_slug, slug
-from perflab.measured.judge.exact import DECIDES
-from perflab.measured.records import Entry, Exact
+from perflab.judging.exact import DECIDES
 from perflab.measured.store.exact import ExactStore
 from perflab.measured.store.exact import Variants as Exacts
-from perflab.measured.store.times import BaselineStore
-from perflab.measured.store.times import Variants as Times
-from perflab.records import Environment
+from perflab.results.environment import differing, exact_environment, exact_slug, slug
+from perflab.results.measured import Entry, Exact
+from perflab.results.records import Environment
 from perflab.store.case_files import CaseFiles
 from perflab.store.join import Part, case_at
 from perflab.store.json_files import is_exact_file
 from perflab.store.stale import Stored, StoredFile
+from perflab.store.times import BaselineStore
+from perflab.store.times import Variants as Times
 
 One = TypeVar("One", Entry, Exact)
 

@@ -2,20 +2,28 @@
 
 ``as_cuda`` combines the modules of this package: autocast's lists (``autocast``), operators that decompose into others
 on one device only (``composites``, ``attention``), operators that a CPU refuses (``histograms``), choices of a training
-step (``training``), and the device's name (``devices``). The temporary memory of kernels is in ``kernels``.
+step (``cuda_training``), and the device's name (``devices``). The temporary memory of kernels is in ``kernels``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import torch
+import torch.amp
+import torch.optim
+
+from perflab.internals.of_torch import FakeTensor
+from perflab.internals.of_torch.patched import devices_of_foreach, initial_scale, steps_of_grad_scaler
+from perflab.internals.of_torch.tracing import foreach_types
 from perflab.predicted.cuda.autocast import cuda_autocast
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.histograms import cuda_histograms
 from perflab.predicted.cuda.kernels import check_operators
-from perflab.predicted.cuda.training import cuda_training
+from perflab.predicted.cuda.patching import attributes_replaced
 
 AMPERE = (8, 0)
 
@@ -47,3 +55,40 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.enter_context(cuda_training())
         stack.enter_context(cuda_means_cpu(capability))
         yield
+
+
+@contextmanager
+def cuda_training() -> Iterator[None]:
+    """Within the block, optimizers, ``clip_grad_norm_`` and ``GradScaler`` treat fake CPU tensors as CUDA tensors."""
+    lists = foreach_types()
+    try:
+        for types in lists:
+            types.append(FakeTensor)
+        devices = [(owner, name, _with_cpu(getattr(owner, name))) for owner, name in devices_of_foreach()]
+        with attributes_replaced([*devices, *_grad_scaler()]):
+            yield
+    finally:
+        for types in lists:
+            types.remove(FakeTensor)
+
+
+def _with_cpu(usual: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*usual(), "cpu"]
+
+
+def _grad_scaler() -> list[tuple[Any, str, Any]]:
+    """Return replacements that enable ``GradScaler("cuda")``, let it take every step, and report its initial scale."""
+    scaler: Any = torch.amp.GradScaler
+    initialise = scaler.__init__
+
+    def initialise_here(self: Any, device: str = "cuda", *arguments: Any, **keywords: Any) -> None:
+        initialise(self, "cpu" if device == "cuda" else device, *arguments, **keywords)
+
+    def step(self: Any, optimizer: torch.optim.Optimizer, state: Any, *arguments: Any, **keywords: Any) -> Any:
+        return optimizer.step(*arguments, **keywords)
+
+    return [
+        (scaler, "__init__", initialise_here),
+        (*steps_of_grad_scaler(), step),
+        (scaler, "get_scale", initial_scale),
+    ]

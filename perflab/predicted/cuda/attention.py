@@ -16,7 +16,7 @@ import torch.backends.cuda
 import torch.nn.attention
 import torch.nn.functional as F
 
-from perflab.torch_internals.dispatch import aten, attention_priority
+from perflab.internals.of_torch.dispatch import aten, attention_priority
 
 _ATTEND = "predict attention as CUDA runs it"
 _HALVES = (torch.float16, torch.bfloat16)

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 import torch.library
 
-from perflab.internals import TORCH, missing
-from perflab.predicted.cuda.autocast_lists import LOWER, OTHER, first_call
-from perflab.predicted.cuda.patching import attributes_replaced
-from perflab.torch_internals import WeakTensorKeyDictionary
-from perflab.torch_internals.dispatch import (
+from perflab.internals.lookup import TORCH, missing
+from perflab.internals.of_torch import WeakTensorKeyDictionary
+from perflab.internals.of_torch.dispatch import (
     below_cpu_autocast,
     kernels_registered,
     operator_or_none,
@@ -27,8 +25,10 @@ from perflab.torch_internals.dispatch import (
     registered_for,
     schema_of,
 )
-from perflab.torch_internals.patched import casts_of_custom_functions, casts_of_custom_operators
-from perflab.torch_internals.tracing import is_view
+from perflab.internals.of_torch.patched import casts_of_custom_functions, casts_of_custom_operators
+from perflab.internals.of_torch.tracing import is_view
+from perflab.predicted.cuda.autocast_lists import LOWER, OTHER, first_call
+from perflab.predicted.cuda.patching import attributes_replaced
 
 _KEY = "AutocastCPU"
 

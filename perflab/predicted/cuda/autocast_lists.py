@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from perflab.torch_internals import FakeTensorMode, TorchDispatchMode
-from perflab.torch_internals.dispatch import aten, redispatch_as_cuda_autocast, schema_of
+from perflab.internals.of_torch import FakeTensorMode, TorchDispatchMode
+from perflab.internals.of_torch.dispatch import aten, redispatch_as_cuda_autocast, schema_of
 
 LOWER, OTHER = torch.float16, torch.bfloat16
 """Autocast's dtype while a kernel is examined, and a dtype that is cast whatever dtype the kernel casts to."""

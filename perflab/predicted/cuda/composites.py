@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from perflab.internals.of_torch import FakeTensorMode
+from perflab.internals.of_torch.dispatch import aten, kernels_registered
+from perflab.internals.of_torch.fakes import shape_rule_replaced_in
+from perflab.internals.of_torch.patched import enter_without_gradients
 from perflab.predicted.cuda.attention import Asked, attend
 from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
-from perflab.torch_internals import FakeTensorMode
-from perflab.torch_internals.dispatch import aten, kernels_registered
-from perflab.torch_internals.fakes import shape_rule_replaced_in
-from perflab.torch_internals.patched import enter_without_gradients
 
 _SOFTMAX = "predict softmax as CUDA runs it"
 _ON_CUDA_ALONE = ("_fused_rms_norm", "_fused_rms_norm_backward")

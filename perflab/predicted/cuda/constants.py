@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.torch_internals import DataDependentOutputException
-from perflab.torch_internals.dispatch import without_dispatch_modes, without_torch_function
-from perflab.torch_internals.tracing import version_of
+from perflab.internals.of_torch import DataDependentOutputException
+from perflab.internals.of_torch.dispatch import without_dispatch_modes, without_torch_function
+from perflab.internals.of_torch.tracing import version_of
 
 MOST_NUMBERS = 4096
 """The most elements of a tensor that keeps its values: tensors that decide how a model is built are small."""

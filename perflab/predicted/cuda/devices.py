@@ -20,11 +20,11 @@ import torch.cuda
 import torch.cuda.nvtx
 from torch.overrides import TorchFunctionMode
 
+from perflab.internals.of_torch import FakeTensor
+from perflab.internals.of_torch.dispatch import function_mode_beneath, is_function_mode_on
+from perflab.internals.of_torch.patched import backward_of_the_engine, device_of_a_fake_tensor, ranges_of_nvtx
 from perflab.predicted.cuda.constants import call
 from perflab.predicted.cuda.patching import attributes_replaced
-from perflab.torch_internals import FakeTensor
-from perflab.torch_internals.dispatch import function_mode_beneath, is_function_mode_on
-from perflab.torch_internals.patched import backward_of_the_engine, device_of_a_fake_tensor, ranges_of_nvtx
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

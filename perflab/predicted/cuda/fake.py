@@ -16,13 +16,13 @@ from typing import Any
 import torch
 import torch.utils
 
+from perflab.internals.of_torch import FakeTensor, FakeTensorMode
+from perflab.internals.of_torch.compiler import dynamo_is_loaded
+from perflab.internals.of_torch.dispatch import say_which_modes_are_on
+from perflab.internals.of_torch.fakes import MODE_LOG, forget_real_tensor, refusing_addresses
+from perflab.internals.of_torch.patched import truncated_normal
+from perflab.internals.of_torch.tracing import storage_key
 from perflab.predicted.cuda.patching import attributes_replaced
-from perflab.torch_internals import FakeTensor, FakeTensorMode
-from perflab.torch_internals.compiler import dynamo_is_loaded, has_compiled_marker
-from perflab.torch_internals.dispatch import say_which_modes_are_on
-from perflab.torch_internals.fakes import MODE_LOG, forget_real_tensor, refusing_addresses
-from perflab.torch_internals.patched import truncated_normal
-from perflab.torch_internals.tracing import storage_key
 
 
 @contextmanager
@@ -153,12 +153,3 @@ def _without_looking(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         return draw(tensor, *arguments, **keywords)
 
     return draw_truncated
-
-
-def is_compiled(*objects: object) -> bool:
-    """Whether one of the objects, or a module inside one, came from ``torch.compile``.
-
-    Within ``fake_tensors`` such an object runs as if it were not compiled.
-    """
-    inner = (module for one in objects if isinstance(one, torch.nn.Module) for module in one.modules())
-    return any(map(has_compiled_marker, (*objects, *inner)))

@@ -14,14 +14,14 @@ from types import TracebackType
 
 import torch
 
-from perflab.torch_internals import (
+from perflab.internals.of_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     OpOverload,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from perflab.torch_internals.dispatch import schema_of
+from perflab.internals.of_torch.dispatch import schema_of
 
 _TORCH = Path(torch.__file__).parent
 _PERFLAB = Path(__file__).parents[2]

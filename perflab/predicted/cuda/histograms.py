@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perflab.internals.of_torch import FakeTensorMode
+from perflab.internals.of_torch.dispatch import aten, without_dispatch_modes
+from perflab.internals.of_torch.fakes import shape_rule_replaced_in
 from perflab.predicted.cuda.patching import shape_rules_replaced
-from perflab.torch_internals import FakeTensorMode
-from perflab.torch_internals.dispatch import aten, without_dispatch_modes
-from perflab.torch_internals.fakes import shape_rule_replaced_in
 
 _REFUSED = (torch.float16, torch.bfloat16, torch.bool)
 _MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)

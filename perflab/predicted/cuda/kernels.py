@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from perflab.internals.of_torch.dispatch import aten
 from perflab.predicted.cuda import attention_kernels, convolutions, sorting
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.multi_tensor import CHUNK, Lists, Part
 from perflab.predicted.cuda.reductions import Processor, staging
-from perflab.torch_internals.dispatch import aten
 
 _FLOAT32 = 4
 _INDEX = 8

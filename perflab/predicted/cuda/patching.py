@@ -1,6 +1,6 @@
 """Replaces attributes and shape rules for the length of a block, and restores them.
 
-Attributes with a private name come from ``perflab.torch_internals``.
+Attributes with a private name come from ``perflab.internals.of_torch``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from perflab.internals import TORCH, missing
-from perflab.torch_internals.fakes import forget_shapes
+from perflab.internals.lookup import TORCH, missing
+from perflab.internals.of_torch.fakes import forget_shapes
 
 _ABSENT = object()
 

@@ -13,10 +13,10 @@ from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
 from perflab.predicted.gpus.names import Gpu
 from perflab.predicted.prediction import Traced, Work, predict
-from perflab.predicted.records import DryRun, Prediction, Race
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.trace.watched import watched
+from perflab.results.predicted import DryRun, Prediction, Race
 
 if TYPE_CHECKING:
     from nocuda import Library

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from perflab.child import workplace
-from perflab.errors import UsageError
-from perflab.lifeline import with_lifeline
+from perflab.base.errors import UsageError
 from perflab.predicted.dry_run.traffic import by_name, without_effect
 from perflab.predicted.gpus.names import parse_gpu
-from perflab.tiers import Run
+from perflab.processes.child import workplace
+from perflab.processes.lifeline import with_lifeline
+from perflab.tiers.interface import Run
 from perflab.units import format_bytes, format_count
 
 if TYPE_CHECKING:

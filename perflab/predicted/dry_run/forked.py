@@ -21,18 +21,18 @@ from typing import IO, Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from perflab.data import changed, to_plain
-from perflab.errors import UsageError
-from perflab.lifeline import end_with_parent
-from perflab.plugin.case.verdicts import unmeasured
-from perflab.plugin.config.early_errors import refusing
-from perflab.plugin.config.kinds import is_perf_case
-from perflab.plugin.noting import case_id
+from perflab.base.data import changed, to_plain
+from perflab.base.errors import UsageError
+from perflab.internals.of_torch.compiler import load_compiler
+from perflab.internals.of_torch.machine import can_open_cuda_in_a_fork
+from perflab.noting import case_id
 from perflab.predicted.dry_run.start import OPTION, VARIABLE
 from perflab.predicted.dry_run.values import VALUES, ValuesRead
-from perflab.predicted.records import place_of
-from perflab.torch_internals.compiler import load_compiler
-from perflab.torch_internals.machine import can_open_cuda_in_a_fork
+from perflab.processes.lifeline import end_with_parent
+from perflab.results.predicted import place_of
+from perflab.running.case.verdicts import unmeasured
+from perflab.running.config.early_errors import refusing
+from perflab.running.config.kinds import is_perf_case
 
 
 def begin(config: pytest.Config) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perflab.base.user_lines import line_of
+from perflab.internals.of_torch import TorchDispatchMode
+from perflab.internals.of_torch.dispatch import without_torch_function
+from perflab.internals.of_torch.machine import watch_streams
 from perflab.predicted.dry_run.order import Access, Order
-from perflab.predicted.records import Race
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
-from perflab.torch_internals import TorchDispatchMode
-from perflab.torch_internals.dispatch import without_torch_function
-from perflab.torch_internals.machine import watch_streams
-from perflab.user_lines import line_of
+from perflab.results.predicted import Race
 
 _DEPTH = 4
 """The most lines of a call stack."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from perflab.errors import DeviceError, SettingError, UsageError
-from perflab.plugin.config.early_errors import refusing
+from perflab.base.errors import DeviceError, SettingError, UsageError
 from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.running.config.early_errors import refusing
 
 VARIABLE = "PERFLAB_DRY_RUN"
 """The environment variable that names the GPU in a process that is a dry run."""

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perflab.kernel_names import kernel_name
-from perflab.predicted.records import TO_DEVICE, TO_HOST, WAIT, Traffic
-from perflab.user_lines import line_of
+from perflab.base.kernel_names import kernel_name
+from perflab.base.user_lines import line_of
+from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Traffic
 
 if TYPE_CHECKING:
     from nocuda import Seen

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perflab.plugin.config.kinds import is_perf_case
-from perflab.user_lines import line_of
+from perflab.base.user_lines import line_of
+from perflab.running.config.kinds import is_perf_case
 
 if TYPE_CHECKING:
     from nocuda import Seen

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.data import changed
-from perflab.predicted.records import TO_DEVICE, TO_HOST, WAIT, PredictedBaseline, Prediction, Race, Traffic
-from perflab.records import Judgement, Verdict
+from perflab.base.data import changed
+from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, PredictedBaseline, Prediction, Race, Traffic
+from perflab.results.records import Judgement, Verdict
 from perflab.units import format_bytes, format_count
 
 MOST = 5

@@ -28,7 +28,7 @@ from perflab.predicted.judge.row_names import (
     summed,
     total,
 )
-from perflab.predicted.records import PredictedBaseline, Prediction
+from perflab.results.predicted import PredictedBaseline, Prediction
 
 
 class Key(NamedTuple):

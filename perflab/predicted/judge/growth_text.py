@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from perflab.predicted.judge.growth import Grown, Row
 from perflab.predicted.judge.row_names import Amounts
-from perflab.profiles.records import BACKWARD, OPTIMIZER
+from perflab.results.profile import BACKWARD, OPTIMIZER
 from perflab.units import format_bytes, format_flops, format_signed
 
 MOST = 5

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
-from perflab.data import Parameters, changed
+from perflab.base.data import Parameters, changed
 from perflab.predicted.judge.dry_run import explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
-from perflab.predicted.records import (
+from perflab.results.predicted import (
     Cost,
     PeakPart,
     PredictedBaseline,
@@ -29,8 +29,8 @@ from perflab.predicted.records import (
     Prediction,
     SavedTensors,
 )
-from perflab.records import Change, Judgement, Policy, Verdict
-from perflab.results import Result
+from perflab.results.records import Change, Judgement, Policy, Verdict
+from perflab.results.result import Result
 
 _Row = TypeVar("_Row", Cost, PeakPart, SavedTensors)
 _ALLOWING_SLACK = ("memory", "saved", "asked", "allocated", "reserved")

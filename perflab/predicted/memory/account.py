@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perflab.predicted.records import KINDS, Cost, PeakPart, SavedTensors, Timeline
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
+from perflab.results.predicted import KINDS, Cost, PeakPart, SavedTensors, Timeline
 
 BLOCK_BYTES = 512
 """The unit of block sizes: CUDA's caching allocator gives out multiples of it (``kMinBlockSize``)."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
-from perflab.profiles.records import OPTIMIZER
+from perflab.results.profile import OPTIMIZER
 
 _ABSENT = ("gradients", "optimizer state")
 _ACCUMULATES = "aten::add_"

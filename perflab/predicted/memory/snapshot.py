@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perflab.files import write_whole
+from perflab.base.files import write_whole
 from perflab.predicted.memory.caching_allocator import BlockState, Segment
 from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perflab.data import changed
-from perflab.predicted.records import Cost, PredictedCase, Prediction
+from perflab.base.data import changed
 from perflab.predicted.report.detail import grouped
 from perflab.predicted.report.facts import dry_run_facts, filled_by, fit_facts, memory_facts, time_facts
-from perflab.report.contents import Case, MemoryTimeline, Quantity, Table, exact_quantities, first_rows, quantity
-from perflab.results import Result
+from perflab.results.predicted import Cost, PredictedCase, Prediction
+from perflab.results.result import Result
+from perflab.tables.contents import Case, MemoryTimeline, Quantity, Table, exact_quantities, first_rows, quantity
 
 ROWS = 12
 _BYTES = ("saved", "bytes", "asked", "allocated", "reserved", "to_device", "to_host")

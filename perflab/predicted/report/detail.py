@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from perflab.predicted.records import Cost, DryRun, Prediction
 from perflab.predicted.report.facts import intensity
 from perflab.predicted.report.table import wrapped, wrapped_facts
-from perflab.profiles.records import BACKWARD, FORWARD, OPTIMIZER
-from perflab.report.lines import shorten
+from perflab.results.predicted import Cost, DryRun, Prediction
+from perflab.results.profile import BACKWARD, FORWARD, OPTIMIZER
+from perflab.tables.lines import shorten
 from perflab.units import format_bytes, format_ns, format_si
 
 MOST = 10

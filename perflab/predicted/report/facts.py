@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perflab.predicted.records import TO_DEVICE, TO_HOST, WAIT, Fit, PeakPart, Prediction, SavedTensors, Traffic
+from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Fit, PeakPart, Prediction, SavedTensors, Traffic
 from perflab.units import format_bytes, format_count, format_names, format_ns, format_si
 
 _LEAST_SHARE = 0.01

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction
 from perflab.predicted.report.facts import first_to_checkpoint, fit_facts
 from perflab.predicted.report.table import QUANTITIES, WIDTH, amount, signed, wrapped
-from perflab.records import Change, Verdict
-from perflab.report.drift import IMPROVED
-from perflab.report.escaping import lines_of
-from perflab.report.failing_table import Quantity, failing_table
-from perflab.report.lines import short_name, wrap_facts
-from perflab.results import Result
+from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction
+from perflab.results.records import Change, Verdict
+from perflab.results.result import Result
+from perflab.tables.drift import IMPROVED
+from perflab.tables.escaping import lines_of
+from perflab.tables.failing_table import Quantity, failing_table
+from perflab.tables.lines import short_name, wrap_facts
 from perflab.units import format_bytes, format_change, format_ns, format_percent, format_signed
 
 

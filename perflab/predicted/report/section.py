@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perflab.predicted.records import PredictedCase
 from perflab.predicted.report.detail import prediction_detail
 from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
-from perflab.report.lines import Line, Section, wrap_facts
-from perflab.report.not_run import without_skipped
-from perflab.report.view import View
-from perflab.results import Document, Result
+from perflab.results.predicted import PredictedCase
+from perflab.results.result import Document, Result
+from perflab.tables.lines import Line, Section, wrap_facts
+from perflab.tables.not_run import without_skipped
+from perflab.tables.view import View
 
 _DETAIL_WIDTH = 100
 """The width, in columns, of the detail that a page unfolds."""

@@ -12,7 +12,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.predicted.records import PredictedCase, Prediction, gpu_of
 from perflab.predicted.report.facts import (
     dry_run_facts,
     filled_by,
@@ -21,10 +20,11 @@ from perflab.predicted.report.facts import (
     memory_facts,
     time_facts,
 )
-from perflab.records import Change, Verdict
-from perflab.report.failing_table import changed
-from perflab.report.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
-from perflab.results import Result
+from perflab.results.predicted import PredictedCase, Prediction, gpu_of
+from perflab.results.records import Change, Verdict
+from perflab.results.result import Result
+from perflab.tables.failing_table import changed
+from perflab.tables.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
 from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si
 
 WIDTH = 80

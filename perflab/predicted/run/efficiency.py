@@ -6,12 +6,13 @@ from statistics import median
 
 import msgspec
 
-from perflab.measured.records import Entry
-from perflab.measured.store.times import BaselineStore
+from perflab.base.identity import test_of
 from perflab.predicted.gpus.names import Gpu, gpu_by_device_name
-from perflab.predicted.records import Prediction
 from perflab.predicted.store.predictions import PredictedStore
+from perflab.results.measured import Entry
+from perflab.results.predicted import Prediction
 from perflab.store.case_files import module_of, name_of
+from perflab.store.times import BaselineStore
 from perflab.units import format_percent
 
 
@@ -34,8 +35,8 @@ def with_estimate(
         and before.roofline_ns
         and entry.replicates
     }
-    test = (module_of(case), name_of(case).partition("[")[0])
-    alike = {key: pair for key, pair in pairs.items() if (key[0], key[1].partition("[")[0]) == test}
+    test = (module_of(case), test_of(name_of(case)))
+    alike = {key: pair for key, pair in pairs.items() if (key[0], test_of(key[1])) == test}
     shares = [roofline_ns / measured_ns for roofline_ns, measured_ns in (alike or pairs).values()]
     if not shares:
         return prediction

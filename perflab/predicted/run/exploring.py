@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perflab.errors import UsageError
-from perflab.measure.set_up import SetUpWorkload
-from perflab.measure.workload import Workload, phases_of
+from perflab.base.errors import UsageError
+from perflab.base.identity import test_of
+from perflab.measure.calls.workload import Workload, phases_of
+from perflab.measure.clocks.set_up import SetUpWorkload
 from perflab.predicted.gpus.names import GPUS, Gpu
 from perflab.predicted.gpus.roofline import room_bytes
 from perflab.predicted.memory.account import peak_of
 from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
 from perflab.predicted.memory.search import largest
-from perflab.predicted.records import Fit, Prediction
 from perflab.predicted.trace.trace import Trace
 from perflab.predicted.trace.watch import Watch
+from perflab.results.predicted import Fit, Prediction
 
 if TYPE_CHECKING:
-    from perflab.plugin.case.perf import CaseState
     from perflab.predicted.prediction import Work
+    from perflab.running.case.perf import CaseState
 
 STEPS_OF_A_SIZE = 16
 _Test = tuple[Any, ...]
@@ -72,7 +73,7 @@ class Explorer:
         whole = not prediction.traced_layers  # if few layers are not enough here, they are not at other sizes
         fit = fit_of(prediction, gpu)
         others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
-        test: _Test = (state.case.partition("[")[0], *others)
+        test: _Test = (test_of(state.case), *others)
         known = self._outlines.setdefault(test, {})
         known[_key(sizes)] = outline_of(trace)
         room_bytes = fit.room_bytes - prediction.workspace_bytes

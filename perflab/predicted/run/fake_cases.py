@@ -3,28 +3,31 @@
 ``--perf-predict`` makes a test's fixtures and body see fake tensors from the start. Without the option, on a machine
 without a GPU, a case that exceeds the machine is predicted from the point at which it states its needs
 (``perf.requires``) before building anything: a prediction tells more than the stated costs. Such a prediction was not
-requested, so a case that cannot be predicted is skipped, as it would have been anyway.
+requested, so a case that cannot be predicted is skipped, as it would have been anyway. A fixture that holds fake
+tensors is torn down before a test that needs real ones, and the other way round (``MadeAnew``).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import pytest
 
-from perflab.errors import PerflabError, PredictionError
-from perflab.internals import switched_off
-from perflab.measure.limits import as_out_of_memory
-from perflab.plugin.case.perf import CaseState, NothingComparedError
-from perflab.plugin.case.raw_launches import line_of_launch
-from perflab.plugin.config.kinds import measures_elsewhere
-from perflab.plugin.config.settings import Settings
-from perflab.plugin.stash import FAKING
+from perflab.base.errors import PerflabError, PredictionError
+from perflab.base.reachable import reachable
+from perflab.internals.lookup import switched_off
+from perflab.measure.machine.devices import as_out_of_memory
 from perflab.predicted.dry_run.values import VALUES, ValuesRead
-from perflab.predicted.run.fixtures_anew import MadeAnew
 from perflab.predicted.run.predicting import Instead, Predictions
+from perflab.running.case.perf import CaseState, NothingComparedError
+from perflab.running.case.raw_launches import line_of_launch
+from perflab.running.config.kinds import measures_elsewhere
+from perflab.running.config.stash import FAKING
+from perflab.settings.settings import Settings
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -186,3 +189,51 @@ def _is_of_fake_tensors(error: Exception) -> bool:
 
 def _first_line(error: Exception) -> str:
     return " ".join(str(error).strip().partition("\n")[0].split())
+
+
+_DEVICE = "device"
+"""The name of the device's fixture. Values made from a device differ by device, even if they hold no tensor."""
+
+
+class MadeAnew:
+    """Records which fixtures were made while tensors were fake, and tears down those that a test cannot use.
+
+    Args:
+        fake: returns a context with fake tensors; fixtures made in such a context are torn down in one.
+    """
+
+    def __init__(self, fake: Callable[[], AbstractContextManager[None]]) -> None:
+        self._fake = fake
+        self._fake_ones: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def note(self, fixture: pytest.FixtureDef[Any], *, is_fake: bool) -> None:
+        """Record whether a fixture that is about to be made sees fake tensors."""
+        (self._fake_ones.add if is_fake else self._fake_ones.discard)(fixture)
+
+    def clear(self, item: pytest.Item, *, is_fake: bool) -> None:
+        """Tear down the fixtures that a test cannot use: pytest makes a fixture anew when a test requests it."""
+        if not is_fake and not self._fake_ones:
+            return
+        info = getattr(item, "_fixtureinfo", None)
+        request: Any = getattr(item, "_request", None)
+        if info is None or request is None:
+            return
+        for fixture in [one for found in info.name2fixturedefs.values() for one in found]:
+            was_fake = fixture in self._fake_ones
+            if fixture.cached_result is not None and was_fake is not is_fake and _matters(fixture):
+                with self._fake() if was_fake else nullcontext():
+                    fixture.finish(request)
+
+
+def _matters(fixture: Any) -> bool:
+    """Whether the fixture's value differs between fake and real tensors.
+
+    True of a value that holds tensors or is a device, of the device's fixture, and of an error, which fake tensors may
+    have caused.
+    """
+    import torch
+
+    value, _, error = fixture.cached_result
+    if error is not None or isinstance(value, torch.device) or fixture.argname == _DEVICE:
+        return True
+    return any(isinstance(one, torch.Tensor) for one in reachable((value,)))

@@ -16,29 +16,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import pytest
 
-from perflab.errors import BaselineError, InternalsError, UsageError
-from perflab.measure.devices import current_device
-from perflab.measured.store.times import BaselineStore
-from perflab.plugin.case.progress import ProgressLine
-from perflab.plugin.case.verdicts import compared_with, failure_of, unless_beyond, unless_unchecked
-from perflab.plugin.config.settings import Settings
-from perflab.plugin.session.folder import file_name_for, own_folder
-from perflab.plugin.session.moved import Moved
-from perflab.plugin.stash import FAKING
+from perflab.base.errors import BaselineError, InternalsError, UsageError
+from perflab.base.reachable import reachable
+from perflab.measure.machine.devices import current_device
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.dry_run import explain_races, unless_races
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.account import peak_of
-from perflab.predicted.records import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.predicted.run.efficiency import with_estimate
 from perflab.predicted.run.exploring import Explorer, fit_of, work_of
 from perflab.predicted.run.tracing_time import TracingTime
 from perflab.predicted.settings import Predicting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
-from perflab.reachable import reachable
-from perflab.records import Judgement, Verdict
-from perflab.results import Result
+from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
+from perflab.results.records import Judgement, Verdict
+from perflab.results.result import Result
+from perflab.running.case.progress import ProgressLine
+from perflab.running.case.verdicts import compared_with, failure_of, unless_beyond, unless_unchecked
+from perflab.running.config.folder import file_name_for, own_folder
+from perflab.running.config.stash import FAKING
+from perflab.running.session.moved import Moved
+from perflab.settings.settings import Settings
+from perflab.store.times import BaselineStore
 from perflab.units import format_bytes
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from perflab.measure.memory_snapshot import MemorySnapshot
-    from perflab.measure.workload import Workload
-    from perflab.plugin.case.perf import CaseState, Way
-    from perflab.plugin.case.requirements import Claim
-    from perflab.plugin.case.total_budget import TotalBudget
+    from perflab.measure.calls.workload import Workload
+    from perflab.measure.memory.memory_snapshot import MemorySnapshot
     from perflab.predicted.gpus.names import Gpu
     from perflab.predicted.prediction import Proofs
     from perflab.predicted.trace.trace import Trace
+    from perflab.running.case.perf import CaseState, Way
+    from perflab.running.case.requirements import Claim
+    from perflab.settings.total_budget import TotalBudget
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -279,7 +279,7 @@ def _record_predicted(path: Path, gpu: Gpu) -> Iterator[MemorySnapshot]:
     Raises:
         OSError: the file cannot be written.
     """
-    from perflab.measure.memory_snapshot import MemorySnapshot
+    from perflab.measure.memory.memory_snapshot import MemorySnapshot
     from perflab.predicted.memory.snapshot import write_snapshot
     from perflab.predicted.prediction import ON_CUDA
     from perflab.predicted.trace.modules import ModuleBook
@@ -304,7 +304,7 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
     """Remove fake gradients from real parameters: other tests may train a session-scoped model further."""
     import torch
 
-    from perflab.torch_internals.fakes import is_fake
+    from perflab.internals.of_torch.fakes import is_fake
 
     for one in reachable(roots):
         if isinstance(one, torch.nn.Parameter) and not is_fake(one) and is_fake(one.grad):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perflab.plugin.session.saving import Saving
 from perflab.predicted.judge.judge import baseline_of
-from perflab.predicted.records import PredictedBaseline, PredictedCase
 from perflab.predicted.store.predictions import PredictedStore
+from perflab.results.predicted import PredictedBaseline, PredictedCase
+from perflab.tiers.saving import Saving
 from perflab.units import format_count
 
 

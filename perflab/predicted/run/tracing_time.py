@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from perflab.measure import clock
+from perflab.measure.clocks import clock
 from perflab.predicted.trace.watch import CalledOff
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours

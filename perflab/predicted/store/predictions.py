@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from perflab.data import changed
-from perflab.predicted.records import PredictedBaseline
+from perflab.base.data import changed
 from perflab.predicted.store.predictions_file import folder_of, read_predicted, write_predicted
+from perflab.results.predicted import PredictedBaseline
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import PREDICTED, writable
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from perflab.data import Amount, Data, Layers, Parameters, Positive, speakable_throughout
-from perflab.errors import BaselineError
-from perflab.predicted.records import REAL, Cost, PeakPart, PredictedBaseline, SavedTensors, gpu_of
+from perflab.base.data import Amount, Data, Layers, Parameters, Positive, speakable_throughout
+from perflab.base.errors import BaselineError
+from perflab.results.predicted import REAL, Cost, PeakPart, PredictedBaseline, SavedTensors, gpu_of
 from perflab.store.json_files import PREDICTED, as_json, read_checked, write_text
 from perflab.units import format_names
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perflab.predicted.records import PredictedBaseline
 from perflab.predicted.store.predictions import PredictedStore
+from perflab.results.predicted import PredictedBaseline
 from perflab.store.join import Part, case_at
 from perflab.store.json_files import PREDICTED
 from perflab.store.stale import Stored, StoredFile

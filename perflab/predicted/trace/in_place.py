@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from perflab.torch_internals.tracing import current_node, is_in_backward, sequence_number
+from perflab.internals.of_torch.tracing import current_node, is_in_backward, sequence_number
 
 _ADDED_UP = "aten::add"
 _WRITTEN_INTO_ZEROS = {

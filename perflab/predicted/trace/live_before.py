@@ -1,18 +1,21 @@
-"""Finds the tensors alive before a call: parameters, gradients, optimizer state, buffers, inputs; each tensor once."""
+"""Finds the tensors alive before a call, with the layer of each; the tensors of layers that are left out are absent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from perflab.attribution.held import held_tensors, optimizer_states
+from perflab.attribution.live_tensors import tensors_kept_in
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.trace.modules import ModuleBook
-from perflab.predicted.trace.operators import tensors_in
 from perflab.predicted.trace.trace import Layer
+
+_NOT_OF_MODULES = ("optimizer state", "inputs")
+"""The categories of tensors that may be in host memory, which takes no memory of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Holding:
 
 
 def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Module] = ()) -> Iterator[Holding]:
-    """Yield the tensors among these objects with their kinds: those of modules, gradients, optimizer state, the rest.
+    """Yield the tensors among these objects with their kinds, module names and layers.
 
     Args:
         found: objects that a callable reaches.
@@ -35,40 +38,17 @@ def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Modul
     """
     found = list(found)
     absent = _absent(found, book, list(left_out))
-    ours: dict[int, Holding] = {}
+    layers: dict[int, set[Layer | None]] = {}
     for module in book.modules:
-        name, layer = book.of(module)
-        for kind, tensors in (("parameters", module.parameters(False)), ("buffers", module.buffers(False))):
-            for tensor in tensors:
-                known = ours.setdefault(id(tensor), Holding(tensor, kind, name, layer))
-                if known.layer != layer:  # several layers share the tensor, so it belongs to none
-                    ours[id(tensor)] = replace(known, layer=None)
-    for value in found:
-        if isinstance(value, nn.Parameter):
-            ours.setdefault(id(value), Holding(value, "parameters", "", None))
-    for gone in ours.keys() & absent:
-        del ours[gone]
-    gradients = [
-        Holding(one.tensor.grad, "gradients", one.module, one.layer)
-        for one in ours.values()
-        if one.tensor.grad is not None and one.kind == "parameters"
-    ]
-    states = [
-        Holding(tensor, "optimizer state", owner.module if owner else "", owner.layer if owner else None)
-        for parameter, tensor in _optimizer_states(found)
-        for owner in [ours.get(id(parameter))]
-        if id(tensor) not in absent and not on_host(tensor)
-    ]
-    yield from (*ours.values(), *gradients, *states)
-    listed = {id(one.tensor) for one in (*ours.values(), *gradients, *states)}
-    for module in book.modules:
-        for tensor in _tensors_of(module):  # tensors that the module keeps, such as a cache of keys and values
-            if id(tensor) not in listed | absent and not on_host(tensor):
-                listed.add(id(tensor))
-                yield Holding(tensor, "inputs", *book.of(module))
-    for value in found:
-        if isinstance(value, Tensor) and id(value) not in listed | absent and not on_host(value):
-            yield Holding(value, "inputs", "", None)
+        for tensor in (*module.parameters(False), *module.buffers(False)):
+            layers.setdefault(id(tensor), set()).add(book.of(module)[1])
+    for one in held_tensors(found, book.modules):
+        if id(one.tensor) in absent or (one.category in _NOT_OF_MODULES and on_host(one.tensor)):
+            continue
+        name, layer = book.of(one.module) if one.module is not None else ("", None)
+        if len(layers.get(id(one.tensor if one.owner is None else one.owner), ())) > 1:
+            layer = None  # several layers share the tensor, so it belongs to none
+        yield Holding(one.tensor, one.category, name, layer)
 
 
 def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module]) -> set[int]:
@@ -78,29 +58,14 @@ def _absent(found: Iterable[Any], book: ModuleBook, left_out: Sequence[nn.Module
     """
     gone = {id(module) for layer in left_out for module in layer.modules()}
     there = [inner for module in book.modules if id(module) not in gone for inner in module.modules()]
-    staying = {id(tensor) for module in there for tensor in _tensors_of(module)}
+    staying = {id(tensor) for module in there for tensor in tensors_kept_in(vars(module))}
     leaving = {
         id(tensor): tensor
         for layer in left_out
         for module in layer.modules()
-        for tensor in _tensors_of(module)
+        for tensor in tensors_kept_in(vars(module))
         if id(tensor) not in staying
     }
     gradients = {id(tensor.grad) for tensor in leaving.values() if tensor.is_leaf and tensor.grad is not None}
-    states = {id(tensor) for parameter, tensor in _optimizer_states(found) if id(parameter) in leaving}
+    states = {id(tensor) for parameter, tensor in optimizer_states(found) if id(parameter) in leaving}
     return {*leaving, *gradients, *states}
-
-
-def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's own tensors: parameters, buffers, and tensors kept in other attributes."""
-    return tensors_in(vars(module))
-
-
-def _optimizer_states(found: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each parameter with each tensor that an optimizer keeps for it, in the order of the optimizer's groups."""
-    for optimizer in found:
-        if isinstance(optimizer, torch.optim.Optimizer):
-            listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for parameter in dict.fromkeys([*listed, *optimizer.state]):
-                for tensor in tensors_in(optimizer.state.get(parameter, {})):
-                    yield parameter, tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +10,10 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from perflab.predicted.layers.alike import Written, are_alike, common_modules, noting_what_is_written
+from perflab.attribution.places import outermost
+from perflab.internals.of_torch.tracing import children_of, set_children
+from perflab.predicted.trace.alike import Written, are_alike, common_modules, noting_what_is_written
 from perflab.predicted.trace.trace import Layer
-from perflab.torch_internals.tracing import children_of, set_children
 
 FEW = 3
 """The number of layers to run: the first, one between and the last; one more shows that the layer between repeats."""
@@ -82,24 +82,14 @@ class ModuleBook:
 def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
     """Return the book of all modules among these objects.
 
-    Names begin below the outermost module; if there are several, names begin with the outermost module's class,
-    numbered if the class repeats.
-
+    Names begin as in ``outermost``.
 
     Args:
         found: objects that a callable reaches.
         written: attributes that earlier runs with fewer layers have set; later runs add to it.
     """
-    modules = [value for value in found if isinstance(value, nn.Module)]
-    inner = {id(child) for module in modules for child in module.modules() if child is not module}
-    roots = [module for module in modules if id(module) not in inner]
     book = ModuleBook() if written is None else ModuleBook(written=written)
-    often = Counter(type(root).__name__ for root in roots)
-    seen: Counter[str] = Counter()
-    for root in roots:
-        name = type(root).__name__
-        seen[name] += 1
-        prefix = "" if len(roots) == 1 else name if often[name] == 1 else f"{name}{seen[name]}"
+    for root, prefix in outermost([value for value in found if isinstance(value, nn.Module)]):
         _enter(book, root, prefix, None)
     return book
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.torch_internals import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
-from perflab.torch_internals.dispatch import schema_of
+from perflab.internals.of_torch import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
+from perflab.internals.of_torch.dispatch import schema_of
 
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot")
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")

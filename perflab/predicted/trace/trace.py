@@ -90,7 +90,7 @@ class Use:
     """The purpose of a block, which only the trace of the whole call shows."""
 
     kind: str
-    """The block's kind, one of ``perflab.predicted.records.KINDS``."""
+    """The block's kind, one of ``perflab.results.predicted.KINDS``."""
     saved: Saved | None = None
     """The first tensor in the block that autograd saved; None if there is none, or the block is kept anyway."""
 

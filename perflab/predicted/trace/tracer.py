@@ -20,6 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perflab.base.user_lines import line_of
+from perflab.internals.of_torch import TorchDispatchMode
+from perflab.internals.of_torch.dispatch import backward_code, is_composite, without_torch_function
+from perflab.internals.of_torch.tracing import (
+    current_node,
+    is_in_backward,
+    is_view,
+    last_sequence_number,
+    parts_of,
+    sequence_number,
+    storage_key,
+)
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.multi_tensor import Lists, Part
 from perflab.predicted.trace.in_place import in_place
@@ -37,19 +49,7 @@ from perflab.predicted.trace.operators import (
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
-from perflab.profiles.records import BACKWARD
-from perflab.torch_internals import TorchDispatchMode
-from perflab.torch_internals.dispatch import backward_code, is_composite, without_torch_function
-from perflab.torch_internals.tracing import (
-    current_node,
-    is_in_backward,
-    is_view,
-    last_sequence_number,
-    parts_of,
-    sequence_number,
-    storage_key,
-)
-from perflab.user_lines import line_of
+from perflab.results.profile import BACKWARD
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

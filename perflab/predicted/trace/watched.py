@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from perflab.internals.of_torch import TorchDispatchMode
+from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.predicted.trace.operators import is_operator
 from perflab.predicted.trace.watch import Watch
-from perflab.torch_internals import TorchDispatchMode
-from perflab.torch_internals.dispatch import without_torch_function
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

@@ -1,0 +1,86 @@
+"""Errors with remedies: the input, what was expected, and what to do. Imports no other module of perflab."""
+
+from __future__ import annotations
+
+
+class PerflabError(Exception):
+    """An error with a remedy. Its text is complete: the caller prints it, and no traceback is needed.
+
+    Args:
+        problem: the input and why it is not accepted, in one sentence.
+        remedy: what to do next, in the imperative.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}\n  -> {remedy}")
+        self.problem = problem
+        self.remedy = remedy
+
+
+class SettingError(PerflabError):
+    """An option, ini key or marker argument that cannot be used."""
+
+
+class DeviceError(PerflabError):
+    """A device that does not exist."""
+
+
+class BaselineError(PerflabError):
+    """A baseline file that cannot be read or written. The file is left unchanged."""
+
+
+class UsageError(PerflabError):
+    """A fixture or function used in a way that cannot give a measurement."""
+
+
+class CaptureError(PerflabError):
+    """A callable that cannot be captured in a CUDA graph."""
+
+
+class ClockError(PerflabError):
+    """Two clocks that measured different times for the same interval."""
+
+
+class FreshProcessError(PerflabError):
+    """A measurement in a fresh process that gave no result."""
+
+
+class RivalError(PerflabError):
+    """The other side of an A/B comparison cannot be found, or does not run."""
+
+
+class DocumentError(PerflabError):
+    """A results file that cannot be read or written."""
+
+
+class SideEndedError(RivalError):
+    """A process of an A/B comparison ended while it was needed.
+
+    Args:
+        what: what happened to which process.
+        remedy: as for ``PerflabError``.
+        output: the last lines that the process printed, each indented.
+        hung: whether the process gave no answer and was ended.
+    """
+
+    def __init__(self, what: str, remedy: str, *, output: str, hung: bool = False) -> None:
+        super().__init__(f"{what}; its output:\n{output}", remedy)
+        self.what = what
+        self.output = output
+        self.hung = hung
+
+
+class KernelError(PerflabError):
+    """A registration of kernels, or an architecture, that cannot be compiled."""
+
+
+class SnapshotError(PerflabError):
+    """A memory snapshot that cannot be read: foreign, damaged, or not plain data."""
+
+
+class PredictionError(PerflabError):
+    """A callable that cannot be run on fake tensors."""
+
+
+class InternalsError(PerflabError):
+    """A version of PyTorch or Triton without an internal name that perflab needs."""

@@ -1,0 +1,56 @@
+"""The identity of a case, and its parts: test file, test, parameters, mode. Who reads a part asks here.
+
+A case is identified by its node id, ``tests/perf/test_x.py::TestY::test_z[a-b]``, and by its mode, `` {cold}``, unless
+that is the default. pytest-xdist appends ``@group`` to node ids in some processes. Parameters may hold any separator:
+the test's path ends at the first ``[``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perflab.base.mode import Mode
+
+_MODE = re.compile(r" \{(?:cold|graph|cold, graph)\}$")
+
+
+def identity(case: str, mode: Mode) -> str:
+    """Return the name under which a case's numbers are stored: its node id, and its mode unless that is the default."""
+    return case + mode.suffix
+
+
+def without_mode(name: str) -> str:
+    """Return the case of an identity, or of a name in a baseline file: the name without its mode."""
+    return _MODE.sub("", name)
+
+
+def without_group(name: str) -> str:
+    """Return a node id without the ``@group`` of pytest-xdist; ``""`` if it has none."""
+    return name.rpartition("@")[0]
+
+
+def file_of(case: str) -> str:
+    """Return the test file of a case, as node ids name it: ``tests/perf/test_x.py``."""
+    return case.partition("::")[0]
+
+
+def name_in_file(case: str) -> str:
+    """Return a case's name within its test file, with parameters and mode: ``TestY::test_z[a-b]``."""
+    return case.split("::", 1)[-1]
+
+
+def test_of(case: str) -> str:
+    """Return the test of a case, without parameters: ``tests/perf/test_x.py::TestY::test_z``."""
+    return case.partition("[")[0]
+
+
+def parameters_of(case: str) -> str:
+    """Return the text of a case's parameters, ``a-b``; ``""`` if it has none."""
+    return without_mode(case).partition("[")[2].removesuffix("]")
+
+
+def function_of(name: str) -> str:
+    """Return the test function of a case's name in its file: ``TestY::test_z[a] {cold}`` -> ``TestY::test_z``."""
+    return test_of(without_mode(name)).partition("@")[0]

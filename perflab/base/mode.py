@@ -1,0 +1,35 @@
+"""The mode in which a case's calls are timed. It is part of the case: numbers of two modes are never compared.
+
+``measure/clocks/cold.py`` and ``measure/clocks/cuda_graph.py`` implement the modes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from perflab.base.data import Data
+
+
+class Mode(Data, frozen=True):
+    """A mode: warm or cold caches, and calls launched one after another or replayed in a CUDA graph."""
+
+    cache: Literal["warm", "cold"] = "warm"
+    """The state of the device's caches: ``cold`` evicts their content before each call."""
+    cuda_graph: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The text after the case's name, such as `` {cold, graph}``; empty for the default mode."""
+        return f" {self.variant}" if self.variant else ""
+
+    @property
+    def variant(self) -> str:
+        """The text of the mode alone, such as ``{cold, graph}``; empty for the default mode."""
+        words = ["cold"] * (self.cache == "cold") + ["graph"] * self.cuda_graph
+        return f"{{{', '.join(words)}}}" if words else ""
+
+    def __str__(self) -> str:
+        return f"a {self.cache} cache{' in a CUDA graph' if self.cuda_graph else ''}"
+
+
+DEFAULT = Mode()

@@ -1,1 +1,0 @@
-"""Pure functions that turn the ratios of fresh process pairs into verdicts."""

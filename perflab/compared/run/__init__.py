@@ -1,1 +1,0 @@
-"""How compared cases run in pytest: ``--perf-against``."""

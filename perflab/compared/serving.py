@@ -1,0 +1,291 @@
+"""The process of one side of an A/B comparison: cases wait for their turns and measure on request.
+
+The session that started this process reads the answers; see ``perflab.compared``.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from perflab.base.errors import UsageError
+from perflab.base.mode import DEFAULT
+from perflab.measure.calls.outputs import outputs_of
+from perflab.measured.run.state import Learned, no_time, no_work
+from perflab.measurement.measurement import is_as_fast_as_none
+from perflab.measurement.turns import Turns
+from perflab.noting import case_id
+from perflab.processes.channel import hear, say
+from perflab.running.case.perf import STATE, CaseState
+from perflab.tiers.job import Job, Serve
+from perflab.turns.sides.imports import copies
+from perflab.turns.sides.messages import (
+    PROTOCOL,
+    QUESTIONS,
+    Answer,
+    Ended,
+    Examine,
+    Examined,
+    Finish,
+    Hello,
+    Question,
+    Ready,
+    SetUp,
+    TakeApart,
+    Taken,
+    TakenApart,
+    Turn,
+    Warm,
+    Warmed,
+    Weigh,
+    Weighed,
+)
+from perflab.turns.sides.stirring import stir
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.calls.workload import Workload
+    from perflab.measure.counts.counter import CallCounter
+    from perflab.settings.settings import Settings
+
+
+def begin(serve: Serve) -> None:
+    """Randomise where objects lie in memory, and make an installed version's modules be found before others."""
+    stir()
+    if serve.first:
+        sys.meta_path.insert(0, TakenFrom(serve.first))
+
+
+def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job) -> list[pytest.Item]:
+    """Measure these cases when the session asks for them. A process without cases serves too, and reports that.
+
+    Raises:
+        PerflabError: the first error found that would otherwise appear late.
+    """
+    from perflab.measured.run.cases import run
+
+    assert job.serve is not None
+    server = Server(job.serve, config.rootpath)
+    config.pluginmanager.register(server, "perflab-server")
+    return run(config, settings, items, job, server)
+
+
+class Server:
+    """Answers the session's questions about the cases of this process."""
+
+    def __init__(self, serve: Serve, root: Path) -> None:
+        self._serve = serve
+        self._root = root
+        self._outcome = ("passed", "")
+        self._was_ready = False
+        self.sides = 1
+        """The number of processes that will hold the case at once, counting only those that do not hold it yet."""
+
+    def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
+        """Serve one case until the session finishes it; return what the workload returned in its last call.
+
+        Raises:
+            UsageError: perf was called before in this case, or the function that it is given does no work.
+        """
+        environment = state.part(Learned).environment
+        assert environment is not None
+        if self._was_ready:
+            raise UsageError(
+                f"{state.case}: perf was called twice in one case", "call perf once per test, or parametrize it"
+            )
+        self._was_ready = True
+        with Turns(workload, device, state.settings.plan, counter, state.settings.mode) as turns:
+            ready = Ready(
+                case=state.case,
+                device=str(device),
+                environment=environment,
+                parameters=state.parameters,
+                phases=list(workload.phases),
+                strays=self._strays(),
+                taken=self._taken(),
+                copies=self._copies(),
+                mode=state.settings.mode,
+            )
+            self._say(ready)
+            while True:
+                question = self._heard()
+                if isinstance(question, Warm):
+                    outputs = outputs_of(workload)
+                    warmup = turns.warm_up()
+                    if warmup.call_lasts_ns <= 0:
+                        raise no_time(state)
+                    if not workload.phases and is_as_fast_as_none(
+                        workload, warmup.call_lasts_ns, warmup.repetitions, device
+                    ):
+                        raise no_work(state)
+                    self._say(
+                        Warmed(
+                            repetitions=warmup.repetitions,
+                            sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
+                            calls=warmup.calls,
+                            settled=warmup.settled,
+                            outputs=outputs,
+                        )
+                    )
+                elif isinstance(question, Turn):
+                    samples = turns.take(
+                        question.repetitions, question.samples, rewarm=question.rewarm, core=question.core
+                    )
+                    phases_ns = {name: [sample.phases_ns[name] for sample in samples] for name in workload.phases}
+                    self._say(
+                        Taken(
+                            samples_ns=[sample.total_ns for sample in samples],
+                            phases_ns=phases_ns,
+                            waited_ns=[sample.waited_ns for sample in samples],
+                        )
+                    )
+                elif isinstance(question, Weigh):
+                    found = turns.weigh()
+                    self._say(
+                        Weighed(
+                            memory=found.memory,
+                            counts=found.counts,
+                            off=found.off,
+                            clock=turns.clock,
+                            launch_ns=found.launch_ns if state.settings.mode == DEFAULT else None,
+                        )
+                    )
+                elif isinstance(question, Examine):
+                    profile, problem = turns.profile(question.budget_ns)
+                    self._say(Examined(profile=profile, problem=problem))
+                elif isinstance(question, TakeApart):
+                    peak, problem = turns.take_apart()
+                    self._say(TakenApart(peak=peak, problem=problem))
+                elif isinstance(question, Finish):
+                    turns.check_clock()
+                    return workload.run()
+                else:  # the other side died during its turns, so no more questions for this case will come
+                    self._leave()
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run each case when the session asks for it."""
+        import torch
+
+        if session.testsfailed:
+            raise session.Interrupted("the tests could not be collected")
+        at = {case_id(item): number for number, item in enumerate(session.items)}
+        gc.freeze()  # a collection before each case would scan all objects of PyTorch's import: 0.1 s each time
+        variables = dict(os.environ)
+        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), variables=variables))
+        while isinstance(question := self._heard(), SetUp):
+            item = session.items[at[question.case]]
+            following = None if question.following is None else session.items[at[question.following]]
+            self._outcome, self.sides, self._was_ready = ("passed", ""), question.sides, False
+            torch.manual_seed(0)  # unseeded inputs must not depend on how often other cases were called
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            outcome, text = self._outcome
+            state = item.stash.get(STATE, None)
+            out_of_memory = state.part(Learned).out_of_memory if state is not None else None
+            self._say(
+                Ended(
+                    case=case_id(item),
+                    outcome=outcome if out_of_memory is None else "oom",
+                    text=text,
+                    work=state.work if state is not None else {},
+                    facts=state.facts if state is not None else {},
+                    out_of_memory=out_of_memory,
+                )
+            )
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test's outcome. It is reported to the session after the test's teardown."""
+        if report.failed:
+            self._outcome = ("failed", report.longreprtext)
+        elif report.skipped and self._outcome[0] == "passed":
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
+
+    def _say(self, message: Answer) -> None:
+        try:
+            say(message)
+        except OSError:
+            self._leave()
+
+    def _taken(self) -> bool:
+        """Whether any module was imported from the folders that take precedence; true if there are no such folders."""
+        first = tuple(folder + os.sep for folder in self._serve.first)
+        files = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+        return not first or any(file.startswith(first) for file in files)
+
+    def _copies(self) -> list[str]:
+        """Return the packages of this side's project that were imported from an installed copy.
+
+        If an installed version is compared, the list is empty: its packages are meant to be installed copies.
+        """
+        return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
+
+    def _heard(self) -> Question:
+        try:
+            return hear(QUESTIONS)
+        except (EOFError, OSError):
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        """End this process, because the session that would receive the results has ended."""
+        pytest.exit("the session that this process measured for has ended", returncode=pytest.ExitCode.INTERRUPTED)
+
+    def _strays(self) -> list[str]:
+        """Return the modules that came from the other side's tree: with them, code would be compared with itself."""
+        if self._serve.foreign is None:
+            return []
+        foreign, own = self._serve.foreign + os.sep, (self._serve.own or "\0") + os.sep
+        here = (sys.prefix + os.sep, sys.base_prefix + os.sep)
+        files = {
+            name: file for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))
+        }
+        return sorted(
+            f"{name} ({file})"
+            for name, file in files.items()
+            if any(place.startswith(foreign) for place in (file, _resolved(file)))
+            and not any(place.startswith((own, *here)) for place in (file, _resolved(file)))
+        )
+
+
+def _resolved(file: str) -> str:
+    """Return the file's path with symbolic links in its folder resolved: a tree may be reached through such a link."""
+    folder, name = os.path.split(file)
+    return os.path.join(_resolved_folder(folder), name)
+
+
+@functools.cache  # called for thousands of modules before each case
+def _resolved_folder(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+class TakenFrom(importlib.abc.MetaPathFinder):
+    """A finder that takes top-level modules from the given folders first, even before the entries of ``sys.path``.
+
+    pytest puts a test's own root folder on ``sys.path``, and ``python -m`` the working directory: both hold the code
+    that an installed version is to be compared with.
+    """
+
+    _TESTS = ("conftest", "tests", "test")
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders = [str(Path(folder)) for folder in folders]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module's spec if one of the folders has the module, else None."""
+        if path is not None or fullname in self._TESTS or fullname in sys.stdlib_module_names:
+            return None
+        return importlib.machinery.PathFinder.find_spec(fullname, self._folders)

@@ -1,0 +1,1 @@
+"""All private and undocumented names of PyTorch and Triton that perflab uses."""

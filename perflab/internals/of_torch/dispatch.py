@@ -1,0 +1,306 @@
+"""Operators as the dispatcher knows them: their schemas, kernels that are registered for a while, and modes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals.lookup import TORCH, attribute, lookup, needs
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+# --- operators ----------------------------------------------------------------------------------------------------
+
+
+def aten(name: str, to: str) -> Any:
+    """Return an operator by its name in ``torch.ops.aten``, with or without overload: ``_softmax.default``.
+
+    Operators with an underscore are no functions of ``torch``; the public functions choose among these operators by
+    the device, which is the choice that a prediction has to make itself.
+
+    Raises:
+        InternalsError: there is no such operator.
+    """
+    return lookup(TORCH, f"torch:ops.aten.{name}", to)
+
+
+def operator_or_none(namespace: str, packet: str, overload: str) -> Any:
+    """Return an operator that only some versions or builds have; None if it does not exist.
+
+    ``torch.ops`` is public; asking it whether it has an operator is not.
+    """
+    import torch
+
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
+
+
+def schema_of(operator: OpOverload) -> Any:
+    """Return an operator's ``FunctionSchema``: name, arguments with defaults, and the arguments that it writes to.
+
+    ``torch.library`` infers schemas of new operators; nothing public returns the schema of an existing operator.
+    """
+    return attribute(TORCH, operator, "_schema", "know what an operator takes and writes")
+
+
+def opens_or_closes_range(function: object) -> bool:
+    """Whether a torch function is one that ``record_function`` calls; these functions have no public name."""
+    return getattr(function, "__module__", "") == "torch._ops.profiler"
+
+
+@needs(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to="tell operators that are made of others")
+def is_composite(operator: OpOverload) -> bool:
+    """Whether an operator is composed of other operators on every device. Nothing public tells such an operator."""
+    import torch
+
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, "CompositeImplicitAutograd"))
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+
+@needs(TORCH, "torch.library:Library._destroy", to="take kernels back after a prediction")
+@contextmanager
+def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -> Iterator[None]:
+    """Register kernels with the dispatcher for the length of the block.
+
+    ``kernels`` are tuples of name (``softmax.int``, ``vision::nms``), kernel and dispatch key.
+    ``torch.library.Library`` is public, and so is its ``impl``; destroying a library is not. A registration that is not
+    destroyed stays until the library is collected, at a moment of its own.
+    """
+    import torch.library
+
+    libraries: dict[str, Any] = {}
+    library: Any = torch.library.Library
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": intended, within the block
+            for name, kernel, key in kernels:
+                namespace = name.partition("::")[0] if "::" in name else "aten"
+                if namespace not in libraries:
+                    libraries[namespace] = library(namespace, "IMPL")
+                libraries[namespace].impl(name, kernel, key)
+        yield
+    finally:
+        for one in libraries.values():
+            one._destroy()
+
+
+@needs(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to="know which operators CUDA's autocast casts")
+def registered_for(key: str) -> set[str]:
+    """Return the operators that have a kernel of their own for a dispatch key; those of ``aten`` without the namespace.
+
+    A CPU build has CUDA's kernels of autocast too, all but usable. The documentation lists autocast's operators by the
+    names of functions, which are not the overloads.
+    """
+    import torch
+
+    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+
+
+def below_cpu_autocast() -> AbstractContextManager[None]:
+    """Return a context in which the dispatcher bypasses the CPU's autocast.
+
+    ``torch.autocast(enabled=False)`` is public, but switches autocast off for everything below too: a kernel's own
+    casts are made above that, and autocast's cache is emptied.
+    """
+    import torch
+
+    exclude = attribute(TORCH, torch._C, "_ExcludeDispatchKeyGuard", "run an operator below autocast")
+    guard: AbstractContextManager[None] = exclude(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+    return guard
+
+
+def redispatch_as_cuda_autocast(operator: OpOverload, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Run the kernel that an operator has for CUDA's autocast. Nothing public sends a call to a dispatch key."""
+    import torch
+
+    return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA), *arguments, **keywords)
+
+
+@needs(
+    TORCH,
+    "torch:_C._dispatch_key_parse",
+    "torch:_C._dispatch_key_for_device",
+    to="run a custom operator's own kernel",
+)
+def redispatch_to_device(
+    operator: OpOverload, device: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> Any:
+    """Run an operator's kernel for a type of device, below modes and autograd.
+
+    The only public way to a kernel is the dispatcher's, which would call the same mode again without end.
+    """
+    import torch
+
+    key = torch._C._dispatch_key_parse(torch._C._dispatch_key_for_device(device))
+    return operator.redispatch(torch._C.DispatchKeySet(key), *arguments, **keywords)
+
+
+# --- modes --------------------------------------------------------------------------------------------------------
+
+
+def without_torch_function() -> AbstractContextManager[object]:
+    """Return a context in which no ``__torch_function__`` is called.
+
+    ``torch.overrides`` offers the context to authors of subclasses, under this private name only.
+    """
+    import torch
+
+    to = "see operators without asking a user's tensors"
+    off: AbstractContextManager[object] = attribute(TORCH, torch._C, "DisableTorchFunction", to)()
+    return off
+
+
+def without_dispatch_modes() -> AbstractContextManager[object]:
+    """Return a context without dispatch modes, in which tensors are real again.
+
+    Leaving a mode is public, but possible only for the code that entered the mode.
+    """
+    import torch
+
+    off: AbstractContextManager[object] = attribute(
+        TORCH, torch._C, "_DisableTorchDispatch", "compute values of constants"
+    )()
+    return off
+
+
+@needs(
+    TORCH,
+    "torch.overrides:_pop_mode",
+    "torch.overrides:_push_mode",
+    "torch.overrides:_len_torch_function_stack",
+    "torch:_GLOBAL_DEVICE_CONTEXT",
+    to="redirect cuda below a test's own modes",
+)
+@contextmanager
+def function_mode_beneath(mode: Any) -> Iterator[None]:
+    """Activate a ``TorchFunctionMode`` for the length of the block, below the modes that are active already.
+
+    A test may leave its own modes before the block ends, or long after. Leaving a mode removes the topmost one,
+    whichever that is (``with torch.device(...)`` too). Only the default device's mode is below all others, and has to
+    stay there. ``with mode:``, which is public, puts the mode on top.
+    """
+    import torch
+
+    modes = _taken_off()
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # None until a default device was set
+    _put_on([*(one for one in modes if one is default), mode, *(one for one in modes if one is not default)])
+    try:
+        yield
+    finally:
+        _put_on(one for one in _taken_off() if one is not mode)
+
+
+def _taken_off() -> list[Any]:
+    """Deactivate all torch function modes and return them, the lowest first."""
+    import torch.overrides
+
+    overrides: Any = torch.overrides
+    return [overrides._pop_mode() for _ in range(overrides._len_torch_function_stack())][::-1]
+
+
+def _put_on(modes: Iterable[Any]) -> None:
+    import torch.overrides
+
+    overrides: Any = torch.overrides
+    for mode in modes:
+        overrides._push_mode(mode)
+
+
+@needs(
+    TORCH,
+    "torch:_C._len_torch_function_stack",
+    "torch:_C._is_torch_function_mode_enabled",
+    "torch:_C._get_function_stack_at",
+    to="answer for CUDA only where cuda is redirected",
+)
+def is_function_mode_on(kind: type) -> bool:
+    """Whether a torch function mode of class ``kind`` handles calls now. Only entering and leaving one are public."""
+    import torch
+
+    on: bool = torch._C._is_torch_function_mode_enabled()
+    count: int = torch._C._len_torch_function_stack()
+    return on and any(isinstance(torch._C._get_function_stack_at(at), kind) for at in range(count))
+
+
+@needs(TORCH, "torch.autograd:_engine_run_backward", to="mark the lines of Python that runs in a backward")
+@contextmanager
+def backward_run_by(run: Callable[..., Any]) -> Iterator[None]:
+    """Run each backward in the block by ``run(engine, *arguments)``; ``engine(*arguments)`` is the backward itself.
+
+    ``Tensor.backward`` deactivates the modes before it begins, and the function that it calls has no public name.
+    """
+    import torch.autograd
+
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+    autograd._engine_run_backward = partial(run, engine)
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = engine
+
+
+@cache
+@needs(TORCH, "torch.autograd.graph:_engine_run_backward", to="know the lines of Python that run in a backward")
+def backward_code() -> CodeType:
+    """Return the code of the frame around each backward. Each public way to begin a backward has a frame of its own.
+
+    A prediction replaces ``torch.autograd``'s name of that function, and PyTorch wraps the function itself while it
+    traces for a compiler. The code is always that of PyTorch's own function.
+    """
+    import torch.autograd.graph
+
+    graph: Any = torch.autograd.graph
+    code: CodeType = inspect.unwrap(graph._engine_run_backward).__code__
+    return code
+
+
+_MODES = "torch.utils._python_dispatch"
+
+
+@needs(
+    TORCH,
+    f"{_MODES}:_get_current_dispatch_mode_stack",
+    f"{_MODES}:_is_in_torch_dispatch_mode",
+    f"{_MODES}:_is_in_non_infra_torch_dispatch_mode",
+    f"{_MODES}:_is_in_any_mode_without_ignore_compile_internals",
+    f"{_MODES}:set_is_in_mode_without_ignore_compile_internals",
+    f"{_MODES}:TorchDispatchMode.ignore_compile_internals",
+    to="tell the compiler which modes are on",
+)
+def say_which_modes_are_on() -> None:
+    """Set PyTorch's flags by the dispatch modes that are active.
+
+    On leaving, each mode restores the flags that it found on entering. If an older mode is left within a newer one, the
+    newer mode, left last, restores the older mode's flags: from then on Dynamo would assume an active mode, and compile
+    everything anew. Nothing public knows of the flags.
+    """
+    modes: Any = importlib.import_module(_MODES)
+    on = modes._get_current_dispatch_mode_stack()
+    modes._is_in_torch_dispatch_mode = bool(on)
+    modes._is_in_non_infra_torch_dispatch_mode = any(not one.is_infra_mode() for one in on)
+    compiled = any(not one.ignore_compile_internals() for one in on)
+    modes._is_in_any_mode_without_ignore_compile_internals = compiled
+    modes.set_is_in_mode_without_ignore_compile_internals(compiled)
+
+
+# --- attention ----------------------------------------------------------------------------------------------------
+
+
+@needs(TORCH, "torch:_C._get_sdp_priority_order", to="know which attention CUDA would choose")
+def attention_priority() -> list[int]:
+    """Return the order of preference among ``SDPBackend``'s numbers.
+
+    ``sdpa_kernel(..., set_priority=True)`` sets the order; it is public, but does not report what it has set.
+    """
+    import torch
+
+    return list(torch._C._get_sdp_priority_order())

@@ -1,0 +1,250 @@
+"""All private and undocumented parts of Triton that perflab uses; no other module of perflab names any.
+
+Triton documents the API for writing kernels (``@triton.jit``, ``triton.autotune``, ``triton.language``), but not the
+steps from a launch to machine code. The private parts were checked with Triton 3.9.0, by all tests; in the files of
+3.6.0, 3.7.0 and 3.8.0 each name was looked up, and nothing was run. A name that the installed version lacks raises an
+``InternalsError``. Importing this module loads no Triton; calling its functions does, except those on the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from perflab.internals.lookup import TRITON, attribute, needs
+
+_COMPILE = "compile a kernel without a GPU"
+_LOG = "read what the assembler says of a kernel"
+_INTERPRETER = "tell whether the interpreter runs a kernel"
+_TUNER = "know the configurations of an autotuned kernel"
+
+NO_GPU = "0 active drivers"
+"""A part of Triton's error for a launch without a GPU (``triton/runtime/driver.py``). An error with another text is
+shown unchanged, without the line of the launch."""
+
+
+class Specialised(NamedTuple):
+    """The specialised arguments that a launch passes to the compiler."""
+
+    options: Any
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
+
+
+@needs(TRITON, "triton.backends.compiler:GPUTarget", "triton.compiler:make_backend", to=_COMPILE)
+def backend_for(arch: int) -> Any:
+    """Return NVIDIA's compiler for an architecture. A launch asks the driver for it, which needs a GPU."""
+    from triton.compiler import make_backend
+
+    return make_backend(_target(arch))
+
+
+def _target(arch: int) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", arch, 32)
+
+
+@needs(
+    TRITON,
+    "triton.runtime.jit:create_function_from_signature",
+    "triton.runtime.jit:JITFunction._pack_args",
+    to="specialise a kernel by its arguments as a launch does",
+)
+def specialise(kernel: Any, given: Mapping[str, Any], arch: int) -> Specialised:
+    """Derive types, divisibility by 16 and compile-time constants from a launch's arguments, by Triton's launch code.
+
+    Args:
+        kernel: the object that ``@triton.jit`` made.
+        given: the kernel's arguments and the launch's options, by name.
+        arch: the architecture: 90 for sm_90.
+
+    ``kernel.warmup``, the documented way to compile without running, needs a current device and its stream.
+    """
+    from triton.runtime.jit import create_function_from_signature
+
+    backend = backend_for(arch)
+    to = "specialise a kernel by its arguments as a launch does"
+    signature, parameters = attribute(TRITON, kernel, "signature", to), attribute(TRITON, kernel, "params", to)
+    options = {"debug": bool(attribute(TRITON, kernel, "debug", to)), **given}
+    bound, specialisation, rest = create_function_from_signature(signature, parameters, backend)(**options)
+    return Specialised(*kernel._pack_args(backend, options, bound, specialisation, rest))
+
+
+@needs(TRITON, "triton:compile", "triton.compiler:ASTSource", to=_COMPILE)
+def compile_for(kernel: Any, specialised: Specialised, arch: int) -> Any:
+    """Return the compiled kernel, with ``asm``, ``metadata`` and ``hash``. ``triton.compile`` is undocumented too."""
+    import triton
+    from triton.compiler import ASTSource
+
+    source = ASTSource(kernel, specialised.signature, specialised.constants, specialised.attributes)
+    return triton.compile(source, target=_target(arch), options=specialised.options.__dict__)
+
+
+def tensor_columns(metadata: Any) -> int:
+    """Return the columns of tensor memory that a kernel uses; 0 on an architecture without tensor memory."""
+    return attribute(TRITON, metadata, "tmem_size", "tell how many blocks tensor memory has room for") or 0
+
+
+@needs(TRITON, "triton.runtime.cache:get_cache_manager", to="keep what the assembler said")
+def cache_beside(compiled: Any) -> Any:
+    """Return Triton's cache entry of this kernel, with ``get_file`` and ``put``; its files move and vanish together."""
+    from triton.runtime.cache import get_cache_manager
+
+    return get_cache_manager(attribute(TRITON, compiled, "hash", "keep what the assembler said"))
+
+
+@needs(TRITON, "triton:knobs.nvidia.dump_ptxas_log", "triton:knobs.nvidia.scope", to=_LOG)
+def assembler_log(compiled: Any, options: Any, arch: int) -> str:
+    """Return ptxas's log for the kernel. Triton keeps no log, so ptxas is run once more on the same PTX.
+
+    The documented switch, TRITON_DUMP_PTXAS_LOG, is read once and applies to every compilation.
+    """
+    from triton import knobs
+
+    make_cubin = attribute(TRITON, backend_for(arch), "make_cubin", _LOG)
+    said = io.StringIO()
+    with knobs.nvidia.scope(), contextlib.redirect_stdout(said):
+        knobs.nvidia.dump_ptxas_log = True
+        make_cubin(compiled.asm["ptx"], {}, options, arch)
+    return said.getvalue()
+
+
+@needs(TRITON, "triton.backends.nvidia.compiler:get_ptxas", to="name the assembler that a kernel went through")
+def assembler_path(arch: int) -> str:
+    """Return the path of the ptxas that Triton uses for an architecture; Triton includes several."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return str(get_ptxas(arch).path)
+
+
+@needs(TRITON, "triton.backends:backends", to="tell whether there is a compiler for NVIDIA's GPUs")
+def compiles_for_nvidia() -> bool:
+    """Whether this Triton was built with NVIDIA's compiler."""
+    from triton.backends import backends
+
+    return "nvidia" in backends
+
+
+@needs(TRITON, "triton.runtime.jit:JITFunction", to="tell kernels that can be compiled")
+def is_jitted(kernel: object) -> bool:
+    """Whether ``@triton.jit`` made the kernel for compilation, not interpretation. ``JITFunction`` is undocumented."""
+    from triton.runtime.jit import JITFunction
+
+    return isinstance(kernel, JITFunction)
+
+
+@needs(TRITON, "triton.compiler.errors:CompilationError", to="say which line does not compile")
+def is_compilation_error(error: object) -> bool:
+    """Whether the compiler refused a line; ``node``, ``src`` and ``error_message`` of the error name line and cause."""
+    from triton.compiler.errors import CompilationError
+
+    return isinstance(error, CompilationError)
+
+
+@needs(TRITON, "triton.runtime.errors:PTXASError", to="say that the assembler is too old")
+def is_assembler_error(error: object) -> bool:
+    """Whether the error says that ptxas refused the compiler's output."""
+    from triton.runtime.errors import PTXASError
+
+    return isinstance(error, PTXASError)
+
+
+@needs(TRITON, "triton.compiler.errors:CompileTimeAssertionFailure", "triton.runtime.errors:PTXASError", to=_TUNER)
+def tuner_passes_over(error: object) -> bool:
+    """Whether the autotuner skips the configuration after this error, as it does after a lack of resources."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import PTXASError
+
+    return isinstance(error, CompileTimeAssertionFailure | PTXASError)
+
+
+@needs(TRITON, "triton.runtime.autotuner:Autotuner", to=_TUNER)
+def is_autotuner(kernel: object) -> bool:
+    """Whether ``@triton.autotune`` made the kernel."""
+    from triton.runtime.autotuner import Autotuner
+
+    return isinstance(kernel, Autotuner)
+
+
+@needs(TRITON, "triton.runtime.autotuner:Heuristics", to=_TUNER)
+def has_heuristics(kernel: object) -> bool:
+    """Whether ``@triton.heuristics`` made the kernel."""
+    from triton.runtime.autotuner import Heuristics
+
+    return isinstance(kernel, Heuristics)
+
+
+def below(kernel: Any) -> Any:
+    """Return the object that ``@triton.autotune`` or ``@triton.heuristics`` decorated."""
+    return attribute(TRITON, kernel, "fn", _TUNER)
+
+
+def heuristics_of(kernel: Any) -> Mapping[str, Callable[[dict[str, Any]], Any]]:
+    """Return parameter -> function of all arguments, for a kernel with heuristics."""
+    return dict(attribute(TRITON, kernel, "values", _TUNER))
+
+
+def configs_of(tuner: Any) -> list[Any]:
+    """Return the ``triton.Config`` objects of an autotuned kernel, in their order."""
+    return list(attribute(TRITON, tuner, "configs", _TUNER))
+
+
+def parameters_of(tuner: Any) -> list[str]:
+    """Return the names of an autotuned kernel's parameters, in their order."""
+    return list(attribute(TRITON, tuner, "arg_names", _TUNER))
+
+
+def pruning_of(tuner: Any) -> Callable[..., Any] | None:
+    """Return ``early_config_prune`` of ``prune_configs_by``; None if the tuner has none."""
+    found: Callable[..., Any] | None = attribute(TRITON, tuner, "early_config_prune", _TUNER)
+    return found
+
+
+@contextmanager
+def tuner_held_to(tuner: Any, config: Any, before: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Make each launch of an autotuned kernel in the block run ``config``, after ``before(arguments by name)``."""
+    configs, names = attribute(TRITON, tuner, "configs", _TUNER), parameters_of(tuner)
+    run = attribute(TRITON, tuner, "run", _TUNER)
+
+    def run_one(*arguments: Any, **keywords: Any) -> Any:
+        before({**dict(zip(names, arguments, strict=False)), **keywords})
+        return run(*arguments, **keywords)
+
+    tuner.configs, tuner.run = [config], run_one  # a single configuration leaves no choice
+    try:
+        yield
+    finally:
+        tuner.configs = configs
+        del tuner.run
+
+
+def interpreter_is_loaded() -> bool:
+    """Whether Triton's interpreter is loaded. Its documented switch, TRITON_INTERPRET, may be set without any use."""
+    return "triton.runtime.interpreter" in sys.modules
+
+
+def interpreter_has_run() -> bool:
+    """Whether Triton's interpreter has run a kernel in this process."""
+    return bool(attribute(TRITON, _interpreted(), "rewritten_fn", _INTERPRETER))
+
+
+@contextmanager
+def interpreter_replaced(run: Callable[..., Any]) -> Iterator[None]:
+    """Replace the interpreter's method that runs a kernel with ``run`` in the block."""
+    interpreted = _interpreted()
+    before = attribute(TRITON, interpreted, "run", _INTERPRETER)
+    interpreted.run = run
+    try:
+        yield
+    finally:
+        interpreted.run = before
+
+
+def _interpreted() -> Any:
+    return attribute(TRITON, sys.modules["triton.runtime.interpreter"], "InterpretedFunction", _INTERPRETER)

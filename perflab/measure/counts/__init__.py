@@ -1,0 +1,1 @@
+"""Counts of a call: operators, allocations, launches, instructions."""

@@ -1,0 +1,139 @@
+"""Records a CPU's memory during a block of code with PyTorch's profiler, as JSON with perflab's notes.
+
+The profiler may not report the free of a memory block that is older than the recording. Such a block is written down if
+it survives to the end or its free was reported, and left out otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perflab.base.event_lines import as_lines
+from perflab.base.files import write_whole
+from perflab.internals.of_torch.machine import (
+    CpuBlockEvent,
+    cpu_block_events,
+    event_name,
+    host_events,
+    kineto_results,
+)
+from perflab.measure.memory.known_blocks import History, KnownBlocks, Looks
+from perflab.measure.memory.peak import CpuAllocations, cpu_allocations
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.results.profile import PeakPart
+
+_OURS = "perflab: "
+"""Prefix of the names of perflab's own ranges, which are no marks of the user's."""
+_LOOK = f"{_OURS}look "
+"""Prefix of the names of the ranges that mark when the objects were asked."""
+
+
+@contextlib.contextmanager
+def cpu_history(
+    path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device, before: Callable[[], object] | None = None
+) -> Iterator[History]:
+    """Record the CPU's memory during the block of code, and write the history to ``path`` at the end.
+
+    Args:
+        path: the file.
+        roots: returns the objects that the code holds.
+        device: the CPU.
+        before: called under the profiler before the recording, so that the profiler knows the memory that the code
+            frees.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    known = KnownBlocks(roots(), device)  # while the profiler notes each call of Python's, this takes seconds
+    with cpu_allocations(with_stack=True) as allocations:
+        if before is not None:
+            before()
+            known.ask_again()
+        history = History(Looks(known, _mark))
+        with allocations.span():
+            yield history
+    history.peak_bytes = allocations.peak_bytes()
+    at_the_end = KnownBlocks(roots(), device)
+    history.looks.look_anew(at_the_end)
+    head, events = _content(allocations, history.looks, at_the_end.held)
+    write_whole(path, b"".join(as_lines(head, events)))
+
+
+def _mark(number: int) -> None:
+    import torch
+
+    with torch.profiler.record_function(f"{_LOOK}{number}"):
+        pass
+
+
+def _content(
+    allocations: CpuAllocations, looks: Looks, left: Mapping[int, PeakPart]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Return the file's header and events, in schema 3, or in schema 1 if the profiler's two lists of events differ.
+
+    In schema 3 an event is ``[time_ns, bytes, block, place]``: bytes are negative for a free, ``block`` is the block's
+    address, and ``place`` is the index in ``places`` of the code that requested or freed the block. ``before`` lists
+    ``[block, bytes, place]`` of the blocks held at the beginning. ``looks`` and ``returned`` are the answers of the
+    objects before an event (``Looks.as_notes``). ``let_go_unseen_bytes`` counts held bytes that were freed at an
+    unknown time. In schema 1 an event is ``[time_ns, bytes]``, and the header has none of these fields.
+    """
+    begin_ns = allocations.begin_ns or 0
+    events = [(time_ns, size) for time_ns, size in allocations.events if time_ns >= begin_ns]
+    head = {"schema": 1, "device": "cpu", "peak_bytes": allocations.peak_bytes()}
+    results = kineto_results(allocations.profiler)
+    seen = [one for one in cpu_block_events(results, looks.known.names, _OURS) if one.time_ns >= begin_ns]
+    if [(one.time_ns, one.size_bytes) for one in seen] != events:
+        return head, events  # the profiler's two lists differ, so nobody can tell whose block is whose
+    places: dict[tuple[Any, ...], int] = {}
+    placed = []
+    for one in seen:
+        place = one.operator, one.module, one.mark, one.frames, ""
+        placed.append((one.time_ns, one.size_bytes, one.address, places.setdefault(place, len(places))))
+    held, unseen_bytes = _before(looks.known.held, seen, left)
+    before = []
+    for address, part in held.items():
+        place = "", part.module, "", (), part.category
+        before.append([address, part.size_bytes, places.setdefault(place, len(places))])
+    listed = [
+        {"operator": operator, "module": module, "phase": phase, "category": category, "frames": frames}
+        for operator, module, phase, frames, category in places
+    ]
+    times = [one.time_ns for one in seen]
+    moments = [*(bisect_right(times, time_ns) for time_ns in _looked_at(results)), len(times)]
+    head |= {
+        "schema": 3,
+        "source": "perflab",
+        "let_go_unseen_bytes": unseen_bytes,
+        "places": listed,
+        "before": before,
+        **looks.as_notes(moments),
+    }
+    return head, placed
+
+
+def _before(
+    held: Mapping[int, PeakPart], seen: list[CpuBlockEvent], left: Mapping[int, PeakPart]
+) -> tuple[dict[int, PeakPart], int]:
+    """Return the blocks that existed before, by address: blocks without events that still exist, and freed blocks.
+
+    The second value is the bytes of held blocks whose free was not reported.
+    """
+    first: dict[int, int] = {}
+    for one in seen:
+        first.setdefault(one.address, one.size_bytes)
+    stays = {address: part for address, part in left.items() if address not in first}
+    goes = {address: part for address, part in held.items() if first.get(address, 0) < 0}
+    unseen = (part.size_bytes for address, part in held.items() if address not in stays and address not in goes)
+    return {**stays, **goes}, sum(unseen)
+
+
+def _looked_at(results: Any) -> list[int]:
+    """Return the times at which the objects' answers had been given, in nanoseconds of the profiler's clock, sorted."""
+    return sorted(event.start_ns() for event in host_events(results) if event_name(event).startswith(_LOOK))

@@ -1,0 +1,120 @@
+"""Records the allocations of a block or a call to a file, for ``memory_snapshot`` and ``--perf-snapshots``.
+
+Recorders know sizes and stacks. The objects that the code holds know what a block is for, and the names of modules.
+These objects are asked at the beginning, at the end, and between phases (``known_blocks``), and the answers are written
+into the file: on CUDA behind the end of PyTorch's pickle, where no other reader looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals.of_torch.machine import mark_cuda_memory
+from perflab.measure.machine.devices import as_out_of_memory, collector_off
+from perflab.measure.memory.cpu_history import cpu_history
+from perflab.measure.memory.cuda_history import cuda_history
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.calls.workload import Workload
+
+
+@dataclass
+class MemorySnapshot:
+    """The recording of a block's memory, complete once the block has ended."""
+
+    path: Path
+    """The file with the recorded history."""
+    peak_bytes: int | None = None
+    """Highest rise of live bytes above the level at the block's beginning; None until the block has ended."""
+
+
+@contextlib.contextmanager
+def record_memory(
+    path: Path, device: torch.device, roots: Callable[[], tuple[Any, ...]] = tuple
+) -> Iterator[MemorySnapshot]:
+    """Record every allocation and free on ``device`` during the block.
+
+    Args:
+        path: where to write, without the ending: ``.pickle`` on CUDA (PyTorch's memory snapshot), ``.json`` on a
+            CPU (``cpu_history``).
+        device: the device to watch.
+        roots: returns the objects that the code holds, by which memory blocks and modules are known.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    snapshot = MemorySnapshot(_file(path, device))
+    record = cuda_history if device.type == "cuda" else cpu_history
+    with record(snapshot.path, roots, device) as history:
+        yield snapshot
+    snapshot.peak_bytes = history.peak_bytes
+
+
+def record_call(workload: Workload, path: Path, device: torch.device, *, runs_out: bool = False) -> MemorySnapshot:
+    """Record one call, with its phases as stages; ``path`` as in ``record_memory``. On a CPU, a call precedes it.
+
+    ``runs_out``: the call is expected to run out of memory, and is recorded up to that point; on a CPU it is then the
+    only call.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    snapshot = MemorySnapshot(_file(path, device))
+    workload.make_ready(1 if device.type == "cuda" or runs_out else 2)
+    if device.type == "cuda":
+        recording = cuda_history(snapshot.path, lambda: workload.roots, device)
+    else:
+        before = None if runs_out else workload.run
+        recording = cpu_history(snapshot.path, lambda: workload.roots, device, before=before)
+    with collector_off(), recording as history, _stages(workload.spans, device, history.looks.look) as next_stage:
+        try:
+            result = workload.run(next_stage)
+        except (RuntimeError, MemoryError) as error:
+            if not runs_out or as_out_of_memory(error) is None:
+                raise
+        else:
+            history.looks.look_at_result(result)
+            del result
+    snapshot.peak_bytes = history.peak_bytes
+    return snapshot
+
+
+def _file(path: Path, device: torch.device) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(path.name + (".pickle" if device.type == "cuda" else ".json"))
+
+
+@contextlib.contextmanager
+def _stages(names: tuple[str, ...], device: torch.device, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Mark the stages of a call in the device's recording, one after another.
+
+    Yield a function that ends the current stage, calls ``look``, and begins the next stage.
+    """
+    import torch
+
+    left = iter(names)
+    on_cuda = device.type == "cuda"
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            name = next(left, "")
+            if on_cuda:
+                mark_cuda_memory(name)
+                if name:
+                    stack.callback(mark_cuda_memory, "")
+            elif name:
+                stack.enter_context(torch.profiler.record_function(name))
+
+        def end() -> None:
+            stack.close()
+            look()
+            begin()
+
+        begin()
+        yield end

@@ -1,0 +1,148 @@
+"""Measures the peak memory of one call, in a pass of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from perflab.internals.of_torch.machine import event_name, host_events, kineto_results
+from perflab.measure.counts.profiler import profiler
+from perflab.measure.machine.devices import collector_off, release_memory, resident_bytes, synchronize
+from perflab.measure.memory.alike import Watched
+from perflab.measure.memory.graph_pools import free_bytes_in, replayed_pools
+from perflab.results.measurement import Memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.calls.workload import Workload
+    from perflab.measure.counts.counter import CallCounter
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+MEMORY_CALLS = 2
+"""Number of calls that the memory pass makes, at most."""
+_MEASURED = "perflab: memory pass"
+
+
+def measure_memory(workload: Workload, device: torch.device, counter: CallCounter | None = None) -> tuple[Memory, Any]:
+    """Run the workload and return its memory, with its result.
+
+    On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; on CUDA it does not.
+
+    On CUDA the caching allocator's own peaks are read in a second call; the first call shows which CUDA graphs are
+    replayed, whose pools count as held memory. On a CPU PyTorch's profiler reports every allocation and free made by
+    this thread and by autograd; summed in time order they give the peak to the byte. A first call under the profiler
+    makes it know the blocks that a second call frees (gradients of the step before, say); the second call is measured.
+
+    Cyclic garbage is not collected during the pass, so the reported memory does not depend on the collector's timing,
+    and is the same in every run. If calls hold or return different things, the memory is not exact, and the counter's
+    counts are dropped; if only a count differs, only that count is dropped.
+    """
+    watched = workload if isinstance(workload, Watched) else Watched(workload, device)
+    release_memory(device)
+    with collector_off():
+        on_cuda = device.type == "cuda"
+        memory, result = _cuda_memory(watched, device) if on_cuda else _cpu_memory(watched, device, counter)
+    memory = watched.compared(memory, result, counter.each if counter is not None else [])
+    if memory.exact_bytes is None and counter is not None:
+        counter.clear()
+    return memory, result
+
+
+def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
+    import torch
+
+    workload.make_ready(1)
+    synchronize(device)
+    with replayed_pools(workload.roots) as pools:
+        workload.run()
+    synchronize(device)
+    # Memory that the call then takes from a pool counts twice, here and as growth: rather too much than too little.
+    held = workload.look() + free_bytes_in(pools, device)
+    torch.cuda.reset_peak_memory_stats(device)
+    start = torch.cuda.memory_allocated(device)
+    result = workload.run()
+    synchronize(device)
+    allocated = torch.cuda.max_memory_allocated(device)
+    memory = Memory(
+        peak_bytes=held + allocated - start,
+        held_bytes=held,
+        growth_bytes=allocated - start,
+        allocated_bytes=allocated,
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+    )
+    return memory, result
+
+
+def _cpu_memory(workload: Watched, device: torch.device, counter: CallCounter | None) -> tuple[Memory, Any]:
+    def counted() -> contextlib.AbstractContextManager[Callable[[], None]]:
+        return counter.call() if counter is not None else contextlib.nullcontext(lambda: None)
+
+    workload.make_ready(0)
+    with cpu_allocations() as allocations:
+        workload.make_ready(1)
+        with counted() as mark:
+            workload.run(mark)
+        held = workload.look()
+        resident_before = resident_bytes()
+        with allocations.span(), counted() as mark:
+            result = workload.run(mark)
+        resident_after = resident_bytes()
+    growth = allocations.peak_bytes()
+    if counter is not None:
+        counter.read(kineto_results(allocations.profiler), workload.spans)
+    resident = (
+        max(0, resident_after - resident_before) if resident_before is not None and resident_after is not None else None
+    )
+    memory = Memory(peak_bytes=held + growth, held_bytes=held, growth_bytes=growth, resident_growth_bytes=resident)
+    return memory, result
+
+
+class CpuAllocations:
+    """Allocations and frees that PyTorch's CPU allocator reported, as ``(time_ns, bytes)``, bytes < 0 for a free."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+        self.begin_ns: int | None = None
+        self.profiler: Any = None
+
+    @contextlib.contextmanager
+    def span(self) -> Iterator[None]:
+        """Mark the block at whose beginning ``peak_bytes`` starts; without a mark, ``peak_bytes`` uses all events."""
+        import torch
+
+        with torch.profiler.record_function(_MEASURED):
+            yield
+
+    def peak_bytes(self) -> int:
+        """Return the highest rise of live bytes above the level at the span's beginning."""
+        level = peak = 0
+        for moment_ns, change in self.events:
+            if self.begin_ns is None or moment_ns >= self.begin_ns:
+                level += change
+                peak = max(peak, level)
+        return peak
+
+    def _read(self) -> None:
+        for event in host_events(kineto_results(self.profiler)):
+            name = event_name(event)
+            if name == "[memory]":
+                self.events.append((event.start_ns(), event.nbytes()))
+            elif name == _MEASURED:
+                self.begin_ns = event.start_ns()
+        self.events.sort(key=lambda event: event[0])  # stable: events of one instant keep their order
+
+
+@contextlib.contextmanager
+def cpu_allocations(*, with_stack: bool = False) -> Iterator[CpuAllocations]:
+    """Watch PyTorch's CPU allocator for the length of the block; read the result after it.
+
+    ``with_stack``: the profiler records Python's calls too, for ``cpu_block_events``, which takes time.
+    """
+    allocations = CpuAllocations()
+    with profiler("cpu", profile_memory=True, with_stack=with_stack, with_modules=with_stack) as opened:
+        yield allocations
+    allocations.profiler = opened
+    allocations._read()

@@ -1,0 +1,1 @@
+"""Sampling: how long to warm up, when to stop, and statistics of samples."""

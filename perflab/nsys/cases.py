@@ -1,0 +1,249 @@
+"""Finds the calls of each case among the ranges of an export, and makes the profile of one call."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import fmean
+
+from perflab.measure.calls.nvtx import CALL, OPERATORS, PHASE, SAMPLES
+from perflab.nsys.export import Export
+from perflab.nsys.launches import Kept, Names, Sums
+from perflab.nsys.names import case_and_pass
+from perflab.nsys.operators import Asked, Ranged, asked_by, kernels
+from perflab.nsys.ranges import Ranges
+from perflab.nsys.reading_ranges import operator_ranges
+from perflab.profiles.device import device_sums
+from perflab.profiles.flops import flops_of
+from perflab.profiles.host import Key, Sum, faster_half
+from perflab.profiles.placed import Phase
+from perflab.profiles.reading import STRANGERS
+from perflab.profiles.sum_up import summed_up
+from perflab.results.profile import Profile
+
+TIMED_CALLS = 8
+"""The most calls of a case whose kernels are read one by one."""
+MOST_EVENTS = 300_000
+"""The most ranges of operators that are read; each takes 30 µs and 1 KB."""
+MOST_KERNELS = 300_000
+"""The most kernels of all cases together that are read one by one; beyond that, each case still has two calls."""
+_LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
+_NO_OPERATORS = (
+    "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
+)
+
+
+_PLAIN = ("forward", "backward", "optimizer")
+"""Phases whose ranges had the phase's name without a prefix, in older exports."""
+
+
+def phase_in(name: str) -> str:
+    """Return the phase whose range has this name; ``""`` if the name is that of no phase."""
+    return name if name in _PLAIN else name.removeprefix(PHASE) if name.startswith(PHASE) else ""
+
+
+@dataclass(frozen=True)
+class CaseReading:
+    """The times and the profile of one case, read from an export."""
+
+    name: str
+    calls: int
+    host_ns: float
+    """Duration of one call's range on the host. All times are means over the same calls: the half that is faster on the
+    device, or on the host if no call ran on a device."""
+    device_ns: float
+    """Duration of one call on the device: from the end of earlier work, or the call if later, to the end of the call's
+    work."""
+    phases: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Durations of each phase of a call: on the host, and from the start of its first kernel to the end of its last."""
+    profile: Profile | None = None
+    problem: str = ""
+    """The reason why the case has no profile; empty if the case has one."""
+
+
+@dataclass
+class Case:
+    """The calls of a case, as numbers of ranges."""
+
+    timed: list[int] = field(default_factory=list)
+    with_operators: list[int] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[int]:
+        """The calls whose kernels are read one by one: a selection, spread over all calls.
+
+        The first call is left out if others exist, because no call precedes it.
+        """
+        later = self.timed[1:] or self.timed
+        return later[:: max(1, len(later) // TIMED_CALLS)][:TIMED_CALLS]
+
+
+def cases_of(ranges: Ranges) -> dict[str, Case]:
+    """Return the cases that perflab's own ranges name."""
+    passes = {number: found for number, one in enumerate(ranges.all) if (found := case_and_pass(one.name)) is not None}
+    children = ranges.children() if passes else {}
+    cases: dict[str, Case] = {}
+    for number, (name, which) in passes.items():
+        calls = [child for child in children.get(number, []) if ranges.all[child].name == CALL]
+        if which == SAMPLES:
+            cases.setdefault(name, Case()).timed += calls
+        elif which == OPERATORS:
+            cases.setdefault(name, Case()).with_operators += calls[-1:]
+    return {name: case for name, case in cases.items() if case.timed}
+
+
+def cases_named(ranges: Ranges, name: str) -> dict[str, Case]:
+    """Return one case, whose calls are the outermost ranges of one name; empty if there are no such ranges."""
+    calls = ranges.outermost(name)
+    case = Case(calls)
+    case.with_operators = sorted({*case.kept[:1], *calls[-1:]})  # PyTorch's ranges may be in the last calls only
+    return {name: case} if calls else {}
+
+
+def asked_in_calls(
+    export: Export,
+    process: int,
+    ranges: Ranges,
+    cases: Mapping[str, Case],
+    keeping: Mapping[int, Kept],
+    children: Mapping[int, list[int]],
+) -> dict[int, Asked]:
+    """Return the origin of each launch in the calls with ranges of operators, by the number of the call's range."""
+    calls = [number for case in cases.values() for number in case.with_operators]
+    calls.sort(key=lambda at: ranges.all[at].start_ns)
+    spans = [(ranges.all[at].start_ns, ranges.all[at].end_ns) for at in calls]
+    starts = [start_ns for start_ns, _ in spans]
+    found: dict[int, list[Ranged]] = {at: [] for at in calls}
+    count, left_out = 0, len(calls)  # rows come in any order: calls are left out as a whole, the last first
+    for text, start_ns, end_ns, thread in operator_ranges(export, process, spans):
+        at = bisect_right(starts, start_ns) - 1
+        if not 0 <= at < left_out or spans[at][1] < start_ns:
+            continue
+        found[calls[at]].append(Ranged(text, start_ns, end_ns, thread))
+        count += 1
+        while count > MOST_EVENTS:
+            left_out -= 1
+            count -= len(found.pop(calls[left_out]))
+    flops = cache(flops_of if has_torch() else lambda _name, _shapes: 0)
+    asked = {}
+    for number in list(found):
+        one = ranges.all[number]
+        phases = [ranges.all[at] for at in children.get(number, []) if phase_in(ranges.all[at].name)]
+        asked[number] = asked_by(
+            Ranged(one.name, one.start_ns, one.end_ns, one.thread),
+            found.pop(number),
+            [Phase(phase_in(phase.name), phase.start_ns, phase.end_ns) for phase in phases],
+            keeping[number].launches(),
+            flops,
+        )
+    return asked
+
+
+def has_torch() -> bool:
+    """Whether PyTorch loads, so that FLOPs can be counted: an export may be read where PyTorch finds no CUDA."""
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def case_reading(
+    name: str,
+    case: Case,
+    ranges: Ranges,
+    sums: Sums,
+    asked: Mapping[int, Asked],
+    names: Names,
+    most: int,
+    children: Mapping[int, list[int]],
+) -> CaseReading:
+    """Return the time of one call and its profile. ``most``: the most kernels to read one by one, beyond two calls."""
+    host_ns = {at: float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed}
+    spans = dict(_device_spans(case.timed, ranges, sums))
+    device_ns = {at: float(end_ns - begin_ns) for at, (begin_ns, end_ns) in spans.items() if end_ns > begin_ns}
+    numbers = list(device_ns or host_ns)
+    chosen = [numbers[at] for at in faster_half(list((device_ns or host_ns).values()))]
+    reading = CaseReading(
+        name,
+        len(case.timed),
+        fmean(host_ns[at] for at in chosen),
+        fmean(device_ns[at] for at in chosen) if device_ns else 0.0,
+        _phases(chosen, children, ranges, sums),
+    )
+    if not device_ns:
+        return replace(reading, problem=_why_no_kernel(sums))
+    if case.with_operators and not any(at in asked for at in case.with_operators):
+        return replace(reading, problem=_LEFT_OUT)
+    best = max((asked[at] for at in case.with_operators if at in asked), key=lambda one: one.by_operators, default=None)
+    if best is None or not best.by_operators:
+        return replace(reading, problem=_NO_OPERATORS)
+    divided: list[Mapping[Key, Sum]] = []
+    lengths_ns: list[float] = []
+    strangers = count = 0
+    for at in case.kept:
+        launches = sums.kept[at].launches()
+        if at not in spans or not launches:
+            continue
+        if len(divided) > 1 and count + len(launches) > most:
+            break
+        own = asked.get(at)
+        source = own if own is not None and own.by_operators else best
+        found, unknown = kernels(launches, source, names.of)
+        begin_ns, end_ns = spans[at]
+        divided.append(device_sums(found, dict.fromkeys({one.device for one in found}, spans[at]), source.known))
+        lengths_ns.append(float(end_ns - begin_ns))
+        strangers += unknown
+        count += len(found)
+    if not divided:
+        return replace(reading, problem="the kernels of its calls were not recorded")
+    differ = strangers > STRANGERS * count
+    notes = [f"calls differ: {strangers / count:.0%} of kernels have no operator"] if differ else []
+    profile = summed_up("cuda", divided, lengths_ns, faster_half(lengths_ns), reading.device_ns, notes=notes)
+    return replace(reading, profile=profile)
+
+
+def _why_no_kernel(sums: Sums) -> str:
+    if not sums.count:
+        return "the export has no kernel"
+    if sums.without_call:
+        return f"for {sums.without_call:,} of {sums.count:,} kernels the export does not say what launched them"
+    return "no kernel was launched in its calls"
+
+
+def _phases(
+    calls: Sequence[int], children: Mapping[int, list[int]], ranges: Ranges, sums: Sums
+) -> dict[str, tuple[float, float]]:
+    """Return the mean nanoseconds per call of each phase, on the host and on the device.
+
+    Several ranges of one phase in a call, as with micro-batches, are added up.
+    """
+    found: dict[str, list[float]] = {}
+    totals = sums.totals
+    for child in (child for call in calls for child in children.get(call, [])):
+        one = ranges.all[child]
+        if not (name := phase_in(one.name)):
+            continue
+        both = found.setdefault(name, [0.0, 0.0])
+        both[0] += one.end_ns - one.start_ns
+        both[1] += totals.last_ns[child] - totals.first_ns[child] if totals.kernels[child] else 0
+    return {name: (host_ns / len(calls), device_ns / len(calls)) for name, (host_ns, device_ns) in found.items()}
+
+
+def _device_spans(calls: Sequence[int], ranges: Ranges, sums: Sums) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the times at which the device began and ended each call that launched work.
+
+    The device begins a call when all earlier work is done, and not before the call is made. Earlier work is what any
+    range launched before the call: for a forward, also the backward of the last step.
+    """
+    totals = sums.totals
+    last_ns = 0
+    for number in calls:
+        if not totals.kernels[number]:
+            continue
+        called_ns = ranges.all[number].start_ns
+        begin_ns = max(called_ns, last_ns, sums.before.until_ns(called_ns))
+        last_ns = totals.last_ns[number]
+        yield number, (min(begin_ns, totals.first_ns[number]), last_ns)

@@ -1,0 +1,234 @@
+"""Reads one process of an export: time by range, kernels by range, and the profile of each case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perflab.nsys.cases import (
+    MOST_KERNELS,
+    CaseReading,
+    asked_in_calls,
+    case_reading,
+    cases_named,
+    cases_of,
+    has_torch,
+)
+from perflab.nsys.export import API, Export, ExportError, thread_of
+from perflab.nsys.launches import Kept, Names, Sums, summed
+from perflab.nsys.ranges import NONE, Ranges
+from perflab.nsys.reading_ranges import named_ranges
+from perflab.units import format_count, format_names
+
+
+@dataclass(frozen=True)
+class RangeSum:
+    """The sums over all ranges of one path."""
+
+    path: tuple[str, ...]
+    instances: int
+    host_ns: int
+    """Nanoseconds that the ranges were open."""
+    device_ns: int
+    """Nanoseconds from the start of the first kernel launched in each range to the end of the last, summed up."""
+    busy_ns: int
+    """Total nanoseconds of the kernels launched in the ranges."""
+    kernels: int
+
+
+@dataclass(frozen=True)
+class KernelSum:
+    """Launches of one kernel within ranges of one path."""
+
+    path: tuple[str, ...]
+    kernel: str
+    instances: int
+    time_ns: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The ranges, kernels, cases and notes of one process of an export."""
+
+    process: str
+    version: str
+    ranges: list[RangeSum] = field(default_factory=list)
+    kernels: list[KernelSum] = field(default_factory=list)
+    cases: list[CaseReading] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def chosen_process(export: Export, wanted: int | None) -> int:
+    """Return the number of the process to read.
+
+    Raises:
+        ExportError: the export has several processes or none, and none is named; or it lacks the named process.
+    """
+    found = export.processes
+    listed = ", ".join(f"{pid} ({export.process_names.get(pid, 'unnamed')})" for pid in found) or "none"
+    if wanted is not None and wanted not in found and wanted not in export.processes_with_ranges:
+        raise ExportError(f"{export.path} has no process {wanted} with ranges or CUDA work", f"it has: {listed}")
+    if wanted is None and len(found) != 1:
+        raise ExportError(
+            f"{export.path} has {len(found)} processes with ranges or CUDA work: {listed}",
+            f"name one: perflab nsys --process=PID {export.path}" if found else "profile with --trace=cuda,nvtx",
+        )
+    return found[0] if wanted is None else wanted
+
+
+def read(
+    export: Export, process: int, only: str | None, progress: Callable[[str], None], *, case_part: str = ""
+) -> Reading:
+    """Read one process.
+
+    Args:
+        export: the export.
+        process: the number of the process.
+        only: the name of ranges that count as the calls of a case; None: the cases of perflab's own ranges.
+        progress: called with a text on the current work.
+        case_part: a text that the names of the cases to read contain.
+
+    Raises:
+        ExportError: no case or range has the given name.
+    """
+    progress("reading ranges")
+    ranges, notes = named_ranges(export, process)
+    known = cases_named(ranges, only) if only is not None else cases_of(ranges)
+    cases = {name: case for name, case in known.items() if case_part in name}
+    if known and not cases:
+        raise ExportError(
+            f"--case={case_part}: no case of {export.path} has that in its name",
+            f"name a part of one that it has: {format_names(list(known))}",
+        )
+    if case_part and not cases and only is None:
+        raise ExportError(
+            "; ".join([f"--case={case_part}: {export.path} has no cases of perflab's", *export.missing()]),
+            "leave --case out, or name ranges: --range=NAME",
+        )
+    if only is not None and not cases:
+        raise ExportError(
+            "; ".join([f"{export.path} has no range {only!r}", *export.missing()]),
+            "name one that it has; without --range it lists them",
+        )
+    keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
+    paths = _Paths(ranges)
+    calls = sorted(ranges.all[at].start_ns for case in cases.values() for at in case.timed)
+    sums = summed(
+        export, process, ranges, keeping, paths.number, calls, lambda count: progress(f"reading kernels: {count:,}")
+    )
+    names = Names(export)
+    children = ranges.children() if cases else {}
+    notes += _notes(export, ranges, sums)
+    progress("reading operators")
+    asked = asked_in_calls(export, process, ranges, cases, keeping, children)
+    if asked and not has_torch():
+        notes.append("could not count FLOPs, because PyTorch does not load here")
+    return Reading(
+        process=f"{process} ({export.process_names.get(process, 'unnamed')})",
+        version=export.version,
+        ranges=_range_sums(ranges, sums, paths),
+        kernels=[
+            KernelSum(paths.named(path), names.of(name), count, time_ns)
+            for path, name, count, time_ns in sorted(sums.flat(), key=lambda one: -one[3])
+        ],
+        cases=[
+            case_reading(name, case, ranges, sums, asked, names, MOST_KERNELS // len(cases), children)
+            for name, case in cases.items()
+        ],
+        notes=notes,
+    )
+
+
+class _Paths:
+    """Numbers the paths of ranges: ranges with the same names around each other have one path.
+
+    A range within a range of its own name has the path of the outer range, because a push without its pop may nest a
+    thousand of them.
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._of: dict[int, int] = {NONE: NONE}
+        self._named: list[tuple[str, ...]] = []
+        self.folded: set[int] = set()
+        """Ranges within a range of their own name: their time is contained in the outer range's."""
+
+    def number(self, number: int) -> int:
+        """Return the number of a range's path, given the number of the range."""
+        waiting = []
+        while number not in self._of:
+            waiting.append(number)
+            number = self._ranges.parents[number]
+        path = self._of[number]
+        for inner in reversed(waiting):
+            path = self._of[inner] = self._within(path, inner)
+        return path
+
+    def _within(self, above: int, number: int) -> int:
+        names, name = self.named(above), self._ranges.all[number].name
+        if name in names:
+            self.folded.add(number)
+            path = NONE
+            for outer in names[: names.index(name) + 1]:
+                path = self._numbers[path, outer]
+            return path
+        if (above, name) not in self._numbers:
+            self._numbers[above, name] = len(self._named)
+            self._named.append((*names, name))
+        return self._numbers[above, name]
+
+    def named(self, path: int) -> tuple[str, ...]:
+        """Return the names on a path, the outermost first."""
+        return self._named[path] if path != NONE else ()
+
+
+def _range_sums(ranges: Ranges, sums: Sums, paths: _Paths) -> list[RangeSum]:
+    totals: dict[int, list[int]] = {}
+    for number, one in enumerate(ranges.all):
+        total = totals.setdefault(paths.number(number), [0, 0, 0, 0, 0])
+        launched = sums.totals
+        spans_ns = launched.last_ns[number] - launched.first_ns[number] if launched.kernels[number] else 0
+        added = (1, one.end_ns - one.start_ns, spans_ns, launched.busy_ns[number], launched.kernels[number])
+        if number in paths.folded:
+            added = (1, 0, 0, 0, 0)
+        for at, value in enumerate(added):
+            total[at] += value
+    return [RangeSum(paths.named(path), *total) for path, total in totals.items()]
+
+
+def _notes(export: Export, ranges: Ranges, sums: Sums) -> list[str]:
+    notes = export.missing()
+    if sums.without_call and export.has(API):
+        notes.append(f"{sums.without_call} of {sums.count} kernels have no call of CUDA that launched them: no range")
+    if sums.without_end:
+        notes.append(
+            f"{format_count(sums.without_end, 'kernel')} left out: the end is before the beginning, or over a week "
+            "later"
+        )
+    if sums.graphs:
+        notes.append(
+            f"{format_count(sums.graphs, 'launch')} of CUDA graphs count{'s' * (sums.graphs == 1)} as one kernel each: "
+            "nsys profile --cuda-graph-trace=node records the kernels in them"
+        )
+    if ranges.crossing:
+        (inner, outer), crossing = ranges.crossing[0], len(ranges.crossing)
+        notes.append(
+            f"{format_count(crossing, 'range')} cross{'es' * (crossing == 1)} another, such as {inner!r}, which begins "
+            f"in {outer!r} and ends after it: what is launched in both counts for the later one"
+        )
+    for thread, lender in ranges.borrowed.items():
+        borrower, owner = (export.thread_names.get(one, "thread") for one in (thread, lender))
+        notes.append(
+            f"kernels launched from {borrower} {thread_of(thread)}, which has no range of its own, count for the "
+            f"ranges that {owner} {thread_of(lender)} has open meanwhile"
+        )
+    if ranges.outside:
+        threads = ", ".join(
+            f"{export.thread_names.get(one, 'thread')} {thread_of(one)}" for one in sorted(ranges.outside)
+        )
+        notes.append(
+            f"kernels launched from {threads}, without a range of its own, count for no pushed range: several threads "
+            "have pushed some, and nothing says for which one it works"
+        )
+    return notes

@@ -1,0 +1,1 @@
+"""Records of what a run found: measurements, profiles, outcomes, judgements; and the files that hold them."""

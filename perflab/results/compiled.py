@@ -1,0 +1,90 @@
+"""Records of the compiled tier: the resources of a kernel, and its baseline."""
+
+from __future__ import annotations
+
+from perflab.base.data import Amount, Data
+from perflab.results.records import TierRecord
+
+
+class KernelResources(Data, frozen=True):
+    """The resources of a multiprocessor that a compiled kernel uses, and the counts of its special instructions."""
+
+    ptxas: str
+    """The version of the assembler; Triton ships more than one."""
+    num_warps: Amount
+    """The number of warps in a block, including warps that the compiler added."""
+    num_stages: Amount
+    registers: Amount
+    """The number of registers of a thread."""
+    stack_bytes: Amount
+    """The stack size of a thread: spilled registers, and arrays that fit nowhere else."""
+    spill_store_bytes: Amount
+    spill_load_bytes: Amount
+    """The bytes that a thread spills (stores) and reads back (loads), as the assembler counts them: each instruction
+    counts once, in a loop or not."""
+    static_shared_bytes: Amount
+    dynamic_shared_bytes: Amount
+    shared_limit_bytes: int
+    """The most shared memory that a block can have on the architecture."""
+    blocks_per_sm: Amount
+    warps_per_sm: Amount
+    """Upper bounds of the number of blocks, and of warps, that are on a multiprocessor at once."""
+    max_warps_per_sm: Amount
+    limited_by: str
+    """The resource that limits blocks: ``registers``, ``shared memory``, ``tensor memory``, ``warps`` or ``blocks``."""
+    tensor_columns: Amount = 0
+    """The number of columns of tensor memory that a block uses (Blackwell)."""
+    instructions: dict[str, Amount] = {}
+    """The number of instructions in the PTX by kind: ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for copies by TMA."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """The shared memory of a block in bytes, static and dynamic."""
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether a multiprocessor has room for a block, so that a launch can run."""
+        return self.shared_bytes <= self.shared_limit_bytes and self.blocks_per_sm > 0
+
+
+class CompiledKernel(Data, frozen=True):
+    """A registered kernel that was compiled for one architecture: its resources, or why it did not compile."""
+
+    registration: str
+    """The place where the kernel is registered: ``package.module:attribute``."""
+    name: str
+    arch: int
+    """The compute capability without the dot: 90 is sm_90."""
+    triton: str
+    resources: KernelResources | None = None
+    problem: str | None = None
+    """The compiler's message if the kernel did not compile, else None."""
+    tuned: str | None = None
+    """The name of the autotuned example of which this kernel is a configuration; None if it is none."""
+    passed_over: bool = False
+    """Whether the autotuner passes this configuration over on this architecture, for another one that can run."""
+
+
+class KernelBaseline(Data, frozen=True):
+    """The stored baseline of a compiled kernel."""
+
+    triton: str
+    recorded: str
+    """The date and time at which the baseline was saved, in ISO 8601."""
+    resources: KernelResources
+    commit: str | None = None
+    reason: str | None = None
+    """The user's reason for saving the baseline; None if none was given."""
+
+
+class CompiledCase(TierRecord, frozen=True, tag="compiled"):
+    """The record of a compiled kernel, with the resources of its baseline."""
+
+    now: CompiledKernel
+    before: KernelResources | None = None
+
+
+def case_of(name: str, arch: int) -> str:
+    """Return the case name of a kernel for an architecture: ``rms-norm-bf16[sm_90]``."""
+    return f"{name}[sm_{arch}]"

@@ -1,0 +1,150 @@
+"""The numbers of cases in files of the past: of one run's result, and of one version of a baseline file.
+
+``perflab history`` reads the files. Each tier knows its own part of them (``Tier.numbers``, ``Tier.levels``), and reads
+it as a narrow structure, which skips all other fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+
+from perflab.base.mode import DEFAULT, Mode
+from perflab.base.reading import MOST_FLOAT, MOST_INT, refuse_key_twice
+from perflab.results.places import Place
+
+DAMAGED = (msgspec.DecodeError, ValueError, RecursionError)
+"""The errors that ``decoded`` raises for a damaged file, also for invalid UTF-8 and for brackets nested too deep."""
+Amount = Annotated[int, msgspec.Meta(ge=0, le=MOST_INT)]
+"""A number of bytes, or a count, within the limits of ``perflab.base.reading``."""
+Number = Annotated[float, msgspec.Meta(ge=0, le=MOST_FLOAT)]
+Kind = TypeVar("Kind")
+UNIT_NS, UNIT_BYTES, UNIT_COUNT = "ns", "bytes", "count"
+PEAK = "peak"
+"""The quantity of peak memory."""
+CALIBRATION = "calibration "
+"""The prefix of quantities that describe the machine: readings of fixed work beside a case."""
+INEXACT_COUNTS = ("instructions", "callgrind_instructions")
+"""Counts that vary from run to run; they are judged as times are."""
+
+
+class Reading(NamedTuple):
+    """One quantity of one case in one run."""
+
+    value: float
+    unit: str
+    is_exact: bool
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the reading can be a point: finite, and above 0 or an exact 0, since no call takes 0 ns."""
+        return 0.0 < self.value < math.inf or (self.is_exact and self.value == 0.0)
+
+
+def exact_readings(sizes: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, Reading]:
+    """Return the readings of a case that did not run, by quantity: ``sizes`` in bytes, and ``counts``."""
+    return {name: Reading(value, UNIT_BYTES, True) for name, value in sizes.items()} | {
+        name: Reading(value, UNIT_COUNT, True) for name, value in counts.items()
+    }
+
+
+def counted(name: str, value: float) -> Reading:
+    """Return the reading of a count of this name."""
+    return Reading(value, UNIT_COUNT, name not in INEXACT_COUNTS)
+
+
+class Narrow(msgspec.Struct, gc=False):
+    """A structure that reads some fields of a JSON object, and skips all others."""
+
+
+def decoded(raw: bytes, kind: type[Kind]) -> Kind:
+    """Decode a JSON text as ``kind``, with the checks that the readers of whole files make.
+
+    Raises:
+        One of ``DAMAGED``: the text is damaged, or no JSON of that kind.
+    """
+    refuse_key_twice(raw)
+    return msgspec.json.decode(raw, type=kind)
+
+
+# --- results as a run wrote them ----------------------------------------------------------------------------
+
+
+class Changed(Narrow):
+    """The present value of a quantity that was compared."""
+
+    now: Number
+
+
+class Judgement(Narrow):
+    """A verdict, and the numbers that were judged."""
+
+    verdict: str
+    reasons: list[str] = []
+    memory: Changed | None = None
+    phases: dict[str, Changed] = {}
+    counts: dict[str, Changed] = {}
+
+
+class _Tagged(Narrow):
+    type: str = ""
+
+
+class WrittenResult(Narrow):
+    """One case of a results file, or of a journal. Its tier reads the outcome."""
+
+    case: str
+    judgement: Judgement
+    outcome: msgspec.Raw = msgspec.Raw(b"null")
+    failure: str | None = None
+    mode: Mode = DEFAULT
+    commit: str | None = None
+    """The run's commit, which only a journal's lines have."""
+
+    @property
+    def tier(self) -> str | None:
+        """The name of the tier of the outcome; None without an outcome."""
+        found = msgspec.json.decode(self.outcome, type=_Tagged | None)
+        return found.type if found is not None else None
+
+
+class Numbers(NamedTuple):
+    """The numbers of one result, and where they belong."""
+
+    readings: dict[str, Reading]
+    """The readings by quantity, named as in a report."""
+    places: tuple[Place, Place]
+    """The place of times, and the place of exact quantities."""
+    variant: str = ""
+    """The mode of the calls, or the GPU of a prediction; mostly empty."""
+    counts: tuple[dict[str, int], ...] = ()
+    """The counts of each process that was judged: a count on which they differ varies."""
+
+
+# --- baselines ----------------------------------------------------------------------------------------------
+
+
+class WrittenBaselines(Narrow):
+    """One version of a baseline file. Its tier reads the cases, and the tables to which they refer."""
+
+    cases: dict[str, msgspec.Raw]
+    environments: msgspec.Raw = msgspec.Raw(b"{}")
+    gpu: str | None = None
+    registration: str | None = None
+    saves: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class Level(NamedTuple):
+    """The accepted level of a case in one environment."""
+
+    case: str
+    """The case's name within the file."""
+    variant: str
+    places: tuple[Place, Place]
+    recorded: str
+    reason: str | None
+    """Why a worse level was accepted in this save; None if it was not worse, or nothing was said."""
+    readings: dict[str, Reading]

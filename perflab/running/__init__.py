@@ -1,0 +1,1 @@
+"""The side of pytest that all tiers share: settings, cases and the session around them."""

@@ -1,0 +1,217 @@
+"""Measures cases in fresh processes: each such measurement is a replicate for judging and saving.
+
+The child process runs the same pytest command with a job file. The child collects only the files that it needs, runs
+only the cases of its job, judges nothing, and sends each measurement at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perflab.base.errors import FreshProcessError
+from perflab.base.identity import file_of
+from perflab.noting import case_id
+from perflab.options import REPLICATE_OPTION
+from perflab.processes.child import Start, variables_of_a_child, workplace
+from perflab.processes.peer import Ending, How, Peer
+from perflab.running.case.hanging import patience_of, suspended
+from perflab.running.config.kinds import is_perf_case, tier_asked_by
+from perflab.tiers.job import JOB_RESULTS, Job, JobResult
+
+_SILENCED = {
+    "basetemp": None,  # pytest empties this folder at start, which would delete the parent's temporary files
+    "xmlpath": None,
+    "log_file": None,
+    "pastebin": None,
+    "report_log": None,
+    "htmlpath": None,
+    "json_report_file": None,
+    "usepdb": False,
+    "lf": False,
+    "failedfirst": False,
+    "newfirst": False,
+    "stepwise": False,
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+    "trace": False,
+    "maxfail": 0,
+    "reruns": None,
+}
+"""Options of the parent's command that would make a child overwrite the parent's files, choose tests or wait for
+input, with the values that replace them."""
+
+
+_LINES_SHOWN = 15
+START_S = 120.0
+"""The time in seconds that a process may take before its first case, to load Python and PyTorch on a busy machine and
+to collect its files."""
+
+
+class FreshProcess:
+    """Hooks that make a child process collect and run only the cases of its job."""
+
+    def __init__(self, config: pytest.Config, job: Job) -> None:
+        """Reset the options of the parent's command that are meant only for the parent."""
+        for dest, value in _SILENCED.items():
+            if hasattr(config.option, dest):
+                setattr(config.option, dest, value)
+        self._wanted = dict.fromkeys(job.cases or ())
+        self._others = job.others or job.cases is None
+        self._files = {(config.rootpath / file_of(case)).resolve() for case in self._wanted}
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Ignore files that contain no case of the job."""
+        if self._others or collection_path.suffix != ".py" or collection_path.name == "__init__.py":
+            return None
+        return None if collection_path.resolve() in self._files else True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
+        """Keep the job's cases in the job's order, even if other plugins deselect them.
+
+        A plugin that splits tests would otherwise split them a second time.
+        """
+        found = {case_id(item): item for item in items}
+        yield
+        found |= {case_id(item): item for item in items}
+        others = [item for item in items if self._others and case_id(item) not in self._wanted]
+        items[:] = [found[case] for case in self._wanted if case in found] + others
+        if self._others:
+            items[:] = [item for item in items if is_perf_case(item) and tier_asked_by(item) is None]
+
+
+def measure_fresh(
+    config: pytest.Config,
+    cases: Sequence[str],
+    device: str,
+    budget_s: float | None = None,
+    *,
+    left_s: float | None = None,
+    profiled: Sequence[str] = (),
+    profile_ns: float | None = None,
+    profile_files: Path | None = None,
+) -> dict[str, JobResult]:
+    """Measure cases in one fresh process.
+
+    Args:
+        config: the running session's configuration, whose command is repeated.
+        cases: node ids.
+        device: the exact device to measure on, since ``auto`` in the child may be another GPU than the worker's.
+        budget_s: the time limit for measuring a case, if it is less than the case's budget.
+        left_s: the time left for the run, after which the process is ended; None: only its own limits apply.
+        profiled: the cases that are also profiled.
+        profile_ns: the time that a profile may take; None: as long as a profile that explains a failure.
+        profile_files: the path to which one profiled call is written, as in ``ProfilePlan``; None: no file.
+
+    Returns:
+        The result of each case by node id; a case that the child could not measure is missing.
+
+    Raises:
+        FreshProcessError: the child measured none of the cases; its last output is in the error.
+    """
+    job = Job(
+        cases=list(cases),
+        budget_s=budget_s,
+        profiled=list(profiled),
+        profile_ns=profile_ns,
+        profile_files=None if profile_files is None else str(profile_files),
+    )
+    told, ending = run_job(config, job, device, left_s=left_s)
+    found = {result.case: result for result in told if result.problem is None}
+    if not found:
+        raise FreshProcessError(*_no_result(ending, told[0] if told else JobResult(case=cases[0])))
+    return found
+
+
+def _no_result(ending: Ending, result: JobResult) -> tuple[str, str]:
+    """Return the problem of a process that did not measure a case, and the remedy."""
+    remedy = f"run the case alone: pytest {result.case!r}"
+    if result.problem is not None:
+        return f"{result.case} in a fresh process {result.problem}", remedy
+    if ending.how is How.HUNG:
+        remedy += "; if it needs that long, raise --perf-timeout"
+    said = "\n".join(ending.last_lines(_LINES_SHOWN))
+    return f"a fresh process {ending.told}, before it had measured {result.case}; its output:\n{said}", remedy
+
+
+class _EndedError(Exception):
+    """The conversation with a fresh process has ended, as it always does."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending)
+        self.ending = ending
+
+
+def run_job(
+    config: pytest.Config,
+    job: Job,
+    device: str,
+    wrapper: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+    left_s: float | None = None,
+) -> tuple[list[JobResult], Ending]:
+    """Run a job in its own process until the process ends; return its results, and how it ended.
+
+    The process itself detects a case that hangs, and goes on to the next case. If the whole process gives no sign of
+    life for longer, it is ended; the results up to then are returned.
+
+    Args:
+        config: the running session's configuration, whose command is repeated.
+        job: the cases to measure, and how.
+        device: the device to measure on.
+        wrapper: a command, such as a tool, under which the process runs.
+        extra: further variables of the process's environment.
+        left_s: the time in seconds after which the process is ended at the latest; None: no limit.
+    """
+    with workplace() as folder, suspended(config):  # the process has its own time limit
+        job_file = folder / "job.json"
+        job_file.write_bytes(msgspec.json.encode(job))
+        words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={job_file}"]
+        # The parent's import path, however it was made (rootdir, conftest, `python -m`, pythonpath).
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        start = Start(
+            role="a fresh process",
+            command=[*wrapper, sys.executable, "-m", "pytest", *words],
+            environment={**variables_of_a_child(), "PYTHONPATH": path, **(extra or {})},
+            directory=config.invocation_params.dir,
+        )
+        return results_from(start, START_S + patience_of(config, job), left_s)
+
+
+def results_from(start: Start, silent_s: float, left_s: float | None = None) -> tuple[list[JobResult], Ending]:
+    """Start a process that has a job; return its results once the process has ended, and how it ended.
+
+    A process that is silent for longer than ``silent_s`` seconds is ended, and every process after ``left_s`` seconds.
+    """
+    until_s = math.inf if left_s is None else time.monotonic() + left_s
+    results: list[JobResult] = []
+    with Peer[Job, JobResult](
+        start, JOB_RESULTS, _EndedError, silent_s=silent_s, seconds_left=lambda: until_s - time.monotonic()
+    ) as process:
+        while True:
+            try:
+                results.append(process.answer())
+            except _EndedError as end:
+                return results, end.ending
+
+
+def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> list[str]:
+    """Return the session's own arguments, for a process that repeats its command, with plugins switched off.
+
+    In a worker, pytest-xdist provides the controller's arguments. ``plugins_too``: whether the process has the plugins
+    of this process (pytest-xdist, pytest-cov), which then must be switched off.
+    """
+    arguments = [os.fspath(argument) for argument in config.invocation_params.args]
+    if plugins_too and hasattr(config.option, "numprocesses"):
+        arguments.append("-n0")
+    if plugins_too and config.pluginmanager.hasplugin("_cov"):
+        arguments.append("--no-cov")
+    return arguments

@@ -1,0 +1,89 @@
+"""The implementation of the fixtures; loaded when a test uses the first of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perflab.base.errors import UsageError
+from perflab.measure.machine.devices import current_device, resolve_device
+from perflab.noting import case_id
+from perflab.running.config.reading import settings_of
+from perflab.running.config.stash import FAKING, RUNS_ONCE, worker_number
+
+if TYPE_CHECKING:
+    import torch
+
+    from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.measure.sampling.stopping import Warmup
+    from perflab.running.case.perf import Perf
+
+PERF_FOR: pytest.StashKey[Callable[[pytest.Item, torch.device], Perf]] = pytest.StashKey()
+"""The function that returns the ``perf`` fixture's value; set once a perf case is selected."""
+
+
+def perf_for(request: pytest.FixtureRequest, device: torch.device) -> Perf:
+    """Return the value of the ``perf`` fixture.
+
+    Raises:
+        UsageError: the test got the fixture by ``getfixturevalue``, so that the measuring code was not loaded.
+    """
+    found = request.config.stash.get(PERF_FOR, None)
+    if found is None:
+        raise UsageError(
+            f"{request.node.nodeid} got the perf fixture by getfixturevalue(), unseen by collection",
+            "name perf among the test's arguments, or mark the test @pytest.mark.perf",
+        )
+    return found(request.node, device)
+
+
+def device_of(config: pytest.Config) -> torch.device:
+    """Return the session's device; for a case that is being predicted, the device that represents its GPU."""
+    faking = config.stash.get(FAKING, None)
+    if faking is not None:
+        return faking.device()
+    return resolve_device(settings_of(config).device, worker_number(config))
+
+
+def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:
+    """Return the value of the ``warmup`` fixture."""
+    from perflab.measure.calls.workload import Workload
+    from perflab.measure.sampling.stopping import Warmup, warm_up
+    from perflab.measurement.measurement import stopwatch_for
+
+    plan = settings_of(request.config).plan
+
+    def warm(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Warmup:
+        workload = Workload(fn, args, kwargs)
+        if request.config.stash.get(FAKING, None) or request.node.stash.get(RUNS_ONCE, False):
+            workload.run()
+            return Warmup(calls=1, settled=None, repetitions=1)
+        stopwatch = stopwatch_for(device)
+        with current_device(device):
+            return warm_up(partial(stopwatch.time, workload), plan, lambda _: None)
+
+    return warm
+
+
+def snapshots_of(
+    request: pytest.FixtureRequest, device: torch.device
+) -> Callable[..., contextlib.AbstractContextManager[MemorySnapshot]]:
+    """Return the value of the ``memory_snapshot`` fixture."""
+    from perflab.base.reachable import in_hands_of
+    from perflab.measure.memory.memory_snapshot import record_memory
+    from perflab.running.config.folder import file_name_for, own_folder
+
+    def snapshot(name: str = "snapshot") -> contextlib.AbstractContextManager[MemorySnapshot]:
+        folder = own_folder(request.config.rootpath) / "snapshots"
+        path = folder / f"{file_name_for(case_id(request.node))}-{file_name_for(name)}"
+        faking = request.config.stash.get(FAKING, None)
+        if faking is not None:
+            return faking.record_memory(path)
+        return record_memory(path, device, partial(in_hands_of, sys._getframe(1)))
+
+    return snapshot

@@ -1,0 +1,173 @@
+"""Decides after collection whether a run measures its perf cases, runs each once, or skips them.
+
+Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. This module
+loads no code that measures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import pytest
+
+from perflab.base.errors import SettingError, UsageError
+from perflab.options import OPTIONS
+
+
+class RunMode(StrEnum):
+    """The treatment of a run's perf cases."""
+
+    MEASURE = "measure"
+    ONCE = "once"
+    """Run each perf case once, untimed."""
+    SKIP = "skip"
+
+
+RAN = "ran"
+"""The status of a case that ran without being measured. A case with a tier's own fixture has ``not`` and the tier's
+name instead."""
+
+_MEASURING = ("perf", "perf_only", "perf_update", "perf_update_new", "perf_against", "perf_predict", "perf_dry_run")
+"""Options that require that cases are measured or predicted."""
+_NOT_MEASURING = {"perf_skip": RunMode.SKIP, "perf_disable": RunMode.ONCE}
+
+
+def refuse_contradictions(config: pytest.Config) -> None:
+    """Refuse options that contradict each other, before anything is collected.
+
+    Raises:
+        SettingError: two such options on the command line, or two such ini keys.
+    """
+    stops = [dest for dest in _NOT_MEASURING if _is_given(config, dest)]
+    given = [_option(dest) for dest in (*stops, *(dest for dest in _MEASURING if _is_given(config, dest)))]
+    if not stops:
+        given = [f"ini key {dest}" for dest in _NOT_MEASURING if _is_set(config, dest)]
+    if len(given) > 1:
+        raise SettingError(f"{given[0]} and {given[1]} contradict each other", "leave one of them out")
+
+
+def mode_of(config: pytest.Config, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]) -> RunMode:
+    """Return the treatment of the ``cases`` among the selected ``items``.
+
+    Without an explicit request, cases are measured if only cases are selected, and run once if other tests are too.
+
+    Raises:
+        SettingError: an ini key that is neither true nor false.
+    """
+    return mode_asked_for(config) or (RunMode.MEASURE if len(cases) == len(items) else RunMode.ONCE)
+
+
+def mode_asked_for(config: pytest.Config) -> RunMode | None:
+    """Return the treatment of perf cases that options, then ini keys, then ``-m perf`` request.
+
+    None if there is no request, so that the treatment depends on the selected tests.
+
+    Raises:
+        SettingError: an ini key that is neither true nor false.
+    """
+    for dest, mode in _NOT_MEASURING.items():
+        if _is_given(config, dest):
+            return mode
+    if any(_is_given(config, dest) for dest in _MEASURING):
+        return RunMode.MEASURE
+    for dest, mode in _NOT_MEASURING.items():
+        if _is_set(config, dest):
+            return mode
+    if any(_is_set(config, dest) for dest in ("perf", "perf_only", "perf_predict")):
+        return RunMode.MEASURE
+    if any(option.measures and _is_given(config, option.dest) for option in OPTIONS):
+        return RunMode.MEASURE
+    return RunMode.MEASURE if _names_perf(config.getoption("markexpr", default="")) else None
+
+
+def refuse_an_empty_choice(config: pytest.Config, found: int) -> None:
+    """Refuse a run that explicitly asks for perf cases but deselects all of them, since nothing would be measured.
+
+    Args:
+        config: the session's configuration.
+        found: the number of perf cases before any were deselected.
+
+    Raises:
+        UsageError: ``--perf`` or ``--perf-only`` is given, cases were found, and none of them is selected.
+    """
+    asked = next((dest for dest in ("perf_only", "perf") if _is_given(config, dest)), None)
+    if asked is None or not found:
+        return
+    expression = config.getoption("markexpr", default="")
+    remedy = f"add -m perf; now {expression!r} selects the tests" if expression else "select some: -m perf"
+    raise UsageError(f"{_option(asked)}: no perf case is selected (collected: {found})", remedy)
+
+
+def skip_the_unwanted(
+    config: pytest.Config, mode: RunMode, items: Sequence[pytest.Item], cases: Sequence[pytest.Item]
+) -> None:
+    """Mark the tests that ``--perf-skip`` or ``--perf-only`` leaves out as skipped; pytest's summary shows why."""
+    if mode is RunMode.SKIP:
+        unwanted, reason = list(cases), "a perf case (--perf-skip)"
+    elif mode is RunMode.MEASURE and only_cases(config):
+        chosen = set(cases)
+        unwanted, reason = [item for item in items if item not in chosen], "not a perf case (--perf-only)"
+    else:
+        return
+    for item in unwanted:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def only_cases(config: pytest.Config) -> bool:
+    """Whether tests that are not perf cases are to be skipped."""
+    return _is_given(config, "perf_only") or _is_set(config, "perf_only")
+
+
+def untimed_line(config: pytest.Config, untimed: Mapping[str, str]) -> str:
+    """Return the line about unmeasured cases: ``perf: 3 cases ran once, untimed (measure them: pytest -m perf)``.
+
+    ``untimed`` holds the status of each case that was not measured, in any process.
+    """
+    from perflab.tiers.interface import tier
+
+    found = Counter(untimed.values())
+    ran = found.pop(RAN, 0)
+    said = [f"{ran} case{'s' * (ran != 1)} ran once, untimed"] if ran else []
+    for what, count in found.items():
+        unit = tier(what.removeprefix("not ")).unit
+        said.append(f"{count} {unit}{'s were' if count != 1 else ' was'} {what}")
+    return f"perf: {'; '.join(said)} ({_how_to_measure(config)})"
+
+
+def _how_to_measure(config: pytest.Config) -> str:
+    if _is_given(config, "perf_disable"):
+        return "--perf-disable; measure them: pytest -m perf, without it"
+    if _is_set(config, "perf_disable"):
+        return "ini key perf_disable; measure them: pytest --perf -m perf"
+    return "measure them: pytest -m perf"
+
+
+def _is_given(config: pytest.Config, dest: str) -> bool:
+    """Whether an option is on the command line, or in ``addopts``, which pytest adds to the command line."""
+    return config.getoption(dest, default=None) is not None
+
+
+def _is_set(config: pytest.Config, dest: str) -> bool:
+    """Whether an ini key holds true."""
+    text = config.getini(dest)
+    if text is None:
+        return False
+    from perflab.settings.given import parse_flag
+
+    try:
+        return parse_flag(str(text))
+    except ValueError as error:
+        raise SettingError(f"ini key {dest}: {error}", "see `pytest --help`, under perflab") from error
+
+
+def _names_perf(expression: str) -> bool:
+    """Whether an ``-m`` expression selects the marker ``perf``: ``perf and not slow`` does, ``not perf`` does not."""
+    words = re.findall(r"\w+", expression)
+    return any(word == "perf" and before != "not" for before, word in zip(["", *words], words, strict=False))
+
+
+def _option(dest: str) -> str:
+    return next(option.name for option in OPTIONS if option.dest == dest)

@@ -1,0 +1,133 @@
+"""Reports stale baselines after a run; ``--perf-prune`` removes them.
+
+Each tier says which of its files a session may prune.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from perflab.base.errors import DeviceError, PerflabError
+from perflab.results.records import Environment
+from perflab.settings.settings import Settings
+from perflab.store.case_files import path_of
+from perflab.store.stale import Collection, Missing, StoredFile, find_missing
+from perflab.tiers.interface import tiers
+from perflab.tiers.saving import shown
+from perflab.units import format_count, format_names
+
+COLLECTION: pytest.StashKey[Collection] = pytest.StashKey()
+"""The collection of this process; set when collecting has ended."""
+_SAVE = "save them under their new names first: --perf-update"
+_ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+class Stale:
+    """The stale baselines of one session."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, collections: Sequence[Collection | None]) -> None:
+        """Take the ``collections`` of all processes that collect; None stands for a process that crashed."""
+        self._config = config
+        self._settings = settings
+        first = collections[0] if collections else None
+        self._collection = first if all(other == first for other in collections) else None
+        self.cases: dict[str, None] = {}
+        """The stale cases that were reported, each once."""
+
+    def report(self, environments: Iterable[Environment]) -> list[str]:
+        """Return lines that name the stale cases in the baseline files of these environments."""
+        lines = []
+        self.cases.clear()
+        for file in self._files(environments):
+            try:
+                names = missing_from(file, self._collection, self._config.rootpath).stale
+            except PerflabError:
+                continue  # a damaged file that this run did not need
+            self.cases |= dict.fromkeys(f"{path_of(file.path.stem)}::{name}" for name in names)
+            if names:
+                said = f"{_counted(names)} in {shown(file.path, self._config)}"
+                lines.append(f"{said}: {format_names(names)} (remove: --perf-prune)")
+        return lines
+
+    def prune(self, environments: Iterable[Environment], exitstatus: int, needed: Container[str | None]) -> list[str]:
+        """Remove stale cases, except ``needed`` ones; return lines that name the removed and the kept cases.
+
+        Raises:
+            PerflabError: a baseline file cannot be read or written, or there is no device to have baselines of.
+        """
+        if exitstatus not in _ENDED or self._collection is None:
+            return ["nothing was pruned: the run did not finish, so some cases may not have been collected"]
+        collection, root = self._collection, self._config.rootpath
+        files = self._files(list(environments) or self._here())
+        missing = {file: missing_from(file, collection, root) for file in files}
+        removed, kept = [], []
+        for file, (stale, doubtful) in missing.items():
+            moved = [name for name in stale if f"{path_of(file.path.stem)}::{name}" in needed]
+            if moved:
+                place = shown(file.path, self._config)
+                kept.append(f"kept in {place}, since moved cases were compared with it: {', '.join(moved)} ({_SAVE})")
+            named = [name for name in doubtful if self._is_named(f"{path_of(file.path.stem)}::{name}")]
+            unwanted = [name for name in [*stale, *named] if name not in moved]
+            for path, names in file.store.remove({file.path: unwanted}).items() if unwanted else ():
+                said = f"removed {_counted(names)} from {shown(path, self._config)}: {', '.join(names)}"
+                removed.append(said if path.exists() else f"{said}; it held no others and was deleted")
+            if others := [name for name in doubtful if name not in unwanted]:
+                kept.append(
+                    f"kept in {shown(file.path, self._config)}, not collected here but perhaps elsewhere: "
+                    f"{', '.join(others)} (remove: --perf-prune --perf-prune-case={path_of(file.path.stem)}::NAME)"
+                )
+        missed = [
+            f"{path_of(file.path.stem)}::{name}"
+            for file, one in missing.items()
+            for name in (*one.stale, *one.doubtful)
+        ]
+        if self._settings.prune_case and not any(map(self._is_named, missed)):
+            said = "there is no baseline of that name here whose case was not collected"
+            kept.append(f"--perf-prune-case={self._settings.prune_case}: {said}")
+        return [*(removed or ["--perf-prune: no stale baselines"]), *kept]
+
+    def _files(self, environments: Iterable[Environment]) -> list[StoredFile]:
+        found = list(environments)
+        return [file for tier in tiers() for file in tier.stored(self._settings.baselines, found)]
+
+    def _here(self) -> list[Environment]:
+        """Return the environment in which this session would measure; empty if there is no device.
+
+        Without a device there may still be baseline files that belong to no machine.
+
+        Raises:
+            DeviceError: there is neither a device nor such a file.
+        """
+        from perflab.measure.machine.devices import resolve_device
+        from perflab.results.environment import current_environment
+
+        try:
+            return [current_environment(resolve_device(self._settings.device), self._settings.machine)]
+        except DeviceError:
+            if not self._files([]):
+                raise
+            return []
+
+    def _is_named(self, case: str) -> bool:
+        """Whether ``--perf-prune-case`` names the case, or its whole test."""
+        named = self._settings.prune_case
+        return bool(named) and (case == named or case.startswith((f"{named}[", f"{named}::", f"{named} {{")))
+
+
+def missing_from(file: StoredFile, collection: Collection | None, root: Path) -> Missing:
+    """Return the cases of a baseline file that this session has not collected; empty if the collection is unknown.
+
+    Raises:
+        BaselineError: the file is damaged.
+    """
+    entries, is_ours = file.entries(), file.path.resolve().is_relative_to(root.resolve())
+    if collection is None:
+        return Missing()
+    return find_missing(file.path.stem, entries, collection, root, is_ours=is_ours)
+
+
+def _counted(names: Sequence[str]) -> str:
+    return format_count(len(names), "stale baseline")

@@ -1,0 +1,174 @@
+"""Starts a session with perf cases: reads settings, checks early, offers the cases to the tiers.
+
+This module loads all code for perf cases; a run without perf cases does not load it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from perflab.base.data import speakable, to_plain
+from perflab.base.errors import UsageError
+from perflab.base.identity import file_of
+from perflab.noting import NOTES, AllNotes, Notes, case_id
+from perflab.results.documents import weave
+from perflab.running.case.tools import PERF_FOR
+from perflab.running.config.kinds import is_perf_case
+from perflab.running.config.marker import check_correctness_marker
+from perflab.running.config.reading import settings_of
+from perflab.running.config.run_mode import (
+    RunMode,
+    mode_of,
+    refuse_an_empty_choice,
+    refuse_contradictions,
+    skip_the_unwanted,
+)
+from perflab.running.session.announcing import announcement
+from perflab.running.session.prune import COLLECTION
+from perflab.running.session.workers import tell
+from perflab.settings.settings import Settings
+from perflab.store.case_files import module_of, name_of
+from perflab.store.stale import Collection
+from perflab.tiers.interface import tiers
+from perflab.tiers.job import Job, read_job
+
+
+def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None) -> None:
+    """Prepare the session for the perf cases among the selected tests; there may be none.
+
+    Args:
+        config: the session's configuration.
+        items: all tests that were selected.
+        job_path: the path of the job file in a fresh process that measures for another process; else None.
+
+    Raises:
+        PerflabError: the first error found that would otherwise appear late.
+    """
+    for item in items:
+        check_correctness_marker(item)
+    settings = settings_of(config)
+    selected = [item for item in items if is_perf_case(item)]
+    if job_path is not None:
+        job = read_job(job_path)
+        if selected or job.serve is not None:  # a side without cases has to report that
+            watch(config, selected, job)
+            _offer(config, settings, selected, job)
+        return
+    refuse_contradictions(config)  # this time including ini keys
+    if not selected and not config.option.collectonly:
+        refuse_an_empty_choice(config, sum(map(is_perf_case, config.stash[NOTES].items)))
+    mode = mode_of(config, items, selected)
+    skip_the_unwanted(config, mode, items, selected)
+    if mode is RunMode.MEASURE:
+        _refuse_names_that_are_no_text(selected)
+    if settings.prune or (selected and mode is RunMode.MEASURE):
+        _tell_what_was_collected(config, settings, items, selected)
+    if config.option.collectonly or not selected or mode is RunMode.SKIP:
+        return
+    if mode is RunMode.ONCE:
+        _run_once(config, settings, selected)
+        return
+    watch(config, selected, None)
+    _offer(config, settings, selected, None)
+
+
+def _offer(config: pytest.Config, settings: Settings, selected: list[pytest.Item], job: Job | None) -> None:
+    """Offer the cases to the tiers in reverse order; each takes its own, and the first tier gets the remaining ones."""
+    for one in reversed(tiers()):
+        selected = one.run(config, settings, selected, job)
+
+
+def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
+    """Refuse file names that are not UTF-8, since results, baselines and other processes name cases in UTF-8.
+
+    The folder for temporary files is checked too.
+
+    Raises:
+        UsageError: a name is not UTF-8; the error shows the name with escapes.
+    """
+    temporary = tempfile.gettempdir()
+    if selected and speakable(temporary) != temporary:
+        raise UsageError(
+            f"{speakable(temporary)}: the name of the folder for temporary files is not UTF-8",
+            "set TMPDIR to another folder",
+        )
+    for item in selected:
+        if speakable(case_id(item)) != case_id(item):
+            raise UsageError(f"{speakable(case_id(item))}: the name of its file is not UTF-8", "rename the file")
+
+
+def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item]) -> None:
+    """Register the hooks that run each case once, as a plain test, untimed."""
+    from perflab.running.case.untimed import UntimedCases
+
+    watch(config, selected, None)
+    cases = UntimedCases(settings)
+    config.stash[PERF_FOR] = cases.perf_for
+    config.pluginmanager.register(cases, "perflab-untimed")
+    cases.check(selected)
+
+
+def _tell_what_was_collected(
+    config: pytest.Config, settings: Settings, items: list[pytest.Item], selected: list[pytest.Item]
+) -> None:
+    """Pass the collection to the process in which results arrive: this one, or the controller of this worker."""
+    notes = config.stash[NOTES]
+    found = [case_id(item) for item in notes.items if is_perf_case(item)]  # the same in all shards of a run
+    chosen = [case_id(item) for item in selected]
+    names = set(chosen)
+    cases = weave([[case for case in notes.shown if case in names] or chosen, found]) if selected else []
+    config.stash[COLLECTION] = _collection_of(config, notes, settings.baselines)
+    seen = to_plain(config.stash[COLLECTION])
+    if isinstance(notes, AllNotes):
+        notes.cases = cases
+        notes.seen.append(seen)
+        notes.collect()
+    else:
+        tell(config, cases, seen, announcement(config, items))
+
+
+def _collection_of(config: pytest.Config, notes: Notes, baselines: Path) -> Collection:
+    """Return the collected perf cases of the files that have baselines, for files that were collected completely."""
+    files: dict[str, list[str]] = {path: [] for path in sorted(_whole_files(config, notes, baselines))}
+    for item in notes.items:
+        path = file_of(case_id(item))
+        if path in files and is_perf_case(item):
+            files[path].append(name_of(case_id(item)))
+    return Collection(files=files)
+
+
+def _whole_files(config: pytest.Config, notes: Notes, baselines: Path) -> set[str]:
+    single = [file_of(argument) for argument in config.args if "::" in argument]
+    if config.getoption("lf", False) or (single and config.getoption("pyargs", False)):
+        return set()  # --lf omits tests while collecting
+    picked = {(config.invocation_params.dir / path).resolve() for path in single}
+    stored = {path.stem for path in baselines.glob("*/*.json")}
+    return {
+        path
+        for path in notes.collected - notes.troubled
+        if module_of(path) in stored and (config.rootpath / path).resolve() not in picked
+    }
+
+
+def watch(config: pytest.Config, items: Sequence[pytest.Item], job: Job | None) -> None:
+    """Register the plugins that guard the run: cases that hang fail, and a lowered limit of open files is restored.
+
+    Cases that are coroutine functions are run too, if no other plugin runs them.
+    """
+    from perflab.running.case.hanging import Watch
+
+    if sys.platform != "win32":
+        from perflab.running.case.open_files import OpenFiles
+
+        config.pluginmanager.register(OpenFiles(), "perflab-open-files")
+    if any(inspect.iscoroutinefunction(getattr(item, "obj", None)) for item in items):
+        from perflab.running.case.coroutines import AsyncTests
+
+        config.pluginmanager.register(AsyncTests(), "perflab-async-tests")
+    config.pluginmanager.register(Watch(config, job), "perflab-watch")

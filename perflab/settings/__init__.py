@@ -1,0 +1,1 @@
+"""The options of a run, and the settings that they come to."""

@@ -1,0 +1,1 @@
+"""Parts of a report: lines, tables and wording, and all of a run's facts as data."""

@@ -1,0 +1,135 @@
+"""Building blocks of tables: lines, rows of cells, sections, short names, verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from perflab.base.identity import test_of
+from perflab.results.records import Verdict
+from perflab.results.result import Result
+from perflab.tables.tally import ACCEPTED, outcome
+
+_MARK = "*"
+MARKED = f"{_MARK} disturbed while it was measured"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table. ``verdict`` is set on the line that shows the verdict, so that the line may be coloured."""
+
+    text: str
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case's row in a table of Markdown. ``cells`` are by column; ``details`` give the reasons of the verdict."""
+
+    name: str
+    cells: dict[str, str]
+    verdict: str
+    details: list[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a tier for a page of Markdown. All text but ``blocks`` is plain, and is escaped when it is written."""
+
+    first: str
+    """Title of the first column, which has the names."""
+    rows: list[Row]
+    results: list[Result]
+    """The result of each row."""
+    facts: list[list[str]] = field(default_factory=list)
+    """Facts that cases have in common, one list for each line above the table."""
+    notes: list[str] = field(default_factory=list)
+    """Notes below the table."""
+    blocks: list[str] = field(default_factory=list)
+    """Further tables below the table, already written as Markdown."""
+    unfolded: dict[str, list[str]] = field(default_factory=dict)
+    """Collapsed lines of text, by the title that opens them."""
+
+
+def short_name(case: str) -> str:
+    """Return a case's short name: ``tests/perf/test_x.py::TestY::test_step[small]`` -> ``step[small]``."""
+    return _parts(case)[-1].removeprefix("test_")
+
+
+def name_of(result: Result) -> str:
+    """Return the case's short name with its mode, unless the mode is the default: ``step[small] {cold}``."""
+    return short_name(result.identity)
+
+
+def _parts(case: str) -> list[str]:
+    """Split a node id into folders, module, classes and function. A parameter may hold any of the separators."""
+    test = test_of(case)
+    file, *names = test.split("::")
+    parts = [*file.removesuffix(".py").split("/"), *names]
+    parts[-1] += case[len(test) :]
+    return parts
+
+
+def names_of(results: Sequence[Result]) -> list[str]:
+    """Return short names. Cases that would have the same name get as many parts of their paths as distinguish them.
+
+    A merged run may have a case twice, compared with its baseline and with a commit: the latter is marked ``A/B``.
+    """
+    known = {result.identity: result for result in results}
+    names = {identity: name_of(result) for identity, result in known.items()}
+    for depth in range(2, max([len(_parts(result.case)) for result in results], default=0) + 1):
+        often = Counter(names.values())
+        if len(often) == len(names):
+            break
+        for identity, result in known.items():
+            if often[names[identity]] > 1:
+                names[identity] = ":".join([*_parts(result.case)[-depth:-1], name_of(result)])
+    baselined = {result.identity for result in results if result.is_of_a_run and not result.is_comparison}
+    return [
+        f"{names[one.identity]} A/B" if one.is_comparison and one.identity in baselined else names[one.identity]
+        for one in results
+    ]
+
+
+def shorten(name: str, width: int) -> str:
+    """Cut a name in the middle, since its end shows the parameters and its beginning the function."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) * 2 // 3
+    return name[: width - 1 - tail] + "…" + name[-tail:]
+
+
+def cut(line: str, width: int) -> str:
+    """Cut a line at its end."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def with_mark(name: str, *, disturbed: bool) -> str:
+    """Return a name, marked if the case was disturbed; ``MARKED`` explains the mark below the table or the chart."""
+    return f"{name} {_MARK}" if disturbed else name
+
+
+def verdict_text(result: Result) -> str:
+    """Return the verdict as the table shows it: failures in capitals, and a mark on saved results."""
+    verdict = result.judgement.verdict
+    if result.saved:
+        said = outcome(result)
+        return said if said == ACCEPTED else f"{said}, saved"
+    return verdict.upper() if verdict in (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM) else str(verdict)
+
+
+def shown_verdict(result: Result) -> Verdict:
+    """Return the verdict by which a line is coloured, and a row is sorted: an accepted change counts as ok."""
+    return Verdict.OK if outcome(result) == ACCEPTED else result.judgement.verdict
+
+
+def wrap_facts(facts: Sequence[str], width: int) -> list[str]:
+    """Join facts by dots into lines no longer than ``width``, breaking only between facts."""
+    lines: list[str] = []
+    for fact in facts:
+        if lines and len(lines[-1]) + 3 + len(fact) <= width:
+            lines[-1] += f" · {fact}"
+        else:
+            lines.append(fact)
+    return lines

@@ -1,0 +1,1 @@
+"""The interface of a tier, and what is handed to its methods."""

@@ -1,0 +1,1 @@
+"""Two versions of the code, measured in turns by a process each."""
