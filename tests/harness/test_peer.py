@@ -88,7 +88,7 @@ def test_a_process_that_dies_is_told_with_its_status_and_output(
     tmp_path: Path, program: str, status: int, told: str
 ) -> None:
     with conversation(tmp_path, f"print('before'); add(); print('after'); {program}") as process:
-        while b"before" not in process._child.output():
+        while b"before\n" not in process._child.output():
             time.sleep(0.02)
         process.ask(Add(numbers=[1]))
         assert process.answer().number == 1
