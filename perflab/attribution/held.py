@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.attribution.live_tensors import held_storages, storages_of, tensors_kept_in
-from perflab.results.profile import INPUTS, PeakPart
+from perflab.results.peak import INPUTS, PeakPart
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from perflab.tiers.interface import shown_by
 
 REPORT = "perflab report"
 _COMPARED = "compared"
-SCHEMA_OF_RESULTS, SCHEMA_OF_REPORTS = 3, 1
+SCHEMA_OF_RESULTS, SCHEMA_OF_REPORTS = 4, 1
 _AGAIN = "write it again: pytest -m perf --perf-json=FILE"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from perflab.base.user_lines import with_callers
 from perflab.results.measurement import OutOfMemory
-from perflab.results.profile import PeakPart
+from perflab.results.peak import PeakPart
 from perflab.units import format_bytes
 
 MOST = 5

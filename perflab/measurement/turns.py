@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from perflab.measure.calls.workload import Workload
     from perflab.measure.counts.counter import CallCounter
-    from perflab.results.profile import Peak, Profile
+    from perflab.results.peak import Peak
+    from perflab.results.profile import Profile
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

@@ -6,20 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perflab.base.user_lines import CALLERS, with_callers
-from perflab.results.profile import (
-    KEPT_BEFORE,
-    LET_GO,
-    ON_HOST,
-    OTHER_THREAD,
-    PYTHON,
-    SAME,
-    UNNAMED,
-    VARY,
-    Explanation,
-    Part,
-    PeakChange,
-    PeakExplanation,
-)
+from perflab.results.peak import KEPT_BEFORE, LET_GO, PeakChange, PeakExplanation
+from perflab.results.profile import ON_HOST, OTHER_THREAD, PYTHON, SAME, UNNAMED, VARY, Explanation, Part
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
 _MODULES = 3

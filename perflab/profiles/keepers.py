@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.attribution.live_tensors import storages_of
 from perflab.base.user_lines import line_of, shown_file
 from perflab.measure.machine.devices import collector_off, synchronize
-from perflab.results.profile import Keeper
+from perflab.results.peak import Keeper
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,8 @@ from perflab.base.data import changed
 from perflab.internals.of_torch.machine import BlockEvent
 from perflab.profiles.events import NODE, Call
 from perflab.profiles.placed import Placed, role_of
-from perflab.results.profile import BACKWARD, KEPT, LET_GO, OPTIMIZER, PeakPart
+from perflab.results.peak import KEPT, LET_GO, PeakPart
+from perflab.results.profile import BACKWARD, OPTIMIZER
 
 _ONLY_ALLOCATE = ("aten::empty", "aten::resize_", "aten::new_empty")
 """Beginnings of the names of operators that allocate memory on behalf of their callers."""

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from perflab.base.data import changed
-from perflab.results.profile import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.results.peak import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.units import format_bytes, format_signed
 
 _Key = tuple[str, str, str]

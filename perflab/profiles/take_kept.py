@@ -14,7 +14,7 @@ from perflab.profiles.peak import Askers, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.recording import recorded_calls, refuse_another_profiler
 from perflab.profiles.take_peak import run_within_a_range
-from perflab.results.profile import PeakPart
+from perflab.results.peak import PeakPart
 
 if TYPE_CHECKING:
     import torch

@@ -31,7 +31,7 @@ from perflab.profiles.keepers import take_keepers
 from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
-from perflab.results.profile import INPUTS, KEPT, LET_GO, Peak, PeakPart
+from perflab.results.peak import INPUTS, KEPT, LET_GO, Peak, PeakPart
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from perflab.results.result import Document, Result, by_study
 
 Name = TypeVar("Name", bound=Hashable)
 
-SCHEMA = 3
+SCHEMA = 4
 """The version of the format."""
 _REPORT, _HEAD = b'"perflab report"', 200
 """The mark of a JSON report, which appears within the first ``_HEAD`` bytes."""

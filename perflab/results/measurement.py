@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from perflab.base.data import Amount, Data, Parameters, Positive, Share
-from perflab.results.profile import Explanation, Keeper, PeakExplanation, PeakPart, Profile
+from perflab.results.peak import Keeper, PeakExplanation, PeakPart
+from perflab.results.profile import Explanation, Profile
 from perflab.results.records import Environment, TierRecord
 
 

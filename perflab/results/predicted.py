@@ -10,19 +10,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from perflab.base.data import Amount, Data, Layers, Parameters, Positive, Share
+from perflab.results.peak import PeakPart
 from perflab.results.records import TierRecord
-
-KINDS = (
-    "parameters",
-    "gradients",
-    "optimizer state",
-    "buffers",
-    "inputs",
-    "activations",
-    "temporaries",
-)
-"""Kinds of memory blocks. ``activations`` were saved for a backward; ``temporaries`` are blocks of no other kind."""
-
 
 REAL = ("asked", "allocated", "reserved", "launches", "waits", "to_device", "to_host")
 """The names of the gated counts of a dry run (``Prediction.real``). The baseline of a dry run has all of them."""
@@ -48,18 +37,6 @@ class Cost(Data, frozen=True):
     """The operator's roofline time on the prediction's GPU, in ns."""
     line: str = ""
     """The line of code that caused most of ``bytes_moved``: ``train.py:12``. Empty in a baseline."""
-
-
-class PeakPart(Data, frozen=True):
-    """The blocks that are alive at the peak, are of one kind, and were allocated by one operator in one module."""
-
-    kind: str
-    module: str
-    operator: str
-    """The operator that allocated the blocks; ``""`` for blocks allocated before the call."""
-    size_bytes: Amount
-    blocks: Amount
-    line: str = ""
 
 
 class SavedTensors(Data, frozen=True):
@@ -206,9 +183,9 @@ class Prediction(Costed, frozen=True):
     held_bytes: Amount
     """The bytes that were allocated before the call."""
     composition: dict[str, Amount]
-    """The peak's bytes by kind (``KINDS``), without kinds that have none."""
+    """The peak's bytes by category (``CATEGORIES``), without categories that have none."""
     at_peak: list[PeakPart]
-    """The peak's bytes by kind, module and operator, the largest part first."""
+    """The peak's bytes by category, module and operator, the largest part first."""
     timeline: Timeline | None = None
     saved: list[SavedTensors] = []
     """The tensors saved for backward, the largest rows first."""

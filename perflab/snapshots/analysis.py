@@ -11,21 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from perflab.snapshots.model import UNKNOWN, Block, Snapshot, Stack
+from perflab.results.peak import CATEGORIES
+from perflab.snapshots.model import Block, Snapshot, Stack
 from perflab.snapshots.stacks import common_folder, line_of
 
-CATEGORIES = (
-    "parameters",
-    "buffers",
-    "gradients",
-    "optimizer state",
-    "inputs",
-    "activations",
-    "temporaries",
-    "workspace",
-    UNKNOWN,
-)
-"""The categories in the order in which they are stacked and listed; other categories follow, sorted by name."""
 _Key = TypeVar("_Key", bound=Hashable)
 _IN_A_NAME = re.compile(r"(?<=[. ])\d+(?=[. )]|$)")
 _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")

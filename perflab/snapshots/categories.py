@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perflab.snapshots.analysis import CATEGORIES
-from perflab.snapshots.model import UNKNOWN, Block, Stack, Stage
+from perflab.results.peak import CATEGORIES, UNKNOWN
+from perflab.snapshots.model import Block, Stack, Stage
 from perflab.snapshots.stacks import Thread, root_of
 
 MOST_FOREIGN = 12

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-UNKNOWN = "unknown"
-"""The category of a block whose purpose is not known."""
-
 
 class Frame(NamedTuple):
     """One call of a call stack."""

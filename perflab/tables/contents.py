@@ -13,7 +13,8 @@ from typing import Any
 
 from perflab.base.data import Data, Parameters
 from perflab.results.measurement import Evidence, Generation, Paired, Quote
-from perflab.results.profile import Explanation, PeakExplanation
+from perflab.results.peak import PeakExplanation
+from perflab.results.profile import Explanation
 from perflab.results.records import Change, Drift, Environment, Shortage, Uncompared
 
 KIND, SCHEMA = "perflab report", 1

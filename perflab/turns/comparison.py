@@ -29,7 +29,8 @@ from perflab.judging.paired import (
 )
 from perflab.processes.child import Start
 from perflab.results.measurement import CallTimes
-from perflab.results.profile import Peak, Profile
+from perflab.results.peak import Peak
+from perflab.results.profile import Profile
 from perflab.turns.rounds import CaseRound, CaseTurns, NotStartedError, Round, RoundPlan, Witness, stray
 from perflab.turns.sides.ancestor import Ancestry
 from perflab.turns.sides.messages import Ended

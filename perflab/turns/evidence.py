@@ -13,7 +13,8 @@ from perflab.base.mode import DEFAULT
 from perflab.profiles.difference import explain
 from perflab.profiles.peak_difference import explain_peak
 from perflab.results.measurement import Record
-from perflab.results.profile import Explanation, Peak, PeakExplanation, Profile
+from perflab.results.peak import Peak, PeakExplanation
+from perflab.results.profile import Explanation, Profile
 from perflab.results.records import Judgement, Verdict
 from perflab.settings.settings import Settings
 from perflab.turns.comparison import Limits, Look, Looked, StartSide, Weighed, looked_into

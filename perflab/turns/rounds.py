@@ -21,7 +21,8 @@ from perflab.judging.interleave import SIDES, Pace, Reading, TurnTime
 from perflab.processes.child import Start
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import Evidence, Memory
-from perflab.results.profile import Peak, Profile
+from perflab.results.peak import Peak
+from perflab.results.profile import Profile
 from perflab.turns.sides.ancestor import Ancestry, NotForkedError, check_variables
 from perflab.turns.sides.messages import (
     Answer,

@@ -49,7 +49,7 @@ class Tape:
 
     def save(self, block: int) -> int:
         """For backward."""
-        if self.uses[block].kind in ("temporaries", "inputs"):
+        if self.uses[block].category in ("temporaries", "inputs"):
             size = self.made[block].size_bytes
             self.uses[block] = Use("activations", Saved((2, size // 8), "float32", self.made[block].place))
         return self.keep(block)

@@ -15,7 +15,8 @@ from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResou
 from perflab.results.documents import SCHEMA
 from perflab.results.measured import Baseline, Entry, MeasuredCase
 from perflab.results.measurement import Beside, Memory, Ratio, Record, Replicate
-from perflab.results.predicted import Cost, Fit, PeakPart, PredictedBaseline, PredictedCase, Prediction, SavedTensors
+from perflab.results.peak import PeakPart
+from perflab.results.predicted import Cost, Fit, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.results.records import Environment, Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
 from perflab.store.times import BaselineStore
@@ -189,8 +190,10 @@ def baseline(here: KernelResources | None = None, **changes: Any) -> KernelBasel
     return KernelBaseline(**{**fields, **changes})
 
 
-def part(kind: str, module: str, operator: str, size_bytes: int, blocks: int = 1, line: str = "") -> PeakPart:
-    return PeakPart(kind=kind, module=module, operator=operator, size_bytes=size_bytes, blocks=blocks, line=line)
+def part(category: str, module: str, operator: str, size_bytes: int, blocks: int = 1, line: str = "") -> PeakPart:
+    return PeakPart(
+        category=category, module=module, operator=operator, size_bytes=size_bytes, blocks=blocks, line=line
+    )
 
 
 def cost(module: str, operator: str, calls: int = 32, **changes: Any) -> Cost:
@@ -237,7 +240,7 @@ def prediction(**changes: Any) -> Prediction:
     parts: list[PeakPart] = fields["at_peak"]
     composition: dict[str, int] = {}
     for one in parts:
-        composition[one.kind] = composition.get(one.kind, 0) + one.size_bytes
+        composition[one.category] = composition.get(one.category, 0) + one.size_bytes
     summed = {"peak_bytes": sum(composition.values()), "held_bytes": 36 * GIB, "composition": composition}
     return Prediction(**{**summed, **fields})
 

@@ -18,7 +18,8 @@ from perflab.results.compiled import CompiledCase
 from perflab.results.documents import read_document, write_document
 from perflab.results.journals import read_journal
 from perflab.results.measurement import Measurement, Paired
-from perflab.results.profile import Explanation, PeakChange, PeakExplanation
+from perflab.results.peak import PeakChange, PeakExplanation
+from perflab.results.profile import Explanation
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.comment import LONGEST_COMMENT

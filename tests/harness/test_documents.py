@@ -55,10 +55,10 @@ def test_a_document_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ('{"schema": 1,\n "results": [', "perf.json is damaged at line 2, column 14: Expecting value"),
         ("\udcff", "perf.json is damaged: not UTF-8 at byte 0"),
         ('{"schema": 99, "what": "ever"}', "perf.json was written by a newer perflab\n  -> upgrade perflab"),
-        ('{"schema": 2}', "perf.json has schema 2, and perflab reads schema 3 only\n  -> write it again"),
+        ('{"schema": 3}', "perf.json has schema 3, and perflab reads schema 4 only\n  -> write it again"),
         ("[]", "not a file of perflab's results: Expected `object`, got `array`"),
         ('{"benchmarks": []}', "not a file of perflab's results: Object missing required field `schema`"),
-        ('{"schema": 3, "environments": {}, "cases": {}}', "not a file of perflab's results: Object contains unknown"),
+        ('{"schema": 4, "environments": {}, "cases": {}}', "not a file of perflab's results: Object contains unknown"),
         ("[" * 100_000, "perf.json"),
     ],
 )

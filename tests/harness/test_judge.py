@@ -15,7 +15,7 @@ from perflab.measured.report.failure import explain
 from perflab.measured.store.exact import split
 from perflab.results.measured import Anchor, Baseline, Entry, MeasuredCase
 from perflab.results.measurement import OutOfMemory, Record, Replicate
-from perflab.results.profile import PeakPart
+from perflab.results.peak import PeakPart
 from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import (
     MS,

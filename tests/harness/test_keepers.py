@@ -19,7 +19,7 @@ from perflab.profiles.explanation_text import peak_texts
 from perflab.profiles.keepers import take_keepers
 from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.take_peak import take_peak
-from perflab.results.profile import Keeper, Peak, PeakPart
+from perflab.results.peak import Keeper, Peak, PeakPart
 
 CPU = torch.device("cpu")
 HISTORY: list[Any] = []

@@ -12,7 +12,7 @@ from perflab.judging.leaks import leak_text
 from perflab.measure.calls.workload import Workload
 from perflab.measurement.leaks import find_leak
 from perflab.results.measurement import Leak
-from perflab.results.profile import PeakPart
+from perflab.results.peak import PeakPart
 
 CPU = torch.device("cpu")
 KIB = 1024

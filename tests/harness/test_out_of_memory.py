@@ -14,7 +14,7 @@ from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.profiles.take_peak import take_failure
 from perflab.results.measurement import OutOfMemory
-from perflab.results.profile import PeakPart
+from perflab.results.peak import PeakPart
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from perflab.profiles.peak import Askers, made_by_call, summed
 from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.placed import Phase, placed
 from perflab.profiles.take_peak import take_peak
-from perflab.results.profile import Peak, PeakPart
+from perflab.results.peak import Peak, PeakPart
 
 CPU = torch.device("cpu")
 PLACES = {f"{MARK}0": Where("blocks.*", "net.py:7"), f"{MARK}1": Where("", "net.py:9")}

@@ -60,7 +60,7 @@ def test_the_peak_is_the_highest_level_and_what_is_alive_then() -> None:
     assert account.held_bytes == 512
     assert account.peak_bytes == 512 + 2000 + 3000
     assert account.composition == {"parameters": 512, "gradients": 3000, "activations": 2000}
-    assert [(part.kind, part.module, part.size_bytes, part.blocks) for part in account.at_peak] == [
+    assert [(part.category, part.module, part.size_bytes, part.blocks) for part in account.at_peak] == [
         ("gradients", "blocks.*.mlp", 3000, 1),
         ("activations", "blocks.*.mlp", 2000, 1),
         ("parameters", "head", 512, 1),

@@ -27,7 +27,7 @@ def held(*roots: Any, left_out: tuple[nn.Module, ...] = ()) -> list[Holding]:
 
 def told(found: list[Holding]) -> Counter[tuple[str, str, int]]:
     """How many there are of each kind, module and size."""
-    return Counter((one.kind, one.module, one.tensor.numel()) for one in found)
+    return Counter((one.category, one.module, one.tensor.numel()) for one in found)
 
 
 class Net(nn.Module):
@@ -78,7 +78,7 @@ def test_a_profile_says_the_same_of_them_as_a_prediction() -> None:
     adam.step()
     found = list(reachable((net, x, adam)))
     profiled = held_by_address(found, module_names(found), torch.device("cpu"))
-    predicted = [(one.kind, one.module, one.tensor.untyped_storage().nbytes()) for one in held(net, x, adam)]
+    predicted = [(one.category, one.module, one.tensor.untyped_storage().nbytes()) for one in held(net, x, adam)]
     assert Counter((one.category, one.module, one.size_bytes) for one in profiled.values()) == Counter(predicted)
     assert ("gradients", "", 48) in predicted  # the input's
     assert ("inputs", "", 36) in predicted  # the module's cache
@@ -163,4 +163,4 @@ def test_steps_that_an_optimizer_counts_on_the_host_take_no_memory_of_the_gpu() 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_frozen_parameter_is_one_too(frozen: bool) -> None:
     model = nn.Linear(3, 5).requires_grad_(not frozen)
-    assert {one.kind for one in held(model)} == {"parameters"}
+    assert {one.category for one in held(model)} == {"parameters"}

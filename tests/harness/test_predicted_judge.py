@@ -8,7 +8,8 @@ import pytest
 
 from perflab.base.data import changed
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.results.predicted import Cost, PeakPart, PredictedBaseline, Prediction, SavedTensors
+from perflab.results.peak import PeakPart
+from perflab.results.predicted import Cost, PredictedBaseline, Prediction, SavedTensors
 from perflab.results.records import Judgement, Policy, Verdict
 from tests.harness.make import GIB, cost, part, predicted_baseline, prediction, saved
 

@@ -99,7 +99,7 @@ def test_what_is_saved_for_backward_is_told_with_shape_dtype_module_and_line() -
 def test_gradients_are_told_from_what_is_in_passing() -> None:
     trace = traced_as_is(trained())
     made = {alloc.block: alloc for alloc in allocs(trace)}
-    kinds = {kind: [made[block].size_bytes for block in made if trace.uses[block].kind == kind] for kind in KINDS}
+    kinds = {kind: [made[block].size_bytes for block in made if trace.uses[block].category == kind] for kind in KINDS}
     assert sorted(kinds["gradients"]) == [4 * 16, 4 * 2 * 16, 4 * 8 * 16]
     assert kinds["activations"] == [4 * 4 * 16]
     assert not kinds["parameters"]

@@ -361,7 +361,7 @@ def test_whatever_differs_makes_traces_unlike() -> None:
         replace(trace, parameters=1),
         replace(trace, held=(replace(trace.held[0], size_bytes=97), *trace.held[1:])),
         edited(trace, op, replace(work, launches=2)),
-        replace(trace, uses={**trace.uses, block.block: replace(trace.uses[block.block], kind="buffers")}),
+        replace(trace, uses={**trace.uses, block.block: replace(trace.uses[block.block], category="buffers")}),
         edited(trace, frees[0], Free(second.block, first.layer)),
         edited(trace, frees[0], Free(first.block, Layer("others", 0))),
         replace(trace, events=trace.events[:-1]),

@@ -18,7 +18,8 @@ from perflab.measured.report.table import table
 from perflab.results.compiled import CompiledCase
 from perflab.results.measured import MeasuredCase
 from perflab.results.measurement import Evidence, Measurement, OutOfMemory, Record, Replicate
-from perflab.results.profile import Explanation, Part, PeakChange, PeakExplanation, Profile
+from perflab.results.peak import PeakChange, PeakExplanation
+from perflab.results.profile import Explanation, Part, Profile
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.tables.lines import short_name, wrap_facts

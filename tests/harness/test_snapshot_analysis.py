@@ -13,9 +13,8 @@ from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.memory.snapshot import write_snapshot
 from perflab.predicted.trace.trace import Trace
-from perflab.results.predicted import KINDS
+from perflab.results.peak import CATEGORIES
 from perflab.snapshots.analysis import (
-    CATEGORIES,
     alike,
     alive_at,
     categories_of,
@@ -208,7 +207,7 @@ def test_a_prediction_read_back_has_its_account_s_peak_and_composition(tmp_path:
     assert level[0] == account.held_bytes
     parts = parts_by(alive_at(found, peak), lambda one: one.category)
     assert {kind: part.size_bytes for kind, part in parts.items()} == account.composition
-    assert {*categories_of(found)} <= {*KINDS} <= {*CATEGORIES}
+    assert {*categories_of(found)} <= {*CATEGORIES}
     assert [stage.name for stage in found.stages] == ["forward", "backward", "optimizer"]
 
 

@@ -42,7 +42,8 @@ from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.take_peak import take_peak
-from perflab.results.profile import DISPATCH, GAPS, VARY, Explanation, Part, Peak, Profile
+from perflab.results.peak import Peak
+from perflab.results.profile import DISPATCH, GAPS, VARY, Explanation, Part, Profile
 from tests.correctness.functions import function_at
 from tests.correctness.model_edits import EDITS, Edit
 from tests.correctness.python_edits import EDITS as PYTHON_EDITS

@@ -27,7 +27,7 @@ from perflab.measure.memory.peak import CpuAllocations, cpu_allocations
 if TYPE_CHECKING:
     import torch
 
-    from perflab.results.profile import PeakPart
+    from perflab.results.peak import PeakPart
 
 _OURS = "perflab: "
 """Prefix of the names of perflab's own ranges, which are no marks of the user's."""

@@ -16,7 +16,7 @@ from perflab.internals.of_torch.compiler import is_compiled
 if TYPE_CHECKING:
     import torch
 
-    from perflab.results.profile import PeakPart
+    from perflab.results.peak import PeakPart
 
 
 class KnownBlocks:

@@ -13,7 +13,8 @@ from perflab.measure.machine.devices import release_memory
 from perflab.measured.run.settle import Saved, limits_of
 from perflab.measured.run.verdict import Judged
 from perflab.profiles.stored import unpacked
-from perflab.results.profile import Explanation, PeakExplanation, Profile
+from perflab.results.peak import PeakExplanation
+from perflab.results.profile import Explanation, Profile
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.progress import ProgressLine
 from perflab.settings.total_budget import TotalBudget

@@ -3,7 +3,7 @@
 Totals decide the verdict (``judge``); rows only explain it. So the explanation may cover less than the whole growth. A
 row that was renamed, moved or reordered does not count as growth:
 
-- a row is identified by phase or kind, module and operator, never by line or order;
+- a row is identified by phase or category, module and operator, never by line or order;
 - rows that differ only in a layer's number are one row (``row_names``), and a module with a new name and the same work
   is the same module;
 - if the number of layers of a stack changed, the old rows of its modules are scaled to the new number of layers.
@@ -35,7 +35,7 @@ class Key(NamedTuple):
     """The identity of a row: rows of two predictions with equal keys are compared."""
 
     group: str
-    """The phase of a cost; the kind of a part of the peak; empty for saved tensors."""
+    """The phase of a cost; the category of a part of the peak; empty for saved tensors."""
     module: str
     operator: str
 
@@ -98,7 +98,7 @@ def find_growth(now: Prediction, before: PredictedBaseline) -> Grown:
 
 
 def _rows_of(one: Prediction | PredictedBaseline) -> dict[str, list[Row]]:
-    parts = [Row(Key(p.kind, p.module, p.operator), (p.size_bytes, p.blocks), p.line) for p in one.at_peak]
+    parts = [Row(Key(p.category, p.module, p.operator), (p.size_bytes, p.blocks), p.line) for p in one.at_peak]
     costs = [Row(Key(c.phase, c.module, c.operator), (c.flops, c.bytes_moved, c.calls), c.line) for c in one.costs]
     saved = [
         Row(Key("", s.module, s.operator), (s.size_bytes, s.count), s.line, f"({shape}) {s.dtype}")

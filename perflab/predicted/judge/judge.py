@@ -21,14 +21,8 @@ from perflab.base.data import Parameters, changed
 from perflab.predicted.judge.dry_run import explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
-from perflab.results.predicted import (
-    Cost,
-    PeakPart,
-    PredictedBaseline,
-    PredictedCase,
-    Prediction,
-    SavedTensors,
-)
+from perflab.results.peak import PeakPart
+from perflab.results.predicted import Cost, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 
@@ -102,7 +96,7 @@ def baseline_of(
         recorded=recorded,
         peak_bytes=prediction.peak_bytes,
         held_bytes=prediction.held_bytes,
-        at_peak=_merged(prediction.at_peak, ("kind", "module", "operator"), ("size_bytes", "blocks")),
+        at_peak=_merged(prediction.at_peak, ("category", "module", "operator"), ("size_bytes", "blocks")),
         costs=_merged(
             [changed(cost, roofline_ns=0.0) for cost in prediction.costs],
             ("phase", "module", "operator"),

@@ -161,7 +161,7 @@ def _shape_growth(one: Use | None, other: Use | None) -> tuple[int, ...] | None:
     """
     if one == other or one is None or other is None or one.saved is None or other.saved is None:
         return None
-    if one.kind != other.kind or one.saved._replace(shape=other.saved.shape) != other.saved:
+    if one.category != other.category or one.saved._replace(shape=other.saved.shape) != other.saved:
         return None
     if len(one.saved.shape) != len(other.saved.shape):
         return None

@@ -164,7 +164,7 @@ class _Layout:
         use, alloc = step.use, step.alloc
         if use is not None and use.saved is not None and step.shape_growth is not None:
             shape = tuple(map(self.grown, use.saved.shape, step.shape_growth))
-            use = Use(use.kind, use.saved._replace(shape=shape))
+            use = Use(use.category, use.saved._replace(shape=shape))
         if use is not None:
             self.uses[block] = use
         if step.lasting:
@@ -225,7 +225,7 @@ def _parameter_bytes(trace: Trace) -> dict[str | None, int]:
     found: dict[str | None, int] = {}
     for made in trace.held:
         use = trace.uses.get(made.block)
-        if use is not None and use.kind == "parameters":
+        if use is not None and use.category == "parameters":
             stack = made.layer.stack if made.layer else None
             found[stack] = found.get(stack, 0) + made.size_bytes
     return found

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
-from perflab.results.predicted import KINDS, Cost, PeakPart, SavedTensors, Timeline
+from perflab.results.peak import CATEGORIES, PeakPart
+from perflab.results.predicted import Cost, SavedTensors, Timeline
 
 BLOCK_BYTES = 512
 """The unit of block sizes: CUDA's caching allocator gives out multiples of it (``kMinBlockSize``)."""
@@ -48,12 +49,12 @@ def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline
     held_bytes = sum(sizes[alloc.block] for alloc in trace.held)
     peak_bytes, alive = _peak(trace, sizes)
     parts = _parts(trace, sizes, alive)
-    composition = {kind: sum(part.size_bytes for part in parts if part.kind == kind) for kind in KINDS}
+    composition = {one: sum(part.size_bytes for part in parts if part.category == one) for one in CATEGORIES}
     kept_bytes = sum(sizes[block] for block in trace.result_blocks)
     return Account(
         peak_bytes=peak_bytes,
         held_bytes=held_bytes,
-        composition={kind: size for kind, size in composition.items() if size},
+        composition={name: size for name, size in composition.items() if size},
         at_peak=parts,
         costs=_costs(trace, roofline_ns),
         saved=_saved(trace, sizes),
@@ -123,18 +124,18 @@ def _parts(trace: Trace, sizes: dict[int, int], alive: set[int]) -> list[PeakPar
     found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
     for alloc in _allocs(trace):
         if alloc.block in alive:
-            key = (trace.uses[alloc.block].kind, alloc.place.module, alloc.operator)
+            key = (trace.uses[alloc.block].category, alloc.place.module, alloc.operator)
             found.setdefault(key, []).append((sizes[alloc.block], alloc.place.line))
     parts = [
         PeakPart(
-            kind=kind,
+            category=category,
             module=module,
             operator=operator,
             size_bytes=sum(size for size, _ in blocks),
             blocks=len(blocks),
             line=_where_most(blocks),
         )
-        for (kind, module, operator), blocks in found.items()
+        for (category, module, operator), blocks in found.items()
     ]
     return sorted(parts, key=lambda part: -part.size_bytes)
 

@@ -39,7 +39,7 @@ class FirstCall:
 
 def first_call(trace: Trace) -> FirstCall:
     """Derive the first call from the trace of a later call."""
-    kinds = {block.block: trace.uses[block.block].kind if block.block in trace.uses else "" for block in trace.held}
+    kinds = {block.block: trace.uses[block.block].category if block.block in trace.uses else "" for block in trace.held}
     state = tuple(block for block in trace.held if kinds[block.block] == "optimizer state")
     return FirstCall(
         held=tuple(block for block in trace.held if kinds[block.block] not in _ABSENT),

@@ -175,7 +175,7 @@ class _Player:
 
     def _nature(self, block: Alloc) -> tuple[int, str]:
         use = self.trace.uses.get(block.block)
-        return block.size_bytes, use.kind if use else ""
+        return block.size_bytes, use.category if use else ""
 
     def _segment(self, address: int, size: int) -> None:
         self.log.append(Entry("segment_alloc", address, size, self.event, self.asking))

@@ -16,6 +16,7 @@ from perflab.base.files import write_whole
 from perflab.predicted.memory.caching_allocator import BlockState, Segment
 from perflab.predicted.memory.replay import WORKSPACES, Replay, replay
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
+from perflab.results.peak import UNKNOWN
 
 PROTOCOL = 4
 """The pickle's protocol: the viewer's own reader (``unpickle`` in ``torch/utils/viz/MemoryViz.js``) knows 2 to 4."""
@@ -30,8 +31,8 @@ def write_snapshot(trace: Trace, path: Path, *, workspace_bytes: int = 0, time_o
     """Write PyTorch's memory snapshot of the call, as ``torch.cuda.memory._dump_snapshot`` would.
 
     A block's frame is the line that requested the block, with the operator and the module as the function's name. A
-    block's ``category``, by which the viewer colours, is the block's kind (``predicted.records.KINDS``). The viewer
-    ignores the category of blocks held before the call and shows ``unknown``; the frame states the kind. The file
+    block's ``category`` (``results.peak.CATEGORIES``) is what the viewer colours by. The viewer
+    ignores the category of blocks held before the call and shows ``unknown``; the frame states it. The file
     contains only plain containers, numbers and text. Beside PyTorch's keys, blocks have ``module``, ``phase`` and
     ``tensor``, for ``perflab.snapshots``.
 
@@ -138,7 +139,7 @@ class _Snapshot:
         }
 
     def _labels(self, block: Alloc) -> dict[str, str]:
-        labels = {"category": self._kind(block), "module": _module(block), "phase": block.place.phase}
+        labels = {"category": self._category(block), "module": _module(block), "phase": block.place.phase}
         return {**labels, "tensor": _tensor(self.trace, block)}
 
     def _frames(self, block: Alloc) -> list[dict[str, Any]]:
@@ -149,18 +150,18 @@ class _Snapshot:
         return self.frames[key]
 
     def _name(self, block: Alloc) -> str:
-        """Return ``aten::mm in blocks.17.attention (forward)``; a held block has its kind in place of an operator."""
+        """Return ``aten::mm in blocks.17.attention (forward)``; a held block has its category for an operator."""
         module = _module(block)
-        name = block.operator or self._kind(block)
+        name = block.operator or self._category(block)
         if module:
             name += f" in {module}"
         return f"{name} ({block.place.phase})" if block.place.phase else name
 
-    def _kind(self, block: Alloc) -> str:
+    def _category(self, block: Alloc) -> str:
         if block.block in WORKSPACES:
             return "workspace"
         use = self.trace.uses.get(block.block)
-        return use.kind if use else "unknown"
+        return use.category if use else UNKNOWN
 
 
 def _tensor(trace: Trace, block: Alloc) -> str:

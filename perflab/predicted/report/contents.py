@@ -69,8 +69,8 @@ def _tables(now: Prediction) -> list[Table]:
         first_rows(
             "at_peak",
             "Alive at the peak",
-            [("size", "bytes"), ("blocks", "count"), ("kind", "text"), ("module", "text"), *what],
-            [(one.size_bytes, one.blocks, one.kind, one.module, one.operator, one.line) for one in now.at_peak],
+            [("size", "bytes"), ("blocks", "count"), ("category", "text"), ("module", "text"), *what],
+            [(one.size_bytes, one.blocks, one.category, one.module, one.operator, one.line) for one in now.at_peak],
             ROWS,
         ),
         first_rows(

@@ -36,7 +36,7 @@ def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
 
 
 def _memory(now: Prediction, width: int) -> list[str]:
-    """Return the peak by kind, what a real process takes beyond the peak, and every GPU that the case fits."""
+    """Return the peak by category, what a real process takes beyond the peak, and every GPU that the case fits."""
     lines = [f"peak memory {format_bytes(now.peak_bytes)}, {format_bytes(now.held_bytes)} of it before the call"]
     for kind, size in sorted(now.composition.items(), key=lambda pair: -pair[1]):
         lines.append(f"{format_bytes(size):>10}{_share(size, now.peak_bytes):>7}  {kind}")
@@ -62,7 +62,7 @@ def _at_peak(now: Prediction, width: int) -> list[str]:
     lines = [f"alive at the peak{_of(len(most), len(now.at_peak))}", "      size  share blocks  what"]
     for part in most:
         left = f"{format_bytes(part.size_bytes):>10}{_share(part.size_bytes, now.peak_bytes):>7}{part.blocks:>7,}"
-        what = f"{part.kind} of {part.module}" if part.module else part.kind
+        what = f"{part.category} of {part.module}" if part.module else part.category
         lines += _row(left, what, part.operator, part.line, width)
     return lines
 

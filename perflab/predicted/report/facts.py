@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Fit, PeakPart, Prediction, SavedTensors, Traffic
+from perflab.results.peak import PeakPart
+from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Fit, Prediction, SavedTensors, Traffic
 from perflab.units import format_bytes, format_count, format_names, format_ns, format_si
 
 _LEAST_SHARE = 0.01
@@ -63,7 +64,7 @@ def filled_by(now: Prediction) -> str | None:
     if not kinds or not now.peak_bytes:
         return None
     told = [f"{percent(size / now.peak_bytes)}\u00a0{_SHORT.get(kind, kind)}" for size, kind in kinds]
-    where = mostly_in([part for part in now.at_peak if part.kind == kinds[0][1]])
+    where = mostly_in([part for part in now.at_peak if part.category == kinds[0][1]])
     return ", ".join([told[0] + (f" ({where})" if where else ""), *told[1:]])
 
 

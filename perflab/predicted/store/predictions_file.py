@@ -16,7 +16,8 @@ import msgspec
 
 from perflab.base.data import Amount, Data, Layers, Parameters, Positive, speakable_throughout
 from perflab.base.errors import BaselineError
-from perflab.results.predicted import REAL, Cost, PeakPart, PredictedBaseline, SavedTensors, gpu_of
+from perflab.results.peak import PeakPart
+from perflab.results.predicted import REAL, Cost, PredictedBaseline, SavedTensors, gpu_of
 from perflab.store.json_files import PREDICTED, as_json, read_checked, write_text
 from perflab.units import format_names
 
@@ -24,7 +25,7 @@ SCHEMA = 1
 WHAT = "predicted baseline"
 REMEDY = "restore it (git checkout), or delete it and predict it again with --perf-update-new"
 _ROWS = {
-    "at_peak": "kind, module, operator, bytes, blocks",
+    "at_peak": "category, module, operator, bytes, blocks",
     "costs": "phase, module, operator, calls, FLOPs, bytes moved",
     "saved": "module, operator, shape, dtype, tensors, bytes",
 }
@@ -32,7 +33,7 @@ _ROWS = {
 
 
 class _Part(NamedTuple):
-    kind: str
+    category: str
     module: str
     operator: str
     size_bytes: Amount
@@ -148,7 +149,7 @@ def _block(one: PredictedBaseline) -> str:
     if_any = ("layers", "roofline_ns", "parameters", "real", "kernels", "commit", "reason")
     fields = {name: getattr(one, name) for name in (*always, *if_any) if name in always or getattr(one, name)}
     rows: dict[str, list[tuple[object, ...]]] = {
-        "at_peak": [_Part(p.kind, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],
+        "at_peak": [_Part(p.category, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],
         "costs": [_Cost(c.phase, c.module, c.operator, c.calls, c.flops, c.bytes_moved) for c in one.costs],
         "saved": [_Saved(s.module, s.operator, s.shape, s.dtype, s.count, s.size_bytes) for s in one.saved],
     }

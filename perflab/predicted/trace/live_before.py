@@ -23,13 +23,13 @@ class Holding:
     """One tensor that is alive before the call."""
 
     tensor: Tensor
-    kind: str
+    category: str
     module: str
     layer: Layer | None
 
 
 def holdings(found: Iterable[Any], book: ModuleBook, left_out: Iterable[nn.Module] = ()) -> Iterator[Holding]:
-    """Yield the tensors among these objects with their kinds, module names and layers.
+    """Yield the tensors among these objects with their categories, module names and layers.
 
     Args:
         found: objects that a callable reaches.

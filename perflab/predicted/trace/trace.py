@@ -89,8 +89,8 @@ class Saved(NamedTuple):
 class Use:
     """The purpose of a block, which only the trace of the whole call shows."""
 
-    kind: str
-    """The block's kind, one of ``perflab.results.predicted.KINDS``."""
+    category: str
+    """One of ``perflab.results.peak.CATEGORIES``."""
     saved: Saved | None = None
     """The first tensor in the block that autograd saved; None if there is none, or the block is kept anyway."""
 

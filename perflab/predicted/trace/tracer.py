@@ -142,7 +142,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
         self._held: list[Alloc] = []
-        self._kinds: dict[int, str] = {}
+        self._categories: dict[int, str] = {}
         self._saved: dict[int, Saved] = {}
         self._layers: dict[int, Layer | None] = {}
         self._owned: set[int] = set()
@@ -172,13 +172,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _hold(self, held: Iterable[Holding]) -> None:
         for one in held:
-            if one.kind == "parameters":
+            if one.category == "parameters":
                 self._of_parameter[id(one.tensor)] = (one.module, one.layer)
                 self._parameters.append(one.tensor)
             place = Place(module=one.module)
             for block, size_bytes in self._new_blocks([one.tensor]):
                 self._held.append(Alloc(block, size_bytes, place, "", one.layer))
-                self._kinds[block] = one.kind
+                self._categories[block] = one.category
                 self._layers[block] = one.layer
                 if one.layer is not None:
                     self._owned.add(block)
@@ -275,7 +275,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_gradient(self, parameter: Tensor) -> None:
         block = self._block_of(parameter.grad) if parameter.grad is not None else None
         if block is not None:
-            self._kinds[block] = "gradients"
+            self._categories[block] = "gradients"
             self._owned.add(block)
 
     def _note_saved(self, tensor: Tensor) -> Tensor:
@@ -433,7 +433,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
         events = tuple(_in_order(self._events[:end], self._at_once))
         blocks = [*self._held, *(event for event in events if isinstance(event, Alloc))]
-        uses = {one.block: Use(self._kind_of(one.block), self._saved_of(one.block)) for one in blocks}
+        uses = {one.block: Use(self._category_of(one.block), self._saved_of(one.block)) for one in blocks}
         return Trace(
             held=tuple(self._held),
             events=events,
@@ -443,12 +443,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parameters=sum(parameter.numel() for parameter in self._parameters),
         )
 
-    def _kind_of(self, block: int) -> str:
-        return self._kinds.get(block) or ("activations" if block in self._saved else "temporaries")
+    def _category_of(self, block: int) -> str:
+        return self._categories.get(block) or ("activations" if block in self._saved else "temporaries")
 
     def _saved_of(self, block: int) -> Saved | None:
         """Return the tensor that autograd saved in a block; None for held blocks and gradients, which exist anyway."""
-        return None if self._kinds.get(block) else self._saved.get(block)
+        return None if self._categories.get(block) else self._saved.get(block)
 
 
 def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:

@@ -13,7 +13,8 @@ from perflab.base.data import Data, Parameters
 from perflab.base.mode import DEFAULT, Mode
 from perflab.processes.channel import Alive
 from perflab.results.measurement import Memory, OutOfMemory
-from perflab.results.profile import Peak, Profile
+from perflab.results.peak import Peak
+from perflab.results.profile import Profile
 from perflab.results.records import Environment
 
 PROTOCOL = 1
