@@ -45,7 +45,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
         try:
             archs = parse_architectures(given.arch) if given.arch is not None else None
         except ValueError as error:
-            raise UsageError(f"--arch: {error}", "give their numbers, such as --arch=80,90") from error
+            raise UsageError(f"--arch: {error}", "name them, such as --arch=80,90,gfx942") from error
         chosen = [*given.registrations, *([f"--arch={given.arch}"] if given.arch is not None else [])]
         document, notes = compile_kernels(
             given.registrations,

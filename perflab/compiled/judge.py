@@ -16,12 +16,13 @@ direction without being better or worse: they are only shown. Results are compar
 
 from __future__ import annotations
 
+from perflab.base.arch import Arch, name_of_arch
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, KernelResources
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 
-KINDS = ("mma", "wgmma", "tcgen05")
-"""The kinds of tensor-core instructions, the weakest first."""
+KINDS = ("mfma", "mma", "wgmma", "tcgen05")
+"""The kinds of matrix instructions, the weakest of a vendor first."""
 _GATED = ("spill_store_bytes", "spill_load_bytes", "warps_per_sm")
 _SHOWN = (
     "registers",
@@ -43,7 +44,7 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
         return Judgement(verdict=Verdict.SKIPPED, reasons=[_passed_over(now)])
     if here is None:
         first = (now.problem or "the compiler gave no message").splitlines()[0]
-        reasons = [f"does not compile for sm_{now.arch}: {first}"]
+        reasons = [f"does not compile for {name_of_arch(now.arch)}: {first}"]
         if baseline is None:
             return Judgement(verdict=Verdict.FAILED, reasons=reasons)
         return Judgement(verdict=Verdict.REGRESSED, worse=["compiling"], reasons=reasons)
@@ -86,16 +87,16 @@ def _passed_over(now: CompiledKernel) -> str:
     """Return the reason why the autotuner passes a configuration over."""
     said = (now.problem or "it does not compile").splitlines()[0]
     why = said if now.resources is None else "; ".join(_too_much(now.resources, now.arch))
-    return f"the autotuner passes it over on sm_{now.arch}: {why}"
+    return f"the autotuner passes it over on {name_of_arch(now.arch)}: {why}"
 
 
-def _too_much(here: KernelResources, arch: int) -> list[str]:
+def _too_much(here: KernelResources, arch: Arch) -> list[str]:
     """Return the limits that a block exceeds, so that a launch would fail; empty if a launch can run."""
     if here.shared_bytes > here.shared_limit_bytes:
         wanted = f"needs {here.shared_bytes:,} B of shared memory per block"
-        return [f"{wanted}, but sm_{arch} has {here.shared_limit_bytes:,}"]
+        return [f"{wanted}, but {name_of_arch(arch)} has {here.shared_limit_bytes:,}"]
     if here.blocks_per_sm == 0:
-        return [f"no block fits onto a multiprocessor of sm_{arch}: limited by {here.limited_by}"]
+        return [f"no block fits onto a multiprocessor of {name_of_arch(arch)}: limited by {here.limited_by}"]
     return []
 
 
@@ -142,7 +143,8 @@ def _products_lost(here: KernelResources, before: KernelResources) -> str | None
     if was < 0:
         return None
     if now < 0:
-        return f"lost {KINDS[was]}: its products no longer run on tensor cores"
+        cores = "matrix" if KINDS[was] == "mfma" else "tensor"
+        return f"lost {KINDS[was]}: its products no longer run on {cores} cores"
     if now < was:
         return f"lost {KINDS[was]}: its products run as {KINDS[now]} now"
     fallen = [kind for kind in KINDS[:was] if here.instructions.get(kind) and not before.instructions.get(kind)]

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import changed as with_data
 from perflab.results.compiled import CompiledCase, KernelResources, case_of
 from perflab.results.records import Verdict
@@ -21,7 +22,7 @@ from perflab.units import format_bytes
 _COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
 _TITLE = "kernel "
 """The title of the first column; its length is the width of an architecture's name with the indent."""
-_KINDS = ("tcgen05", "wgmma", "mma")
+_KINDS = ("tcgen05", "wgmma", "mma", "mfma")
 _WORSE = {
     "compiling": "no longer compiles",
     "spills": "spills more",
@@ -46,7 +47,7 @@ def kernel_table(results: Sequence[Result], width: int = WIDTH) -> list[Line]:
             lines.append(Line(kernel.name))
         last = kernel.name
         cells = "".join(row.cells[title].rjust(size) for title, size in _COLUMNS)
-        arch = f" sm_{kernel.arch}".ljust(len(_TITLE))
+        arch = f" {name_of_arch(kernel.arch)}".ljust(len(_TITLE))
         lines.append(Line(f"{arch}{cells}  {row.verdict}", shown_verdict(result)))
         lines += [Line(f"    {text}") for text in row.details]
     return lines
@@ -172,14 +173,14 @@ def describe(result: Result, case: Case) -> Case:
     here = now.resources
     basis = {"triton": now.triton, "ptxas": here.ptxas if here is not None else ""}
     if here is None:
-        return with_data(case, compared_by=basis, facts=[f"sm_{now.arch}"])
+        return with_data(case, compared_by=basis, facts=[name_of_arch(now.arch)])
     names = ("registers", "spill_store_bytes", "spill_load_bytes", "stack_bytes", "shared_bytes", "warps_per_sm")
     values: dict[str, float] = {name: getattr(here, name) for name in names} | here.instructions
     units = {name: "bytes" for name in (*values, *changes) if name.endswith("_bytes")}
     found = exact_quantities(values, changes, units)
     worse = _limits_passed(result)
     found = {name: with_data(one, worse=name in worse) for name, one in found.items()}
-    facts = [f"sm_{now.arch}", f"{here.num_warps} warps a block", f"{here.num_stages} stages"]
+    facts = [name_of_arch(now.arch), f"{here.num_warps} warps a block", f"{here.num_stages} stages"]
     facts.append(f"{here.warps_per_sm} of {here.max_warps_per_sm} warps, limited by {here.limited_by}")
     return with_data(case, quantities=found, compared_by=basis, facts=facts)
 
@@ -188,9 +189,9 @@ def _head(document: Document, results: Sequence[Result]) -> list[str]:
     """Return facts of the run: Triton's versions, the assemblers by architecture, the directories of baselines."""
     compiled = [result.outcome.now for result in results if isinstance(result.outcome, CompiledCase)]
     tritons = sorted({kernel.triton for kernel in compiled})
-    assemblers: dict[str, set[int]] = {}
+    assemblers: dict[str, set[Arch]] = {}
     for kernel in compiled:
-        if kernel.resources is not None:
+        if kernel.resources is not None and kernel.resources.ptxas:
             assemblers.setdefault(kernel.resources.ptxas, set()).add(kernel.arch)
     told = [f"ptxas {name} (sm_{', '.join(map(str, sorted(archs)))})" for name, archs in sorted(assemblers.items())]
     folders = tritons if document.baselines is not None else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perflab.base.arch import Arch
 from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.settings.given import Given
 
@@ -14,8 +15,8 @@ class Compiling:
 
     kernels: tuple[str, ...]
     """The places where kernels are registered: ``package.module:attribute``."""
-    archs: tuple[int, ...]
-    """The architectures for which kernels are compiled: 90 is sm_90."""
+    archs: tuple[Arch, ...]
+    """The architectures for which kernels are compiled."""
 
 
 def read(given: Given) -> Compiling:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from perflab.base.arch import Arch
 from perflab.base.data import Amount, Data, to_json, to_plain
 from perflab.base.errors import BaselineError
 from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources, case_of
@@ -101,7 +102,7 @@ class KernelStore:
         for path in sorted(self.directory.glob(f"{PREFIX}*/{self.path_for(registration, '').name}")):
             self.load(path)
 
-    def stale(self, registration: str, triton: str, known: Mapping[int, Collection[str]]) -> list[str]:
+    def stale(self, registration: str, triton: str, known: Mapping[Arch, Collection[str]]) -> list[str]:
         """Return stored cases that are no longer registered, for the architectures in ``known``.
 
         ``known`` holds the names of the registered kernels by architecture.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from perflab.base.arch import Arch
 from perflab.internals.lookup import TRITON, attribute, needs
 
 _COMPILE = "compile a kernel without a GPU"
@@ -37,17 +38,17 @@ class Specialised(NamedTuple):
 
 
 @needs(TRITON, "triton.backends.compiler:GPUTarget", "triton.compiler:make_backend", to=_COMPILE)
-def backend_for(arch: int) -> Any:
-    """Return NVIDIA's compiler for an architecture. A launch asks the driver for it, which needs a GPU."""
+def backend_for(arch: Arch) -> Any:
+    """Return the compiler for an architecture. A launch asks the driver for it, which needs a GPU."""
     from triton.compiler import make_backend
 
     return make_backend(_target(arch))
 
 
-def _target(arch: int) -> Any:
+def _target(arch: Arch) -> Any:
     from triton.backends.compiler import GPUTarget
 
-    return GPUTarget("cuda", arch, 32)
+    return GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
 
 
 @needs(
@@ -56,13 +57,13 @@ def _target(arch: int) -> Any:
     "triton.runtime.jit:JITFunction._pack_args",
     to="specialise a kernel by its arguments as a launch does",
 )
-def specialise(kernel: Any, given: Mapping[str, Any], arch: int) -> Specialised:
+def specialise(kernel: Any, given: Mapping[str, Any], arch: Arch) -> Specialised:
     """Derive types, divisibility by 16 and compile-time constants from a launch's arguments, by Triton's launch code.
 
     Args:
         kernel: the object that ``@triton.jit`` made.
         given: the kernel's arguments and the launch's options, by name.
-        arch: the architecture: 90 for sm_90.
+        arch: the architecture.
 
     ``kernel.warmup``, the documented way to compile without running, needs a current device and its stream.
     """
@@ -77,7 +78,7 @@ def specialise(kernel: Any, given: Mapping[str, Any], arch: int) -> Specialised:
 
 
 @needs(TRITON, "triton:compile", "triton.compiler:ASTSource", to=_COMPILE)
-def compile_for(kernel: Any, specialised: Specialised, arch: int) -> Any:
+def compile_for(kernel: Any, specialised: Specialised, arch: Arch) -> Any:
     """Return the compiled kernel, with ``asm``, ``metadata`` and ``hash``. ``triton.compile`` is undocumented too."""
     import triton
     from triton.compiler import ASTSource
@@ -123,12 +124,12 @@ def assembler_path(arch: int) -> str:
     return str(get_ptxas(arch).path)
 
 
-@needs(TRITON, "triton.backends:backends", to="tell whether there is a compiler for NVIDIA's GPUs")
-def compiles_for_nvidia() -> bool:
-    """Whether this Triton was built with NVIDIA's compiler."""
+@needs(TRITON, "triton.backends:backends", to="tell whether there is a compiler for a GPU")
+def compiles_for(arch: Arch) -> bool:
+    """Whether this Triton was built with the compiler of the architecture's vendor."""
     from triton.backends import backends
 
-    return "nvidia" in backends
+    return ("nvidia" if isinstance(arch, int) else "amd") in backends
 
 
 @needs(TRITON, "triton.runtime.jit:JITFunction", to="tell kernels that can be compiled")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import Amount, Data
 from perflab.results.records import TierRecord
 
@@ -10,7 +11,8 @@ class KernelResources(Data, frozen=True):
     """The resources of a multiprocessor that a compiled kernel uses, and the counts of its special instructions."""
 
     ptxas: str
-    """The version of the assembler; Triton ships more than one."""
+    """The version of the assembler; Triton ships more than one. Empty for AMD: Triton's own LLVM
+    assembles there."""
     num_warps: Amount
     """The number of warps in a block, including warps that the compiler added."""
     num_stages: Amount
@@ -21,7 +23,7 @@ class KernelResources(Data, frozen=True):
     spill_store_bytes: Amount
     spill_load_bytes: Amount
     """The bytes that a thread spills (stores) and reads back (loads), as the assembler counts them: each instruction
-    counts once, in a loop or not."""
+    counts once, in a loop or not. AMD's compiler counts spilled vector registers, of four bytes: these are stores."""
     static_shared_bytes: Amount
     dynamic_shared_bytes: Amount
     shared_limit_bytes: int
@@ -35,7 +37,8 @@ class KernelResources(Data, frozen=True):
     tensor_columns: Amount = 0
     """The number of columns of tensor memory that a block uses (Blackwell)."""
     instructions: dict[str, Amount] = {}
-    """The number of instructions in the PTX by kind: ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for copies by TMA."""
+    """The number of instructions by kind: in the PTX ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for copies by TMA; in
+    AMD's assembly ``mfma``."""
 
     @property
     def shared_bytes(self) -> int:
@@ -54,8 +57,7 @@ class CompiledKernel(Data, frozen=True):
     registration: str
     """The place where the kernel is registered: ``package.module:attribute``."""
     name: str
-    arch: int
-    """The compute capability without the dot: 90 is sm_90."""
+    arch: Arch
     triton: str
     resources: KernelResources | None = None
     problem: str | None = None
@@ -85,6 +87,6 @@ class CompiledCase(TierRecord, frozen=True, tag="compiled"):
     before: KernelResources | None = None
 
 
-def case_of(name: str, arch: int) -> str:
-    """Return the case name of a kernel for an architecture: ``rms-norm-bf16[sm_90]``."""
-    return f"{name}[sm_{arch}]"
+def case_of(name: str, arch: Arch) -> str:
+    """Return the case name of a kernel for an architecture: ``rms-norm-bf16[sm_90]``, ``rms-norm-bf16[gfx942]``."""
+    return f"{name}[{name_of_arch(arch)}]"

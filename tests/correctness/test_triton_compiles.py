@@ -17,7 +17,7 @@ from perflab.results.compiled import CompiledKernel, KernelResources
 pytestmark = pytest.mark.correctness
 
 REGISTRATION = "tests.perf.kernels:examples"
-ON_TENSOR_CORES = [
+ON_TENSOR_CORES: list[tuple[str, int | str, str]] = [
     ("attention_forward-bf16-d128-causal-128x64-w8", 90, "wgmma"),
     ("attention_forward-bf16-d128-causal-128x64-w8", 80, "mma"),
     ("attention_forward_tma-bf16-d128-causal-128x64-w8", 90, "wgmma"),
@@ -26,34 +26,39 @@ ON_TENSOR_CORES = [
     ("attention_dq-bf16-d256-causal-64x32-w8", 90, "wgmma"),
     ("attention_decode-bf16-d128-windowed-16x64-w4", 90, "mma"),
     ("quantised_product-int4-128-bf16-1", 90, "mma"),
+    ("attention_forward-bf16-d64-causal-64x64-w4", "gfx942", "mfma"),
+    ("attention_forward-bf16-d64-causal-64x64-w4", "gfx950", "mfma"),
 ]
-WITHOUT = [
+WITHOUT: list[tuple[str, int | str]] = [
     ("attention_forward-fp32-d128-causal-32x16-w8", 90),
     ("attention_dk_dv-fp32-d128-causal-16x16-w8", 80),
     ("attention_delta-bf16-d128", 90),
     ("rms_norm_backward-fp32-8192", 90),
     ("weighted_sum_backward-fp32-128", 90),
     ("cross_entropy-bf16-128256", 90),
+    ("rms_norm-bf16-128", "gfx942"),
 ]
 ALL = [(name, arch) for name, arch, _ in ON_TENSOR_CORES] + WITHOUT
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Iterator[dict[tuple[str, int], CompiledKernel]]:
+def compiled() -> Iterator[dict[tuple[str, int | str], CompiledKernel]]:
     """All of them, compiled in processes that do not know of Triton's interpreter."""
     with CompilerPool() as pool:
         asked = {(name, arch): pool.submit(REGISTRATION, name, arch) for name, arch in ALL}
         yield {key: answer.result() for key, answer in asked.items()}
 
 
-def resources(compiled: dict[tuple[str, int], CompiledKernel], name: str, arch: int) -> KernelResources:
+def resources(compiled: dict[tuple[str, int | str], CompiledKernel], name: str, arch: int | str) -> KernelResources:
     found = compiled[name, arch]
     assert found.resources is not None, found.problem
     return found.resources
 
 
 @pytest.mark.parametrize(("name", "arch"), ALL)
-def test_a_kernel_fits_without_spilling(name: str, arch: int, compiled: dict[tuple[str, int], CompiledKernel]) -> None:
+def test_a_kernel_fits_without_spilling(
+    name: str, arch: int | str, compiled: dict[tuple[str, int | str], CompiledKernel]
+) -> None:
     found = resources(compiled, name, arch)
     assert found.static_shared_bytes + found.dynamic_shared_bytes <= found.shared_limit_bytes
     assert (found.spill_store_bytes, found.spill_load_bytes) == (0, 0)
@@ -61,7 +66,7 @@ def test_a_kernel_fits_without_spilling(name: str, arch: int, compiled: dict[tup
 
 @pytest.mark.parametrize(("name", "arch", "kind"), ON_TENSOR_CORES)
 def test_sixteen_bit_products_run_on_the_tensor_cores(
-    name: str, arch: int, kind: str, compiled: dict[tuple[str, int], CompiledKernel]
+    name: str, arch: int | str, kind: str, compiled: dict[tuple[str, int | str], CompiledKernel]
 ) -> None:
     found = resources(compiled, name, arch).instructions
     assert found.get(kind, 0) > 0
@@ -69,7 +74,7 @@ def test_sixteen_bit_products_run_on_the_tensor_cores(
 
 
 @pytest.mark.parametrize(("name", "arch"), WITHOUT)
-def test_float32_stays_ieee(name: str, arch: int, compiled: dict[tuple[str, int], CompiledKernel]) -> None:
+def test_float32_stays_ieee(name: str, arch: int | str, compiled: dict[tuple[str, int | str], CompiledKernel]) -> None:
     """A tensor core would round its operands to TF32."""
     assert resources(compiled, name, arch).instructions == {}
 

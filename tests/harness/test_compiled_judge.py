@@ -107,6 +107,16 @@ def test_tensor_memory_that_no_block_can_have_fails() -> None:
     ]
 
 
+def test_a_kernel_of_amd_is_named_and_judged_like_others() -> None:
+    with_products = {"ptxas": "", "instructions": {"mfma": 8}}
+    before = baseline(resources(**with_products))
+    judgement = judge_compiled(kernel(resources(**{**with_products, "instructions": {}}), arch="gfx942"), before)
+    assert judgement.reasons == ["lost mfma: its products no longer run on matrix cores"]
+    result = Result(case="k.py::attend[gfx942]", judgement=judgement, outcome=CompiledCase(now=kernel(arch="gfx942")))
+    assert [line.text for line in kernel_table([result])][2].startswith(" gfx942")
+    assert judge_compiled(kernel(problem="x", arch="gfx950"), None).reasons == ["does not compile for gfx950: x"]
+
+
 def test_what_does_not_compile_fails_and_regressed_if_it_once_did() -> None:
     broken = kernel(problem="NameError: x\nin: y = x")
     assert judge_compiled(broken, None) == Judgement(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy, parse_architectures
+from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy, occupancy_on_amd, parse_architectures
 
 PROGRAM = """
 #include <stdio.h>
@@ -57,6 +57,7 @@ def test_it_counts_what_nvidias_calculator_counts(tmp_path: Path) -> None:
     asked = [
         (architecture, num_warps, registers, shared)
         for architecture in ARCHITECTURES.values()
+        if isinstance(architecture.number, int)
         for num_warps, registers, shared in itertools.product(
             (1, 2, 4, 5, 8, 12, 16, 32),
             (1, 16, 24, 32, 33, 40, 63, 64, 65, 80, 96, 128, 168, 169, 224, 232, 255),
@@ -65,7 +66,7 @@ def test_it_counts_what_nvidias_calculator_counts(tmp_path: Path) -> None:
         if shared <= architecture.shared_limit_bytes
     ]
     lines = [
-        f"{a.number // 10} {a.number % 10} {a.max_warps} {a.shared_bytes} {num_warps} {registers} {shared}"
+        f"{str(a.number)[:-1]} {str(a.number)[-1]} {a.max_warps} {a.shared_bytes} {num_warps} {registers} {shared}"
         for a, num_warps, registers, shared in asked
     ]
     done = subprocess.run([tmp_path / "ask"], input="\n".join(lines), capture_output=True, text=True, check=True)
@@ -99,12 +100,40 @@ def test_it_says_what_there_is_no_more_room_for(
     assert found == (blocks, limited_by)
 
 
+@pytest.mark.parametrize(
+    ("arch", "num_warps", "waves_per_simd", "shared_bytes", "blocks", "limited_by"),
+    [
+        ("gfx942", 8, 8, 0, 4, "warps"),
+        ("gfx942", 8, 2, 48 * 1024, 1, "registers"),
+        ("gfx942", 4, 2, 48 * 1024, 1, "shared memory"),
+        ("gfx942", 4, 5, 21 * 1024, 3, "shared memory"),
+        ("gfx942", 4, 5, 21 * 1024 + 512, 2, "shared memory"),  # multiples of 512 B
+        ("gfx942", 4, 8, 64 * 1024 + 1, 0, "shared memory"),
+        ("gfx950", 4, 5, 49_888, 3, "shared memory"),
+        ("gfx950", 4, 8, 21 * 1280, 6, "shared memory"),
+        ("gfx950", 4, 8, 21 * 1280 + 1, 5, "shared memory"),  # multiples of 1280 B
+        ("gfx950", 8, 2, 67_008, 1, "registers"),
+        ("gfx950", 16, 1, 0, 0, "registers"),
+        ("gfx950", 2, 8, 0, 16, "warps"),
+        ("gfx950", 1, 8, 0, 32, "warps"),
+    ],
+)
+def test_a_compute_unit_of_amd_has_room_for_as_many_blocks_as_its_scarcest_resource(
+    arch: str, num_warps: int, waves_per_simd: int, shared_bytes: int, blocks: int, limited_by: str
+) -> None:
+    found = occupancy_on_amd(
+        ARCHITECTURES[arch], num_warps=num_warps, waves_per_simd=waves_per_simd, shared_bytes=shared_bytes
+    )
+    assert found == (blocks, limited_by)
+
+
 def test_architectures_are_read_as_people_write_them() -> None:
     assert parse_architectures("80,90 sm_100") == (80, 90, 100)
     assert parse_architectures("sm_90a,90") == (90,)
+    assert parse_architectures("GFX942 90,gfx950") == ("gfx942", 90, "gfx950")
 
 
-@pytest.mark.parametrize("text", ["95", "hopper", "80,9.0", ""])
+@pytest.mark.parametrize("text", ["95", "hopper", "80,9.0", "gfx90", "sm_gfx", ""])
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(text: str) -> None:
-    with pytest.raises(ValueError, match="known are 80, 86, 89, 90, 100, 103, 120"):
+    with pytest.raises(ValueError, match="known are 80, 86, 89, 90, 100, 103, 120, gfx942, gfx950"):
         parse_architectures(text)

@@ -7,6 +7,7 @@ import pytest
 from perflab.compiled.compiler.resources import (
     assembler_version,
     count_instructions,
+    read_amdgcn,
     read_assembler,
     useful_lines,
 )
@@ -61,10 +62,37 @@ def test_another_log_is_refused_and_not_taken_for_no_spills() -> None:
         ("\tcp.async.cg.shared.global [%r1], [%rd1], 16;", None),
         ("\tldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1}, [%r2];", None),
         ("\t// mma.sync is only spoken of", None),
+        ("\tv_mfma_f32_32x32x8_bf16_1k v[2:17], v[18:19], v[20:21], 0", "mfma"),
+        ("\tv_smfmac_f32_16x16x32_bf16 v[2:5], v[6:7], v[8:11], v1", "mfma"),
+        ("\tv_fma_f32 v1, v2, v3, v4", None),
     ],
 )
 def test_instructions_are_counted_by_kind(line: str, kind: str | None) -> None:
     assert count_instructions(f"{line}\n{line}\n") == ({kind: 2} if kind else {})
+
+
+CDNA = """\
+; Kernel info:
+; NumVgprs: 128
+; NumAgprs: 128
+; TotalNumVgprs: 256
+; ScratchSize: 96
+; Occupancy: 2
+amdhsa.kernels:
+  - .agpr_count:     128
+    .group_segment_fixed_size: 1024
+    .sgpr_spill_count: 5
+    .vgpr_count:     256
+    .vgpr_spill_count: 23
+"""
+
+
+def test_amds_assembly_says_what_a_kernel_takes() -> None:
+    found = read_amdgcn(CDNA)
+    assert found.resources == reported(256, 96, 92, 0, 1024), "23 registers of four bytes"
+    assert found.waves_per_simd == 2
+    with pytest.raises(ValueError, match="does not say its vgpr_spill_count, Occupancy"):
+        read_amdgcn(CDNA.replace(".vgpr_spill_count", ".x").replace("Occupancy", "x"))
 
 
 def test_the_assembler_tells_its_version() -> None:

@@ -45,7 +45,9 @@ def test_a_file_begins_with_its_schema_and_holds_a_row_a_line_in_order(tmp_path:
         "h100", {CASE: predicted_baseline(of, parameters={"n": 1}), OTHER: predicted_baseline()}
     )
     text = path.read_text()
-    assert text.startswith('{\n  "schema": 1,\n  "gpu": "h100",\n  "rows": {\n    "at_peak": "category, module, operator,')
+    assert text.startswith(
+        '{\n  "schema": 1,\n  "gpu": "h100",\n  "rows": {\n    "at_peak": "category, module, operator,'
+    )
     assert list(json.loads(text)["cases"]) == ["test_forward[a::b]", NAME]
     assert (
         text[text.index(f'    "{NAME}"') :]

@@ -13,7 +13,7 @@ from perflab.lab.launch import Launch
 from perflab.lab.recurrence.examples import launches as recurrence_launches
 
 
-def examples(arch: int) -> list[KernelExample]:
+def examples(arch: int | str) -> list[KernelExample]:
     """All that are shipped, as they would be launched on a GPU of that architecture."""
     limit = ARCHITECTURES[arch].shared_limit_bytes
     launches = attention_launches(limit) | fused_launches(limit) | expert_launches(limit) | recurrence_launches(limit)

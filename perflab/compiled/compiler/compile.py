@@ -1,4 +1,4 @@
-"""Compiles one example for one architecture, along Triton's own path from launch to cubin, without a GPU.
+"""Compiles one example for one architecture, along Triton's own path from launch to machine code, without a GPU.
 
 Triton's own binder derives what a launch would derive from its arguments (types, divisibility by 16, compile-time
 constants), for the target architecture instead of the one that is present. Runs in a process without TRITON_INTERPRET.
@@ -11,11 +11,18 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
+from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import changed
 from perflab.base.errors import KernelError
-from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
+from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy, occupancy_on_amd
 from perflab.compiled.compiler.example import KernelExample
-from perflab.compiled.compiler.resources import assembler_version, count_instructions, read_assembler, useful_lines
+from perflab.compiled.compiler.resources import (
+    assembler_version,
+    count_instructions,
+    read_amdgcn,
+    read_assembler,
+    useful_lines,
+)
 from perflab.internals import of_triton as triton_internals
 from perflab.internals.lookup import switched_off
 from perflab.internals.of_triton import Specialised
@@ -28,7 +35,7 @@ _PTXAS_S = 60.0
 
 
 def compile_example(
-    registration: str, example: KernelExample, arch: int, siblings: Iterable[KernelExample] = ()
+    registration: str, example: KernelExample, arch: Arch, siblings: Iterable[KernelExample] = ()
 ) -> CompiledKernel:
     """Compile the example; a kernel that does not compile gives a result with the compiler's message.
 
@@ -51,11 +58,11 @@ def _runs(kernel: CompiledKernel) -> bool:
     return kernel.resources is not None and kernel.resources.fits
 
 
-def _compiled(registration: str, example: KernelExample, arch: int) -> tuple[CompiledKernel, bool]:
+def _compiled(registration: str, example: KernelExample, arch: Arch) -> tuple[CompiledKernel, bool]:
     """Return the compiled kernel, and whether it failed with an error after which an autotuner tries the next one."""
     import triton
 
-    _check(example)
+    _check(example, arch)
     refused = False
     try:
         resources, problem = _resources(example, arch), None
@@ -76,36 +83,44 @@ def _compiled(registration: str, example: KernelExample, arch: int) -> tuple[Com
     return compiled, refused
 
 
-def specialise(example: KernelExample, arch: int) -> Specialised:
+def specialise(example: KernelExample, arch: Arch) -> Specialised:
     """Return the specialised arguments that a launch of the example passes to the compiler on that architecture."""
     launch = {"num_warps": example.num_warps, "num_stages": example.num_stages, **example.options}
     return triton_internals.specialise(example.kernel, {**example.arguments, **launch}, arch)
 
 
-def _resources(example: KernelExample, arch: int) -> KernelResources:
+def _resources(example: KernelExample, arch: Arch) -> KernelResources:
     specialised = specialise(example, arch)
     compiled = triton_internals.compile_for(example.kernel, specialised, arch)
-    report = read_assembler(_assembler_log(compiled, specialised.options, arch))
     limits, metadata = ARCHITECTURES[arch], compiled.metadata
-    columns = triton_internals.tensor_columns(metadata)
-    blocks, limited_by = occupancy(
-        limits,
-        num_warps=metadata.num_warps,
-        registers=report["registers"],
-        shared_bytes=report["static_shared_bytes"] + metadata.shared,
-        tensor_columns=columns,
-    )
+    warps, columns, assembler = metadata.num_warps, 0, ""
+    if isinstance(arch, str):
+        report, waves_per_simd = read_amdgcn(compiled.asm["amdgcn"])
+        shared_bytes = report["static_shared_bytes"] + metadata.shared
+        blocks, limited_by = occupancy_on_amd(
+            limits, num_warps=warps, waves_per_simd=waves_per_simd, shared_bytes=shared_bytes
+        )
+    else:
+        report = read_assembler(_assembler_log(compiled, specialised.options, arch))
+        columns, assembler = triton_internals.tensor_columns(metadata), _ptxas_version(arch)
+        blocks, limited_by = occupancy(
+            limits,
+            num_warps=warps,
+            registers=report["registers"],
+            shared_bytes=report["static_shared_bytes"] + metadata.shared,
+            tensor_columns=columns,
+        )
     return KernelResources(
-        ptxas=_ptxas_version(arch),
-        num_warps=metadata.num_warps,
+        ptxas=assembler,
+        num_warps=warps,
         num_stages=metadata.num_stages,
         **report,
         dynamic_shared_bytes=metadata.shared,
         shared_limit_bytes=limits.shared_limit_bytes,
         tensor_columns=columns,
-        instructions=count_instructions(compiled.asm["ptx"]),
+        instructions=count_instructions(compiled.asm["amdgcn" if isinstance(arch, str) else "ptx"]),
         blocks_per_sm=blocks,
-        warps_per_sm=blocks * metadata.num_warps,
+        warps_per_sm=blocks * warps,
         max_warps_per_sm=limits.max_warps,
         limited_by=limited_by,
     )
@@ -135,9 +150,11 @@ def _ptxas_version(arch: int) -> str:
     return assembler_version(said)
 
 
-def _check(example: KernelExample) -> None:
-    if not triton_internals.compiles_for_nvidia():
-        raise KernelError("this Triton has no NVIDIA compiler", "install triton from PyPI: pip install triton")
+def _check(example: KernelExample, arch: Arch) -> None:
+    if not triton_internals.compiles_for(arch):
+        raise KernelError(
+            f"this Triton has no compiler for {name_of_arch(arch)}", "install triton from PyPI: pip install triton"
+        )
     if not triton_internals.is_jitted(example.kernel):
         raise KernelError(
             f"kernel example {example.name!r} was decorated for Triton's interpreter, which compiles nothing",
@@ -145,7 +162,7 @@ def _check(example: KernelExample) -> None:
         )
 
 
-def _words(error: Any, arch: int) -> str:
+def _words(error: Any, arch: Arch) -> str:
     """Return the useful part of a compilation error: the message, and the line of the kernel that it is about."""
     inner: Any = error
     while inner is not None:
@@ -157,6 +174,10 @@ def _words(error: Any, arch: int) -> str:
         line = source[node.lineno - 1].strip() if 0 < getattr(node, "lineno", 0) <= len(source) else ""
         why = error.error_message or str(error.__cause__ or type(error).__name__)
         return "\n".join(part for part in (useful_lines(why), f"in: {line}" if line else "") if part)
-    if triton_internals.is_assembler_error(error) and "is not defined for option 'gpu-name'" in str(error):
+    if (
+        isinstance(arch, int)
+        and triton_internals.is_assembler_error(error)
+        and "is not defined for option 'gpu-name'" in str(error)
+    ):
         return f"ptxas {_ptxas_version(arch)}, which Triton uses, does not know sm_{arch}"
     return useful_lines(f"{type(error).__name__}: {error}")

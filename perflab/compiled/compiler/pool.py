@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from perflab.base.arch import Arch
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler.resources import useful_lines
 from perflab.compiled.compiler.worker import ANSWERS, Answer, Request
@@ -58,7 +59,7 @@ class CompilerPool:
         for _ in range(self._number - len(self._all)):
             self._idle.put(self._started())
 
-    def names(self, registration: str, archs: Iterable[int]) -> dict[int, list[str]]:
+    def names(self, registration: str, archs: Iterable[Arch]) -> dict[Arch, list[str]]:
         """Return the names of the registered kernels, by architecture.
 
         Raises:
@@ -66,7 +67,7 @@ class CompilerPool:
         """
         return {arch: self._ask(Request(registration=registration, arch=arch)).names or [] for arch in archs}
 
-    def submit(self, registration: str, name: str, arch: int) -> Future[CompiledKernel]:
+    def submit(self, registration: str, name: str, arch: Arch) -> Future[CompiledKernel]:
         """Compile one kernel as soon as a process is free, and return the future of the result."""
         return self._threads.submit(self._compile, registration, name, arch)
 
@@ -80,7 +81,7 @@ class CompilerPool:
         for process in self._all:
             process.close()
 
-    def _compile(self, registration: str, name: str, arch: int) -> CompiledKernel:
+    def _compile(self, registration: str, name: str, arch: Arch) -> CompiledKernel:
         request = Request(registration=registration, name=name, arch=arch)
         try:
             compiled = self._ask(request).compiled

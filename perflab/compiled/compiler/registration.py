@@ -9,19 +9,20 @@ import traceback
 from types import ModuleType
 from typing import Any
 
+from perflab.base.arch import Arch
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler.example import KernelExample
 
 _WANTED = "a list or tuple of perflab.compiled.compiler.KernelExample, or a function that returns one"
 
 
-def load_examples(registration: str, arch: int) -> list[KernelExample]:
+def load_examples(registration: str, arch: Arch) -> list[KernelExample]:
     """Return the registered examples for an architecture, in order; an autotuned kernel gives one a configuration.
 
     Args:
         registration: ``package.module:attribute``. The attribute is a list or a tuple, or a function that returns one.
-            The function takes no arguments, or the architecture's number if configurations depend on it.
-        arch: the compute capability without the dot: 90 is sm_90.
+            The function takes no arguments, or the architecture (90, "gfx942") if configurations depend on it.
+        arch: the architecture.
 
     Raises:
         KernelError: the module cannot be imported, the attribute does not exist, or it is of another type.
@@ -56,7 +57,7 @@ def _import(name: str, registration: str) -> ModuleType:
         raise _broken(f"importing {name} failed", error) from error
 
 
-def _called(registered: Any, registration: str, arch: int) -> Any:
+def _called(registered: Any, registration: str, arch: Arch) -> Any:
     if isinstance(registered, list | tuple) or not inspect.isroutine(registered):
         return registered
     takes_arch = bool(inspect.signature(registered).parameters)

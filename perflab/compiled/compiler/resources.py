@@ -1,17 +1,21 @@
-"""Parses the log of ptxas, and counts instructions in the PTX. Pure."""
+"""Parses the log of ptxas and AMD's assembly, and counts special instructions. Pure."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _INSTRUCTIONS = {
     "mma": re.compile(r"^\s*(?:@!?%\w+\s+)?mma\.(?:sp(?:::\w+)?\.)?sync\b", re.MULTILINE),
     "wgmma": re.compile(r"\bwgmma\.mma_async\b"),
     "tcgen05": re.compile(r"\btcgen05\.mma\b"),
     "tma": re.compile(r"\bcp(?:\.reduce)?\.async\.bulk\.tensor\b"),
+    "mfma": re.compile(r"^\s*v_(?:mfma|smfmac)_", re.MULTILINE),
 }
 """The patterns of instructions by kind, named as in the PTX ISA: tensor-core products that exist since Ampere
-(``mma``), Hopper (``wgmma``) and Blackwell (``tcgen05``), and copies by TMA."""
+(``mma``), Hopper (``wgmma``) and Blackwell (``tcgen05``), and copies by TMA; and as in AMD's ISA of CDNA: products of
+matrix cores (``mfma``)."""
+_REGISTER_BYTES = 4
 
 
 def read_assembler(log: str) -> dict[str, int]:
@@ -38,9 +42,41 @@ def read_assembler(log: str) -> dict[str, int]:
     }
 
 
-def count_instructions(ptx: str) -> dict[str, int]:
-    """Return the number of instructions in the PTX by kind; kinds without any are left out."""
-    code = re.sub(r"//.*", "", ptx)
+class OnAmd(NamedTuple):
+    """A kernel's resources as AMD's compiler reports them."""
+
+    resources: dict[str, int]
+    """A kernel's resources, named as in ``KernelResources``."""
+    waves_per_simd: int
+    """The most waves that are on a SIMD at once, by their registers."""
+
+
+def read_amdgcn(assembly: str) -> OnAmd:
+    """Return a kernel's resources from its AMD assembly: from its metadata, and from LLVM's comments on the kernel.
+
+    Scalar registers that spill go into lanes of vector registers, and count as these.
+
+    Raises:
+        ValueError: the text lacks one of the numbers.
+    """
+    said = dict(re.findall(r"^\s*\.(\w+):\s*(\d+)\s*$", assembly, re.MULTILINE))
+    said |= dict(re.findall(r"^\s*; (ScratchSize|Occupancy): (\d+)", assembly, re.MULTILINE))
+    wanted = ("vgpr_count", "vgpr_spill_count", "group_segment_fixed_size", "ScratchSize", "Occupancy")
+    if missing := [name for name in wanted if name not in said]:
+        raise ValueError(f"the assembly of the kernel does not say its {', '.join(missing)}")
+    resources = {
+        "registers": int(said["vgpr_count"]),
+        "stack_bytes": int(said["ScratchSize"]),
+        "spill_store_bytes": _REGISTER_BYTES * int(said["vgpr_spill_count"]),
+        "spill_load_bytes": 0,
+        "static_shared_bytes": int(said["group_segment_fixed_size"]),
+    }
+    return OnAmd(resources, int(said["Occupancy"]))
+
+
+def count_instructions(code: str) -> dict[str, int]:
+    """Return the number of special instructions in PTX or AMD assembly by kind; kinds without any are left out."""
+    code = re.sub(r"//.*", "", code)
     found = {kind: len(pattern.findall(code)) for kind, pattern in _INSTRUCTIONS.items()}
     return {kind: count for kind, count in found.items() if count}
 

@@ -12,6 +12,7 @@ from functools import cache
 
 import msgspec
 
+from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import Data
 from perflab.base.errors import PerflabError
 from perflab.compiled.compiler.example import KernelExample
@@ -24,7 +25,7 @@ class Request(Data, frozen=True, tag=True):
     """A request to compile an example, or, without a ``name``, to list the names of the registered examples."""
 
     registration: str
-    arch: int
+    arch: Arch
     name: str | None = None
 
 
@@ -42,7 +43,7 @@ ANSWERS: msgspec.json.Decoder[Answer | Alive] = msgspec.json.Decoder(Answer | Al
 
 
 @cache
-def _examples(registration: str, arch: int) -> dict[str, KernelExample]:
+def _examples(registration: str, arch: Arch) -> dict[str, KernelExample]:
     from perflab.compiled.compiler.registration import load_examples
 
     return {example.name: example for example in load_examples(registration, arch)}
@@ -56,8 +57,9 @@ def answer(request: Request) -> Answer:
         if request.name is None:
             return Answer(names=list(examples))
         if request.name not in examples:
+            arch = name_of_arch(request.arch)
             return Answer(
-                problem=f"{request.registration} has no {request.name!r} for sm_{request.arch} where it is compiled",
+                problem=f"{request.registration} has no {request.name!r} for {arch} where it is compiled",
                 remedy="register the same kernels in every process, with and without TRITON_INTERPRET",
             )
         from perflab.compiled.compiler.compile import compile_example

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 import perflab
+from perflab.base.arch import Arch
 from perflab.base.commit import current_commit
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler.pool import CompilerPool
@@ -44,7 +45,7 @@ Stale = dict[tuple[str, str], list[str]]
 
 def compile_kernels(
     registrations: Sequence[str],
-    archs: Sequence[int] | None,
+    archs: Sequence[Arch] | None,
     *,
     update: bool,
     reason: str | None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from perflab.base.arch import Arch, name_of_arch
 from perflab.base.errors import KernelError
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.store import KernelStore
@@ -28,13 +29,13 @@ class Choice:
 
     registration: str
     name: str
-    arch: int
+    arch: Arch
 
     def __str__(self) -> str:
-        return f"{self.name}-sm{self.arch}"
+        return f"{self.name}-{name_of_arch(self.arch).replace('_', '')}"
 
 
-def choices_of(names: Mapping[str, Mapping[int, Sequence[str]]]) -> list[Choice]:
+def choices_of(names: Mapping[str, Mapping[Arch, Sequence[str]]]) -> list[Choice]:
     """Return each kernel with each of its architectures: kernel by kernel, in the order of registration.
 
     ``names`` holds the names of kernels by registration and architecture.

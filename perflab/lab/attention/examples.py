@@ -8,7 +8,9 @@ For whoever compiles ahead of time. The functions that make these launches are t
 the tiles are all that may be chosen there. This module imports Triton.
 """
 
+import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from perflab.lab.attention.scoring import Scoring, default_scale
 from perflab.lab.attention.triton_decode import decode_launch, decode_tiles, merge_launch, splits_of
 from perflab.lab.attention.triton_launches import delta_launch, dk_dv_launch, dq_launch, forward_launch
 from perflab.lab.attention.triton_pattern import pattern_launch, pattern_tiles
-from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
+from perflab.lab.attention.triton_tiles import NoTiles, Tiles, candidate_tiles
 from perflab.lab.attention.triton_tma import tma_forward_launch
 from perflab.lab.launch import SHARED_BYTES, Launch
 
@@ -33,31 +35,31 @@ _SEQUENCES, _QUERY_HEADS, _KEY_HEADS, _CAPACITY, _PAGE = 16, 32, 8, 8192, 64
 def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     """Name -> launch, such as "attention_forward-bf16-d128-causal-128x64-w8", for a GPU with so much shared memory.
 
-    All tiles that may be chosen, for each mask. The TMA kernel is there where the limit is Hopper's or more.
+    All tiles that may be chosen, for each mask, without the kernels for which the memory has room for no tile. The TMA
+    kernel is there where the limit is Hopper's or more.
     """
-    found: dict[str, Launch] = {}
-    for head_dim in (64, 128):
-        found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes))
-        found |= dict(_each("fp32", head_dim, "causal", shared_limit_bytes))
-        found |= dict(_each("bf16", head_dim, "full", shared_limit_bytes))
-    for head_dim in (80, 256):
-        found |= dict(_each("bf16", head_dim, "causal", shared_limit_bytes))
-    found |= dict(_each("bf16", 64, "windowed", shared_limit_bytes))
+    limit = shared_limit_bytes
     out, ends = _meta(_HEADS, 128, torch.bfloat16), _ends()
-    for dtype_name, head_dim, side in (("bf16", 64, 64), ("bf16", 128, 128), ("fp32", 128, 64)):
-        found |= dict(_pattern(dtype_name, head_dim, side, shared_limit_bytes))
-    found |= dict(_each("bf16", 128, "sinks", shared_limit_bytes))
-    found["attention_delta-bf16-d128"] = delta_launch(out, out, None, ends)
-    for dtype_name, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 128)):
-        found |= _decode(dtype_name, head_dim, "plain", shared_limit_bytes)
-    for kind in ("paged", "int8", "windowed", "several", "many", "windowed-many"):
-        found |= _decode("bf16", 128, kind, shared_limit_bytes)
-    found |= _decode("bf16", 256, "windowed-many", shared_limit_bytes)
-    found |= _decode("fp32", 128, "windowed-many", shared_limit_bytes)
+    found = {"attention_delta-bf16-d128": delta_launch(out, out, None, ends)}
+    masked = [(dtype, head_dim, "causal") for head_dim in (64, 128) for dtype in _DTYPES]
+    masked += [("bf16", head_dim, "full") for head_dim in (64, 128)]
+    masked += [("bf16", 80, "causal"), ("bf16", 256, "causal"), ("bf16", 64, "windowed"), ("bf16", 128, "sinks")]
+    patterns = (("bf16", 64, 64), ("bf16", 128, 128), ("fp32", 128, 64))
+    decoded = [*(("bf16", head_dim, "plain") for head_dim in (64, 128, 256)), ("fp32", 128, "plain")]
+    decoded += [("bf16", 128, kind) for kind in ("paged", "int8", "windowed", "several", "many", "windowed-many")]
+    decoded += [("bf16", 256, "windowed-many"), ("fp32", 128, "windowed-many")]
+    groups = [
+        *(partial(_each, *one, limit) for one in masked),
+        *(partial(_pattern, *one, limit) for one in patterns),
+        *(partial(_decode, *one, limit) for one in decoded),
+    ]
+    for group in groups:
+        with contextlib.suppress(NoTiles):  # a forward without its backward is left out with it
+            found |= dict(group())
     return found
 
 
-def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) -> dict[str, Launch]:
+def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) -> Iterator[tuple[str, Launch]]:
     """One token of each sequence; `several`: 8, which fill half a tile; `many`: 32, a whole one. `windowed` is capped,
     and has pages of int8."""
     dtype, every = _DTYPES[dtype_name], kind.startswith("windowed")
@@ -74,14 +76,11 @@ def _decode(dtype_name: str, head_dim: int, kind: str, shared_limit_bytes: int) 
     num_splits, _ = splits_of(q, stored, tiles)
     parts = torch.empty(num_splits, *q.shape, device="meta")
     shape = f"{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
-    found = {
-        f"attention_decode-{dtype_name}-d{head_dim}-{kind}-{shape}": decode_launch(
-            q, stored, parts, parts[..., 0], scoring, tiles
-        )
-    }
+    name = f"attention_decode-{dtype_name}-d{head_dim}-{kind}-{shape}"
+    yield name, decode_launch(q, stored, parts, parts[..., 0], scoring, tiles)
     if kind == "plain":
-        found[f"attention_decode_merge-{dtype_name}-d{head_dim}"] = merge_launch(parts, parts[..., 0], q, q[..., 0])
-    return found
+        merged = merge_launch(parts, parts[..., 0], q, q[..., 0])
+        yield f"attention_decode_merge-{dtype_name}-d{head_dim}", merged
 
 
 def _pattern(dtype_name: str, head_dim: int, side: int, shared_limit_bytes: int) -> Iterator[tuple[str, Launch]]:

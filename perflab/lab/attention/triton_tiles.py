@@ -92,6 +92,10 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
+class NoTiles(ValueError):  # noqa: N818 - the name of what there is not
+    """No tile of a kernel fits into the shared memory of a device."""
+
+
 def check_head_dim(head_dim: int, instead: str = "impl='tiled', which takes any") -> None:
     """ValueError where no tile fits, with what to choose instead."""
     if head_dim > MAX_HEAD_DIM:
@@ -104,7 +108,7 @@ def check_head_dim(head_dim: int, instead: str = "impl='tiled', which takes any"
 def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> tuple[Tiles, ...]:
     """Tiles to try for `forward`, `dk_dv` or `dq`, each with as many stages as the shared memory has room for.
 
-    ValueError where not even one stage of any fits.
+    NoTiles where not even one stage of any fits.
     """
     check_head_dim(head_dim)
     columns = padded_head_dim(head_dim)
@@ -116,7 +120,7 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
         fitting += [it for it in (next(fits, None),) if it is not None and it not in fitting]
     if not fitting:
         least = min(replace(tiles, num_stages=1).shared_bytes(kernel, head_dim, dtype.itemsize) for tiles in listed)
-        raise ValueError(
+        raise NoTiles(
             f"attention in Triton at head dimension {head_dim} in {dtype} needs {least} B of shared memory, "
             f"and the device has {shared_limit_bytes}; choose impl='tiled'"
         )
