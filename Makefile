@@ -14,7 +14,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies memory kernels startup attack site docs release test cuda correctness check format clean
+.PHONY: perf gate predict studies memory kernels startup attack site docs versions release test cuda correctness check format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -69,6 +69,11 @@ gate: $(INSTALLED)
 # .github/workflows/site.yml publishes it.
 site: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The tests in environments of the lowest versions that pyproject.toml claims, and of each PyTorch since: half an hour and
+# 5 GB each. VERSIONS="--only=lowest --python=python3.12 tests/harness" runs less, or with another Python.
+versions: $(INSTALLED)
+	$(BIN)/python -m tests.studies.versions $(VERSIONS)
 
 # Outputs in README and docs, by running what the pages show (tests/harness/make_docs.py says how): on a quiet machine, ten
 # minutes. PAGES=docs/start.md makes one page.
