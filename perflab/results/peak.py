@@ -1,6 +1,6 @@
 """Records of peak memory: the blocks that are alive at a peak, by category and place, and what makes it higher.
 
-Profiles, predictions and snapshots divide a peak in the same way and by the same categories.
+Profiles and predictions divide a peak into the same records; snapshots have the same categories.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class PeakPart(Data, frozen=True):
     module: str = ""
     """The innermost module, as in ``ProfileRow``."""
     line: str = ""
-    """The line that asked for the blocks; for memory that a module held before the call, the line that calls the
-    module."""
+    """The line that asked for the blocks, or for most of their bytes; for memory that a module held before the call,
+    the line that calls the module."""
     stack: list[str] = []
     """The line and its callers, the innermost first."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from perflab.compiled.compiler.pool import CompilerPool
+from perflab.lab.attention.examples import launches as attention_launches
 from perflab.lab.attention.triton_tiles import candidate_tiles
 from perflab.lab.kernels.examples import launches as fused_launches
 from perflab.lab.launch import SHARED_BYTES
@@ -87,6 +88,14 @@ def test_there_are_tiles_for_every_head_dimension_on_every_recent_gpu(kernel: st
         for head_dim in (16, 40, 64, 80, 128, 192, 256):
             for tiles in candidate_tiles(kernel, head_dim, dtype, shared_kib * 1024):
                 assert tiles.shared_bytes(kernel, head_dim, dtype.itemsize) <= shared_kib * 1024
+
+
+def test_a_gpu_with_too_little_memory_for_wide_heads_has_all_other_examples() -> None:
+    """64 KiB a block: MI300. A width without a backward has no forward either."""
+    all_of_them, here = (set(attention_launches(kib * 1024)) for kib in (163, 64))
+    kinds = [{"-".join(name.split("-")[:4]) for name in some} for some in (all_of_them, here)]
+    assert kinds[1] < kinds[0]
+    assert {one.split("-")[2] for one in kinds[0] - kinds[1]} == {"d256"}
 
 
 def test_the_fused_examples_hold_every_kernel_forward_and_backward_and_no_memory() -> None:

@@ -133,7 +133,7 @@ def test_architectures_are_read_as_people_write_them() -> None:
     assert parse_architectures("GFX942 90,gfx950") == ("gfx942", 90, "gfx950")
 
 
-@pytest.mark.parametrize("text", ["95", "hopper", "80,9.0", "gfx90", "sm_gfx", ""])
+@pytest.mark.parametrize("text", ["95", "hopper", "80,9.0", "gfx90", "gfx942a", "sm_gfx942", ""])
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(text: str) -> None:
     with pytest.raises(ValueError, match="known are 80, 86, 89, 90, 100, 103, 120, gfx942, gfx950"):
         parse_architectures(text)

@@ -64,9 +64,11 @@ def minors(available: Sequence[str], oldest: tuple[int, int], newest: tuple[int,
 def on_the_index(package: str) -> list[str]:
     """Return the versions of a package that the index has."""
     command = [sys.executable, "-m", "pip", "index", "versions", package]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (line,) = re.findall(r"^Available versions: (.+)$", done.stdout, re.MULTILINE)
-    return [str(one) for one in line.split(", ")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"^Available versions: (.+)$", done.stdout, re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"pip lists no versions of {package}, so none can be tried: {done.stderr.strip()}")
+    return found[1].split(", ")
 
 
 def run(name: str, pins: Sequence[str], python: str, tests: Sequence[str]) -> Row:

@@ -8,6 +8,7 @@ the white papers of CDNA 3 (64 KiB of LDS in a compute unit) and CDNA 4 (160 KiB
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from perflab.base.arch import Arch
@@ -33,7 +34,7 @@ class Architecture:
     max_blocks: int
     shared_bytes: int
     reserved_bytes: int = RESERVED_SHARED_BYTES
-    """The bytes of each block's shared memory that the system reserves."""
+    """The bytes that the system reserves of each block's shared memory; AMD's reserves none."""
     shared_unit_bytes: int = _SHARED_UNIT
     """Shared memory is given to blocks in multiples of this size."""
 
@@ -79,7 +80,7 @@ def parse_architectures(text: str) -> tuple[Arch, ...]:
     parts = [part for part in text.replace(",", " ").split() if part]
     by_name = {str(arch): arch for arch in ARCHITECTURES}
     known = ", ".join(by_name)
-    found = [by_name.get(part.lower().removeprefix("sm_").removeprefix("sm").removesuffix("a")) for part in parts]
+    found = [by_name.get(re.sub(r"^sm_?(\d+)a?$|^(\d+)a$", r"\1\2", part.lower())) for part in parts]
     for part, arch in zip(parts, found, strict=True):
         if arch is None:
             raise ValueError(f"{part!r} is not an architecture that perflab has limits of; known are {known}")
