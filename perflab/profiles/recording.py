@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.base.errors import UsageError
 from perflab.base.kernel_names import kernel_name
-from perflab.internals.of_torch.machine import a_profiler_runs, kineto_results
+from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
 from perflab.measure.clocks.clock import wait_for_devices
 from perflab.measure.counts.profiler import profiler
 from perflab.profiles.device import Kernel
@@ -115,7 +115,7 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
     work = []
     followed: set[int] = set()
     for one in kineto_results(recorded).events():
-        kind = one.activity_type()
+        kind = activity_of(one)
         if kind in _OF_HOST:
             host.append(_event(one, details))
             followed.add(one.device_resource_id())

@@ -23,9 +23,9 @@ def test_each_minor_version_in_the_range_is_tried_in_its_newest_release() -> Non
 def test_what_failed_stands_below_its_environment() -> None:
     failed = failures_in("FAILED tests/a.py::test_x[1] - assert\nERROR tests/b.py\n1 failed, 2 passed in 3s\n")
     assert failed == ["tests/a.py::test_x[1]", "tests/b.py"]
-    rows = [Row("lowest", "/usr/bin/python3.11", {"passed": 2, "failed": 1}, 3.0, failed), Row("x", "p", {}, 0.1, [])]
+    rows = [Row("lowest", "3.11.7", {"passed": 2, "failed": 1}, 3.0, failed), Row("x", "p", {}, 0.1, [])]
     assert table(rows).splitlines()[1:4] == [
-        "lowest                  python3.11         2       1       0      3.0",
+        "lowest                  3.11.7             2       1       0      3.0",
         "  tests/a.py::test_x[1]",
         "  tests/b.py",
     ]

@@ -31,6 +31,7 @@ class Row(NamedTuple):
 
     name: str
     python: str
+    """The version of Python, or the interpreter with which there is no environment."""
     counts: Mapping[str, int]
     """The number of tests by outcome, as pytest's last line has it; empty: pytest did not come to an end."""
     minutes: float
@@ -91,7 +92,10 @@ def run(name: str, pins: Sequence[str], python: str, tests: Sequence[str]) -> Ro
     )
     last = (done.stdout.strip().splitlines() or [""])[-1]
     counts = {what: int(count) for count, what in _COUNT.findall(last)}
-    return Row(name, python, counts, (time.monotonic() - began) / 60, failures_in(done.stdout))
+    version = subprocess.run([folder / "bin/python", "-V"], capture_output=True, text=True, check=True).stdout
+    return Row(
+        name, version.strip().removeprefix("Python "), counts, (time.monotonic() - began) / 60, failures_in(done.stdout)
+    )
 
 
 def failures_in(output: str) -> list[str]:
@@ -104,7 +108,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"{'versions':<24}{'python':<12}{'passed':>8}{'failed':>8}{'skipped':>8}{'minutes':>9}"]
     for row in rows:
         counts = "".join(f"{row.counts.get(what, 0):>8}" for what in ("passed", "failed", "skipped"))
-        lines.append(f"{row.name:<24}{Path(row.python).name:<12}{counts}{row.minutes:>9.1f}")
+        lines.append(f"{row.name:<24}{row.python:<12}{counts}{row.minutes:>9.1f}")
         lines += [f"  {failure}" for failure in row.failures]
     return "\n".join(lines)
 

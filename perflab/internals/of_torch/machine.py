@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _RECORD = "record CUDA's memory (memory_snapshot)"
 _CALLGRIND = "count instructions under callgrind"
+_OF_CUDA = re.compile(r"cu(da)?[A-Z]\w*")
+"""The names of functions of CUDA's runtime and driver."""
 _STREAMS = "follow streams and events (dry runs)"
 
 
@@ -69,6 +72,29 @@ def host_events(results: Any) -> list[Any]:
     """
     cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
     return [event for event in results.events() if event.device_type() == cpu]
+
+
+def activity_of(event: Any) -> str:
+    """Return kineto's name for the activity that an event records: ``cpu_op``, ``user_annotation``, ``kernel``.
+
+    PyTorch 2.11 has no ``activity_type()``: there the event's side, its mark as an annotation and its name tell.
+    """
+    ask = getattr(event, "activity_type", None)
+    return str(ask()) if ask is not None else deduced_activity(event)
+
+
+def deduced_activity(event: Any) -> str:
+    """Return the activity of an event that does not tell it itself, by its side, its mark and its name."""
+    cpu = lookup(TORCH, "torch.autograd:DeviceType.CPU", "read what the profiler saw")
+    is_of_host, name = event.device_type() == cpu, event_name(event)
+    if name.startswith("["):  # [memory], [OutOfMemory]
+        return "cpu_instant_event"
+    if event.is_user_annotation():
+        return "user_annotation" if is_of_host else "gpu_user_annotation"
+    if is_of_host:
+        return "cuda_runtime" if _OF_CUDA.match(name) else "cpu_op"
+    copies = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+    return copies.get(name.split(" ")[0], "kernel")
 
 
 def event_name(event: Any) -> str:
