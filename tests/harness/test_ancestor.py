@@ -123,7 +123,7 @@ def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp
     with Ancestor([start]) as ancestor, side_process(start, 2.0, ancestor) as side:
         with pytest.raises(SideEndedError, match="no answer for 2"):
             side.answer()
-        assert gone_within(2.0, side.pid)
+        assert gone_within(30.0, side.pid)
     (start.directory / "pid").unlink()
     session = (
         "import os, sys, time\nfrom pathlib import Path\n"
@@ -141,8 +141,8 @@ def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp
         ancestor_of_it = int(Path(f"/proc/{forked}/stat").read_text().rpartition(")")[2].split()[1])
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    assert gone_within(2.0, ancestor_of_it)
-    assert gone_within(2.0, forked)
+    assert gone_within(30.0, ancestor_of_it)
+    assert gone_within(30.0, forked)
 
 
 def test_an_ancestor_that_dies_takes_its_sides_along_and_each_says_so(tmp_path: Path) -> None:

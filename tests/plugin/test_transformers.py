@@ -118,6 +118,8 @@ def test_what_transformers_refuses_is_its_own_error(generating: Project) -> None
 
 BATCHES = """
 import time
+from itertools import pairwise
+from statistics import fmean
 
 import torch
 from model import made
@@ -145,7 +147,9 @@ def test_requests():
     found = served(requests)
     assert found.completed == 3 and found.cancelled == found.unanswered == 0
     assert found.tokens_per_s * found.duration_s == 18
-    assert found.ttft_s["p50"].value > found.tpot_s["p50"].value > 0
+    waits = [[later - earlier for earlier, later in pairwise((one.arrival_s, *one.outputs_s))] for one in requests]
+    assert found.ttft_s["p50"].value == sorted(first for first, *_ in waits)[1] > 0
+    assert found.tpot_s["p50"].value == pytest.approx(sorted(fmean(rest) for _, *rest in waits)[1])
     assert goodput(requests, ttft_s=60, tpot_s=60) == found.requests_per_s > goodput(requests, ttft_s=1e-9)
     tokens = {tuple(one.prompt_ids): one.generated_tokens for one in outputs}
     for prompt in prompts:
