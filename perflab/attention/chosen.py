@@ -15,8 +15,8 @@ import torch
 
 from perflab.attention.candidate import Candidate, CandidateError, from_callable, from_registry, runs_on
 from perflab.base.errors import PerflabError
+from perflab.devices.kinds import resolve_device
 from perflab.lab.attention import IMPLEMENTATIONS
-from perflab.measure.machine.devices import resolve_device
 from perflab.running.config.reading import settings_of
 from perflab.running.config.stash import worker_number
 

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from perflab.base.reachable import reachable
+from perflab.devices.kinds import block_bytes_on
 from perflab.internals.of_torch.fakes import is_fake
 from perflab.internals.of_torch.tracing import parts_of
 
 if TYPE_CHECKING:
     import torch
-
-
-_CUDA_BLOCK_BYTES = 512
-"""Size of which PyTorch's CUDA allocator gives out and counts multiples (``kMinBlockSize``), unlike a CPU's."""
 
 
 def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
@@ -29,7 +26,7 @@ def held_bytes(roots: tuple[Any, ...], device: torch.device) -> int:
 def held_storages(found: Iterable[Any], device: torch.device) -> dict[int, int]:
     """Return the bytes of each storage on ``device`` that tensors among these objects have, by address."""
     storages = {address: size_bytes for value in found for address, size_bytes in storages_of(value, device)}
-    block_bytes = _CUDA_BLOCK_BYTES if device.type == "cuda" else 1
+    block_bytes = block_bytes_on(device.type)
     return {address: -(-size_bytes // block_bytes) * block_bytes for address, size_bytes in storages.items()}
 
 

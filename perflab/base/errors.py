@@ -84,3 +84,7 @@ class PredictionError(PerflabError):
 
 class InternalsError(PerflabError):
     """A version of PyTorch or Triton without an internal name that perflab needs."""
+
+
+class UnansweredError(InternalsError):
+    """A quantity that the device in use does not tell; what needs it is off and says so, as for a missing internal."""

@@ -20,9 +20,9 @@ import pytest
 from perflab.base.data import changed, to_plain
 from perflab.base.errors import PerflabError, UsageError
 from perflab.base.identity import file_of
+from perflab.devices.kinds import resolve_device
 from perflab.judging.counts import exactly_worse
 from perflab.judging.paired import PairedPolicy, Stage
-from perflab.measure.machine.devices import resolve_device
 from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.recheck import size_of
 from perflab.noting import NOTES, AllNotes, case_id

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perflab.base.data import changed
+from perflab.devices.kinds import block_bytes_on
 from perflab.judging.counts import CALLGRIND, CALLS_DIFFER, SLACK, judge_counts, values_of
 from perflab.judging.finding import NOT_COMPARED, Finding, worse_of_two
 from perflab.results.environment import differing, exact_environment
@@ -73,10 +74,6 @@ def _in_words(field: str, there: object, here: object) -> tuple[str, str]:
     return (old, new) if field == "isa" else (f"{field.capitalize()} {old}", new)
 
 
-CUDA_ROUNDING_BYTES = 512
-"""The CUDA caching allocator rounds block sizes up to multiples of this."""
-
-
 def peaks_of(replicates: Sequence[Replicate]) -> list[int]:
     """Return the peak memory, in bytes, of each replicate that has an exact one."""
     return [r.memory.peak_bytes for r in replicates if r.memory is not None and r.memory.exact_bytes is not None]
@@ -87,7 +84,8 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
     if not before_bytes or not now_bytes:
         return NOT_COMPARED
     before, after = max(before_bytes), min(now_bytes)
-    slack = CUDA_ROUNDING_BYTES if device == "cuda" else 0
+    rounding = block_bytes_on(device)
+    slack = rounding if rounding > 1 else 0
     allowed = before * (1.0 + policy.memory_threshold) + slack
     ratio = after / before if before else 1.0 + after
     change = Change(before=before, now=after, ratio=ratio, limit=1.0 + policy.memory_threshold)

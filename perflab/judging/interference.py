@@ -54,7 +54,7 @@ def disturbances(
 def is_witnessed(now: Sequence[Replicate], environment: Environment) -> bool:
     """Whether the replicates carry enough figures for an absence of disturbances to be proved."""
     figures = [r.neighbours_cores is not None and r.steal_share is not None for r in now]
-    if environment.device == "cuda":
+    if environment.device != "cpu":
         figures += [r.temperature_c is not None and r.gpu_neighbours is not None for r in now]
     return bool(figures) and all(figures)
 

@@ -18,6 +18,7 @@ from perflab.base.amounts import positive
 from perflab.base.data import Data
 from perflab.base.errors import UsageError
 from perflab.base.mode import DEFAULT, Mode
+from perflab.devices.kinds import resolve_device
 from perflab.judging import interleave
 from perflab.judging.interleave import Pace, Shape, TurnTime
 from perflab.judging.paired import (
@@ -35,7 +36,7 @@ from perflab.judging.robust import ratio_of
 from perflab.judging.trimmed import LEAST_PAIRS, estimate
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.set_up import workload_of
-from perflab.measure.machine.devices import release_memory, resolve_device
+from perflab.measure.machine.devices import release_memory
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement.turns import Turns
 from perflab.results.environment import core_numbers

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perflab.base.data import changed
 from perflab.base.errors import PerflabError
 from perflab.base.mode import DEFAULT, Mode
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off
 from perflab.measure.calls.nvtx import (
     MEMORY,
@@ -27,9 +29,9 @@ from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
-from perflab.measure.clocks.cold import ColdCudaStopwatch, ColdHostStopwatch
-from perflab.measure.clocks.cuda_clock import CudaStopwatch
+from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
+from perflab.measure.clocks.device_clock import DeviceStopwatch, wait_of_the_host
 from perflab.measure.clocks.launching import launch_ns
 from perflab.measure.clocks.span import EVENT_STEP_NS, check_agreement
 from perflab.measure.counts.counter import CallCounter
@@ -73,17 +75,22 @@ class Measured:
 
 
 def stopwatch_for(device: torch.device, mode: Mode = DEFAULT) -> Stopwatch:
-    """Return the stopwatch for a device: CUDA events on a GPU, the host's monotonic clock elsewhere.
+    """Return the stopwatch for a device: its own events on an accelerator that has true ones, else the host's clock.
 
     Calls begin and follow each other as ``mode`` says. The caller must ask for a CUDA graph on CUDA alone.
+
+    Raises:
+        ClockError: neither the device's events nor the host's clock can time its work.
     """
     eviction = Eviction(device) if mode.cache == "cold" else None
-    if device.type != "cuda":
-        return HostStopwatch() if eviction is None else ColdHostStopwatch(eviction)
-    cold = ColdCudaStopwatch(device, eviction) if eviction is not None else None
+    backend = backend_of(device)
+    wait = wait_of_the_host(backend)
+    if backend.is_host or wait is not None:
+        return HostStopwatch(wait) if eviction is None else ColdHostStopwatch(eviction, wait)
+    cold = ColdDeviceStopwatch(device, eviction) if eviction is not None else None
     if mode.cuda_graph:
         return GraphStopwatch(device, cold)
-    return cold or CudaStopwatch(device)
+    return cold or DeviceStopwatch(device)
 
 
 def measure(
@@ -101,7 +108,7 @@ def measure(
 
     Args:
         workload: the workload that is called, again and again.
-        device: the device of the work; a GPU is made the current CUDA device meanwhile.
+        device: the device of the work; an accelerator is made the current one meanwhile.
         plan: budget, for warm-up, samples and memory together, and warm-up.
         progress: called between samples with a description of what is under way.
         label: name of the NVTX ranges around the passes.
@@ -112,10 +119,10 @@ def measure(
 
     Raises:
         CaptureError: no CUDA graph can hold the workload, and ``mode`` asks for one.
-        ClockError: CUDA events disagree with the host's clock.
+        ClockError: the device's events disagree with the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
-    workload = RangedWorkload(workload) if ranges_asked() and device.type == "cuda" else workload
+    workload = RangedWorkload(workload) if ranges_asked() and backend_of(device).tells(Quantity.RANGES) else workload
     watched = Watched(workload, device)
     stopwatch = stopwatch_for(device, mode)
     calibration = CalibrationWorkload(device)
@@ -214,7 +221,7 @@ def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) 
     try:
         if counter is not None:
             counter.count_apart(workload.inner)
-            if device.type == "cuda":  # before a result is alive, which may hold as much memory as a call
+            if not backend_of(device).is_host:  # before a result is alive, which may hold as much memory as a call
                 launching_ns = launch_ns(workload.inner, device, counter.counts)
         memory, result = measure_memory(workload, device, counter)
     except Exception as error:
@@ -234,6 +241,8 @@ def try_profile(
     """Return the profile of a warm workload, or the reason why there is none, so that the measurement is not lost."""
     from perflab.profiles.take import take_profile
 
+    if (why := backend_of(device).MISSING.get(Quantity.PROFILE)) is not None:
+        return None, why
     return tried(lambda: take_profile(workload, device, stopwatch_for(device), plan, progress))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perflab.base.mode import DEFAULT, Mode
+from perflab.devices.kinds import backend_of
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
 from perflab.measure.clocks.span import Reading, check_agreement
@@ -64,7 +65,7 @@ class Turns:
         self._workload = workload
         self._device = device
         self._plan = plan
-        self._hands_back = hands_back and device.type == "cuda"
+        self._hands_back = hands_back and not backend_of(device).is_host
         self._stopwatch = stopwatch_for(device, mode)
         self._watched = Watched(workload, device)
         self._next = workload if mode.cuda_graph else self._watched

@@ -41,7 +41,7 @@ def predicts_by_itself(settings: Settings) -> bool:
 
     If the user names the CPU as the device, cases are measured on the CPU.
     """
-    from perflab.measure.machine.devices import resolve_device
+    from perflab.devices.kinds import resolve_device
 
     return not settings.predict and settings.device == "auto" and resolve_device("auto").type == "cpu"
 

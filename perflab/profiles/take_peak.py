@@ -17,6 +17,8 @@ from perflab.attribution.live_tensors import held_bytes, held_storages
 from perflab.attribution.places import Places, module_names
 from perflab.base.data import changed
 from perflab.base.reachable import reachable
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import (
     BlockEvent,
     block_events,
@@ -89,6 +91,7 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
         UsageError: another profiler runs, or perflab's own recorded nothing.
         Exception: whatever the workload raises.
     """
+    backend_of(device).refuse(Quantity.HISTORY, "compare peaks on a CPU or under CUDA")
     refuse_another_profiler("measure")
     places = Places(module_names(reachable(workload.roots)))
     plain = _recorded(workload, device, contextlib.nullcontext)
@@ -123,6 +126,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
         UsageError: another profiler runs.
         Exception: whatever else the workload raises.
     """
+    backend_of(device).refuse(Quantity.HISTORY, "compare peaks on a CPU or under CUDA")
     refuse_another_profiler("measure")
     places = Places(module_names(reachable(workload.roots)))
     workload.make_ready(0)
@@ -157,7 +161,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
     workload.make_ready(0)
     release_memory(device)
-    pools = contextlib.nullcontext(set[Any]()) if device.type != "cuda" else replayed_pools(workload.roots)
+    pools = contextlib.nullcontext(set[Any]()) if backend_of(device).is_host else replayed_pools(workload.roots)
     with collector_off(), pools as replayed, profiler(device.type, profile_memory=True) as watching:
         workload.make_ready(1)
         before_bytes = held_bytes(workload.roots, device)

@@ -1,4 +1,4 @@
-"""Describes the machine and versions, and decides which environments can be compared."""
+"""Names the machine and what is installed, and decides which environments can be compared."""
 
 from __future__ import annotations
 
@@ -7,61 +7,29 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 import uuid
 from importlib import metadata, util
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from perflab.results.records import Environment, ExactEnvironment
 
-if TYPE_CHECKING:
-    import torch
-
-
-def current_environment(device: torch.device, machine: str | None = None) -> Environment:
-    """Return the environment of measurements that this process takes on ``device``.
-
-    Args:
-        device: the device that is measured.
-        machine: the name of the pool of machines to which this one belongs; None uses this machine's own identifier.
-    """
-    import torch
-
-    on_cuda = device.type == "cuda"
-    return Environment(
-        device=device.type,
-        device_name=torch.cuda.get_device_name(device) if on_cuda else cpu_name(),
-        cores=usable_cores(),
-        threads=torch.get_num_threads(),
-        isa=torch.backends.cpu.get_cpu_capability(),
-        features=_features(),
-        system=f"{platform.system()} {platform.machine()}",
-        python=".".join(platform.python_version_tuple()[:2]),
-        torch=str(torch.__version__),  # a subclass of str, which msgspec cannot encode
-        triton=installed_version("triton"),
-        cuda=torch.version.cuda if on_cuda else None,
-        driver=_nvidia_driver() if on_cuda else None,
-        machine=machine or this_machine(),
-    )
-
 
 def exact_environment(environment: Environment) -> ExactEnvironment:
     """Return the part of an environment on which exact quantities may depend."""
-    on_cuda = environment.device == "cuda"
+    on_cpu = environment.device == "cpu"
     return ExactEnvironment(
         device=environment.device,
         system=environment.system,
         # PyTorch's CPU and CUDA builds compute the same on a CPU.
-        torch=environment.torch if on_cuda else environment.torch.partition("+")[0],
+        torch=environment.torch.partition("+")[0] if on_cpu else environment.torch,
         python=environment.python,
         threads=environment.threads,
         isa=environment.isa,
-        features=environment.features if not on_cuda else None,
-        device_name=environment.device_name if on_cuda else None,
+        features=environment.features if on_cpu else None,
+        device_name=environment.device_name if not on_cpu else None,
         cuda=environment.cuda,
-        triton=environment.triton if on_cuda else None,
+        triton=environment.triton if not on_cpu else None,
     )
 
 
@@ -214,7 +182,7 @@ def installed_version(package: str) -> str | None:
 
 
 @functools.cache
-def _features() -> str:
+def features() -> str:
     """Return what selects PyTorch's and oneDNN's kernels in bf16 and fp16: ``amx_tile bf16 fp16, 48K 32K 2048K``.
 
     These are instructions of the processor and, on Linux, the sizes of its caches.
@@ -234,19 +202,3 @@ def _cache_sizes() -> list[str]:
         except OSError:
             break
     return sizes
-
-
-@functools.cache
-def _nvidia_driver() -> str | None:
-    try:
-        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as file:
-            match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", file.readline())
-            return match[1] if match else None
-    except OSError:
-        pass
-    try:
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return lines[0].strip() if lines else None

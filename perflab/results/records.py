@@ -17,7 +17,7 @@ class Environment(Data, frozen=True):
     """The machine and versions of a time. Two times are compared only if all fields agree."""
 
     device: str
-    """The kind of device that did the work: ``cpu`` or ``cuda``."""
+    """The kind of device that did the work, as PyTorch names it: ``cpu``, ``cuda``, ``mps``."""
     device_name: str
     """The processor that did the work: ``AMD EPYC (family 25, model 17)``, ``NVIDIA H200``."""
     cores: int
@@ -35,7 +35,7 @@ class Environment(Data, frozen=True):
     cuda: str | None = None
     """Version of the CUDA runtime that PyTorch was built for; None on a CPU."""
     driver: str | None = None
-    """Version of the NVIDIA driver; None on a CPU."""
+    """Version of the device's driver, on ROCm of HIP; None on a CPU and if it is unknown."""
     features: str | None = None
     """Facts by which oneDNN selects its code in bf16 and fp16: the processor's instructions and cache sizes."""
     machine: str | None = None

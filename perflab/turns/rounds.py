@@ -334,7 +334,7 @@ class Round:
         }
         end_of_turns = self._witness() if self._witness is not None else None
         # On a GPU a side returns its cached memory after a turn; the next turn's first call allocates it again.
-        hands_back = result.turns[sides[0]].ready.device.startswith("cuda")
+        hands_back = result.turns[sides[0]].ready.device != "cpu"
         shapes = {
             side: interleave.shape_of(
                 [pace] if plan.of_rows else list(paces.values()),

@@ -10,7 +10,7 @@ import torch
 import perflab
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import HostStopwatch
-from perflab.measure.clocks.cuda_clock import CudaStopwatch
+from perflab.measure.clocks.device_clock import DeviceStopwatch
 from tests.harness.fake_cuda import FakeCuda, taking
 from tests.harness.virtual_clock import VirtualClock
 
@@ -61,8 +61,8 @@ def test_an_error_in_the_work_is_the_callers() -> None:
 # --- CUDA events, on a device that is played ---------------------------------------------------------------------
 
 
-def stopwatch() -> CudaStopwatch:
-    return CudaStopwatch(torch.device("cuda", 0))
+def stopwatch() -> DeviceStopwatch:
+    return DeviceStopwatch(torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("repetitions", [1, 6])
@@ -112,6 +112,7 @@ def test_the_benchmark_timer_waits_for_every_gpu_in_use(monkeypatch: pytest.Monk
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     perflab.cuda_timer()
@@ -122,6 +123,7 @@ def test_the_benchmark_timer_does_not_start_cuda_by_itself(monkeypatch: pytest.M
     waited: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     earlier = perflab.cuda_timer()
     assert perflab.cuda_timer() >= earlier

@@ -10,7 +10,7 @@ import torch
 from perflab.base.mode import Mode
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.clocks.cold import ColdCudaStopwatch, ColdHostStopwatch
+from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
 from perflab.measure.machine import caches
 from perflab.measure.machine.caches import Eviction
 from perflab.measure.sampling.stopping import Plan, warm_up
@@ -181,8 +181,8 @@ def test_memory_and_counts_of_a_cold_case_are_those_of_a_warm_one(monkeypatch: p
 # --- CUDA events -------------------------------------------------------------------------------------------------
 
 
-def cold_on(cuda: FakeCuda) -> ColdCudaStopwatch:
-    return ColdCudaStopwatch(CUDA, Evicting(lambda ns: cuda.work(ns, "write"), cuda.log, cost_ns=80 * US))
+def cold_on(cuda: FakeCuda) -> ColdDeviceStopwatch:
+    return ColdDeviceStopwatch(CUDA, Evicting(lambda ns: cuda.work(ns, "write"), cuda.log, cost_ns=80 * US))
 
 
 @pytest.mark.parametrize("repetitions", [1, 6])

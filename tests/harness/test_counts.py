@@ -19,9 +19,9 @@ from perflab.measure.counts.events import (
     agreed,
     compiled_regions,
     count_allocations,
-    count_cuda_calls,
+    count_launches,
     outermost_operators,
-    saw_cuda,
+    saw_waits,
     spans,
 )
 from perflab.measure.counts.instructions import count_events, instructions_are_counted
@@ -154,7 +154,7 @@ def test_regions_of_torch_compile_are_named_by_frame_and_compilation() -> None:
 
 def cuda_counts(*names: str, correlations: tuple[int, ...] = ()) -> dict[str, int]:
     numbers = correlations or tuple(range(1, len(names) + 1))
-    return count_cuda_calls(
+    return count_launches(
         [Event(name, 100 + at, 101 + at, correlation=numbers[at]) for at, name in enumerate(names)], SPAN
     )
 
@@ -172,7 +172,7 @@ def test_whatever_starts_a_kernel_or_a_graph_is_one_launch_and_whatever_waits_a_
 
 @pytest.mark.parametrize("name", ["cudaLaunchKernel_v7000", "cudaDeviceSynchronize", "cudaMalloc"])
 def test_a_profiler_has_seen_cuda_if_it_saw_the_harness_wait(name: str) -> None:
-    assert saw_cuda([Event("aten::mm", 0, 9), Event(name, 1, 2)]) == (name == "cudaDeviceSynchronize")
+    assert saw_waits([Event("aten::mm", 0, 9), Event(name, 1, 2)]) == (name == "cudaDeviceSynchronize")
 
 
 def test_reading_a_number_back_is_one_sync_and_its_copy_is_none() -> None:
@@ -195,7 +195,7 @@ def test_a_launch_counts_once_though_the_runtime_calls_the_driver_for_it(
 
 def test_cuda_calls_outside_of_the_counted_call_are_the_harness_own() -> None:
     events = [Event("cudaDeviceSynchronize", at, at + 5, correlation=at) for at in (90, 150, 205)]
-    assert count_cuda_calls(events, SPAN)["host_syncs"] == 1
+    assert count_launches(events, SPAN)["host_syncs"] == 1
 
 
 def test_what_calls_disagree_on_is_dropped() -> None:

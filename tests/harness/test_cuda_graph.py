@@ -11,7 +11,7 @@ import torch
 
 from perflab.base.errors import CaptureError
 from perflab.measure.calls.workload import Workload
-from perflab.measure.clocks.cold import ColdCudaStopwatch
+from perflab.measure.clocks.cold import ColdDeviceStopwatch
 from perflab.measure.clocks.cuda_graph import CALLS_BEFORE, GraphStopwatch
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.measure.sampling.stopping import Plan, warm_up
@@ -108,7 +108,7 @@ def test_a_graph_that_was_given_back_is_captured_again(cuda: FakeCuda) -> None:
 
 def test_with_cold_caches_the_graph_holds_one_call_and_each_replay_has_an_eviction_before_it(cuda: FakeCuda) -> None:
     evict = Evicting(lambda ns: cuda.work(ns, "write"), cuda.log, cost_ns=80_000)
-    stopwatch, work = GraphStopwatch(CUDA, ColdCudaStopwatch(CUDA, evict)), of(taking(cuda.work, 3_000))
+    stopwatch, work = GraphStopwatch(CUDA, ColdDeviceStopwatch(CUDA, evict)), of(taking(cuda.work, 3_000))
     stopwatch.time(work, 3)
     cuda.log.clear()
     sample = stopwatch.time(work, 3)

@@ -35,6 +35,8 @@ def visible(monkeypatch: pytest.MonkeyPatch, *uuids: str, current: int = 0) -> N
     """The GPUs that this process sees, in its own order."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(uuids))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    gpu = torch.device("cuda") if uuids else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: gpu)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties(uuids[index]))
 

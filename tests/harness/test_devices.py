@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from perflab.base.errors import DeviceError, UsageError
-from perflab.measure.machine import devices
+from perflab.devices import cpu
+from perflab.devices.kinds import CHOICES, resolve_device
 from perflab.measure.machine.devices import (
     as_dtype,
     autocast_on,
     available_bytes,
     current_device,
     release_memory,
-    resolve_device,
     synchronize,
 )
 
@@ -32,6 +32,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     def pretend(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: GPU if count else None)
 
     return pretend
 
@@ -43,7 +44,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
 def test_a_name_that_is_no_device_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(DeviceError) as caught:
         resolve_device(name)
-    assert str(caught.value) == f"{name!r} is not a device\n  -> use --perf-device=auto, cpu, cuda or cuda:N"
+    assert str(caught.value) == f"{name!r} is not a device\n  -> use --perf-device={CHOICES}"
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:3"])
@@ -166,7 +167,7 @@ def cgroup(folder: Path, limit: str, used: str, stat: str | None = None) -> int 
     (folder / "memory.current").write_text(f"{used}\n")
     if stat is not None:
         (folder / "memory.stat").write_text(stat)
-    return devices._cgroup_available_bytes(str(folder))
+    return cpu._cgroup_available_bytes(str(folder))
 
 
 CACHED = "anon 1000\nfile 2000\ninactive_file 1500\nactive_file 500\n"
@@ -189,7 +190,7 @@ def test_a_container_has_the_room_below_its_limit_as_far_as_it_is_known(
 
 
 def test_without_a_container_there_is_no_limit_of_one(tmp_path: Path) -> None:
-    assert devices._cgroup_available_bytes(str(tmp_path)) is None
+    assert cpu._cgroup_available_bytes(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -198,8 +199,8 @@ def test_without_a_container_there_is_no_limit_of_one(tmp_path: Path) -> None:
 def test_the_room_on_a_cpu_is_the_smaller_of_the_systems_and_the_containers(
     monkeypatch: pytest.MonkeyPatch, system: int | None, group: int | None, room: int | None
 ) -> None:
-    monkeypatch.setattr(devices, "_proc_available_bytes", lambda: system)
-    monkeypatch.setattr(devices, "_cgroup_available_bytes", lambda: group)
+    monkeypatch.setattr(cpu, "_proc_available_bytes", lambda: system)
+    monkeypatch.setattr(cpu, "_cgroup_available_bytes", lambda: group)
     assert available_bytes(CPU) == room
 
 

@@ -11,17 +11,9 @@ import msgspec
 import pytest
 import torch
 
+from perflab.devices.environment import current_environment
 from perflab.results import environment as module
-from perflab.results.environment import (
-    cpu_name,
-    current_environment,
-    differences,
-    is_fleeting,
-    slug,
-    this_machine,
-    usable_cores,
-    whole_slug,
-)
+from perflab.results.environment import cpu_name, differences, is_fleeting, slug, this_machine, usable_cores, whole_slug
 from perflab.results.records import Environment
 from tests.harness.make import cuda_environment, environment
 

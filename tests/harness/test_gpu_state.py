@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.measure.machine.gpu_state import count_others, gpu_reader
+from perflab.devices.gpu_state import count_others, nvml_reader
+from perflab.devices.kinds import backend_of
 from perflab.processes.child import variables_of_a_child
 from perflab.results.measurement import GpuState
 
@@ -69,7 +70,7 @@ def properties(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def state(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> GpuState | None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_pynvml(**changes))
-    return gpu_reader(GPU)()
+    return nvml_reader(GPU)()
 
 
 @pytest.mark.usefixtures("properties")
@@ -134,13 +135,13 @@ def test_a_gpu_that_nvml_does_not_find_says_nothing(
 def test_without_a_driver_or_without_the_module_there_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state(monkeypatch, nvmlInit=_raises) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu_reader(GPU)() is None
+    assert nvml_reader(GPU)() is None
 
 
 def test_a_cpu_does_not_open_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
     monkeypatch.setitem(sys.modules, "pynvml", fake_pynvml(nvmlInit=lambda: opened.append(1)))
-    assert gpu_reader(torch.device("cpu"))() is None
+    assert backend_of(torch.device("cpu")).state_reader()() is None
     assert opened == []
 
 
@@ -151,8 +152,7 @@ def test_processes_that_are_none_of_this_run_are_neighbours() -> None:
 
 
 COUNTS = (
-    "import sys; from perflab.measure.machine.gpu_state import *;"
-    " print(count_others([os.getpid(), *map(int, sys.argv[1:])]))"
+    "import sys; from perflab.devices.gpu_state import *; print(count_others([os.getpid(), *map(int, sys.argv[1:])]))"
 )
 
 

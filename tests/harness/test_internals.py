@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from perflab.base.errors import InternalsError
+from perflab.devices.environment import current_environment
 from perflab.internals import lookup as internals
 from perflab.internals import of_torch as torch_internals
 from perflab.internals.lookup import TORCH, TRITON, version_warnings
@@ -36,7 +37,6 @@ from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
-from perflab.results.environment import current_environment
 from perflab.results.measurement import Measurement
 
 ROOT = Path(__file__).parents[2]

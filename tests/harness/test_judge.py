@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.base.data import changed
-from perflab.judging.exact import CUDA_ROUNDING_BYTES
+from perflab.devices.kinds import block_bytes_on
 from perflab.measured.report.failure import explain
 from perflab.measured.store.exact import split
 from perflab.results.measured import Anchor, Baseline, Entry, MeasuredCase
@@ -431,7 +431,7 @@ def test_bytes_are_exact_but_for_slack_that_is_known(
 
 
 def test_the_slack_on_cuda_is_what_its_allocator_rounds_sizes_to() -> None:
-    assert CUDA_ROUNDING_BYTES == 512  # kMinBlockSize of CUDACachingAllocator
+    assert block_bytes_on("cuda") == 512  # kMinBlockSize of CUDACachingAllocator
 
 
 def test_more_memory_in_the_first_reading_is_suspect() -> None:

@@ -14,9 +14,9 @@ from perflab.base.mode import DEFAULT
 from perflab.compared.serving import Server
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Stopwatch
-from perflab.measure.clocks.cold import ColdCudaStopwatch
-from perflab.measure.clocks.cuda_clock import CudaStopwatch
+from perflab.measure.clocks.cold import ColdDeviceStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
+from perflab.measure.clocks.device_clock import DeviceStopwatch
 from perflab.measure.clocks.span import Reading, check_agreement
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement import measurement, turns
@@ -30,8 +30,8 @@ CUDA = torch.device("cuda", 0)
 US = 1_000
 
 STOPWATCHES: dict[str, Callable[[FakeCuda], Stopwatch]] = {
-    "warm": lambda _cuda: CudaStopwatch(CUDA),
-    "cold": lambda cuda: ColdCudaStopwatch(CUDA, Evicting(lambda ns: cuda.work(ns, "write"), [], cost_ns=80 * US)),
+    "warm": lambda _cuda: DeviceStopwatch(CUDA),
+    "cold": lambda cuda: ColdDeviceStopwatch(CUDA, Evicting(lambda ns: cuda.work(ns, "write"), [], cost_ns=80 * US)),
     "graph": lambda _cuda: GraphStopwatch(CUDA),
 }
 
@@ -54,7 +54,7 @@ def test_work_on_another_stream_that_nobody_waits_for_is_in_the_span(cuda: FakeC
 
 def test_work_on_another_stream_is_in_a_steps_whole(cuda: FakeCuda) -> None:
     step = Step(taking(cuda.work, 1 * MS), optimizer=taking(cuda.work_elsewhere, 7 * MS))
-    sample = CudaStopwatch(CUDA).time(step, 1)
+    sample = DeviceStopwatch(CUDA).time(step, 1)
     assert (sample.total_ns, sample.phases_ns["forward"]) == (8 * MS, 1 * MS)
 
 
@@ -73,7 +73,8 @@ def test_events_that_were_replaced_are_noticed(
     told = FakeEvent.elapsed_time
     monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: factor * told(self, end))
     samples = [stopwatch.time(Workload(taking(cuda.work, 2 * MS), (), {}), 2) for _ in range(4)]
-    with pytest.raises(ClockError, match=r"CUDA events say that a sample lasts .* and the host's clock .* around it"):
+    told_twice = r"the device's events say that a sample lasts .* and the host's clock .* around it"
+    with pytest.raises(ClockError, match=told_twice):
         check_agreement([sample.reading for sample in samples])
 
 
@@ -97,7 +98,7 @@ def test_without_a_gpu_there_is_one_clock() -> None:
 
 def lies(module: Any, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Events of the device tell this share of its time, where ``module`` measures."""
-    monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: CudaStopwatch(CUDA))
+    monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: DeviceStopwatch(CUDA))
     told = FakeEvent.elapsed_time
     monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: share * told(self, end))
 

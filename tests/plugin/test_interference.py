@@ -67,7 +67,7 @@ NVML = """
 import os
 from types import SimpleNamespace
 
-import perflab.measure.machine.gpu_state as gpu_state
+import perflab.devices.gpu_state as gpu_state
 
 gpu = Path(os.environ["GPU"])
 
@@ -83,7 +83,7 @@ nvml = SimpleNamespace(
 
 def pytest_runtest_call(item):
     on_gpu(None)
-    (gpu / f"others-{os.getpid()}").write_text(str(gpu_state.read_state(nvml, None).neighbours))
+    (gpu / f"others-{os.getpid()}").write_text(str(gpu_state.read_nvml(nvml, None).neighbours))
 """
 """Every process that has run a case is on the GPU until it ends, as NVML has it."""
 

@@ -121,6 +121,7 @@ import time
 from itertools import pairwise
 from statistics import fmean
 
+import pytest
 import torch
 from model import made
 from perflab.serving import Request, goodput, served

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Wrapped
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.profiler.record_function(name))
-        if device.type == "cuda":
+        if backend_of(device).tells(Quantity.RANGES):
             stack.callback(_opened(name))
         yield
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
+from perflab.devices.kinds import backend_of
 from perflab.measure.clocks import clock
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class CalibrationWorkload:
     def __init__(self, device: torch.device) -> None:
         self._next_ns = 0
         self._work: dict[str, Callable[[], None]] = {}
-        if device.type == "cpu":  # a GPU's clocks are evidence of their own
+        if backend_of(device).is_host:  # a GPU's clocks are evidence of their own
             self._work = {"interpreter": _count, "memory": _fill, "threads": _products()}
             for work in self._work.values():
                 work()  # the first call is slow, so it is no reading

@@ -1,4 +1,4 @@
-"""The host's monotonic clock; ``cuda_clock.py`` times work on a GPU.
+"""The host's monotonic clock; ``device_clock.py`` times work by an accelerator's own.
 
 ``read_ns`` is the only place where perflab reads the host's clock for a measurement, and ``read_processor_ns`` the only
 one for a prediction's budget, so that a test can put a virtual clock in their place and tell an exact story.
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Protocol
+
+from perflab.devices.kinds import kind_of
 
 if TYPE_CHECKING:
     from perflab.measure.calls.workload import Outputs, Workload
@@ -47,14 +49,10 @@ def read_blocks() -> int | None:
 
 
 def wait_for_devices() -> None:
-    """Wait until all CUDA devices that this process uses are idle."""
-    torch = sys.modules.get("torch")  # if nobody loaded torch, no CUDA work can be under way
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        from perflab.internals.of_torch.machine import has_cuda_context
-
-        for index in range(torch.cuda.device_count()):
-            if has_cuda_context(index):  # waiting for an unused device would make a context on it
-                torch.cuda.synchronize(index)
+    """Wait until all accelerators that this process uses are idle."""
+    torch = sys.modules.get("torch")  # if nobody loaded torch, no work can be under way
+    if torch is not None and (accelerator := torch.accelerator.current_accelerator()) is not None:
+        kind_of(accelerator.type).wait_for_all(accelerator.type)
 
 
 @dataclass(frozen=True)
@@ -103,33 +101,47 @@ class Stopwatch(Protocol):
 
 
 class HostStopwatch(Stopwatch):
-    """A stopwatch on the host's monotonic clock; correct if a call returns only when its work is done, as on a CPU."""
+    """A stopwatch on the host's monotonic clock, for calls that return only when their work is done, as on a CPU.
+
+    Args:
+        wait: waits until a device is idle, for a device whose calls return earlier and whose events cannot time them.
+    """
 
     name = "host"
+
+    def __init__(self, wait: Callable[[], None] | None = None) -> None:
+        self._wait = wait
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
         """Time calls in a row.
 
         Without phases, the clock is read outside of the timing loop, so all calls share the cost of a reading. With
-        phases, the clock is also read at the beginning of each call and at the end of each span.
+        phases, the clock is also read at the beginning of each call and at the end of each span; a device is waited for
+        before each reading.
         """
         if not workload.phases:
-            call = workload.run
+            call, wait = workload.run, self._wait
+            if wait is not None:
+                wait()
             start = read_ns()
             for _ in repeat(None, repetitions):
                 call()
+            if wait is not None:
+                wait()
             return Sample(read_ns() - start)
 
         spent = dict.fromkeys(workload.phases, 0)
         marks: list[int] = []
 
         def mark() -> None:
+            if self._wait is not None:
+                self._wait()
             marks.append(read_ns())
 
         start = read_ns()
         for _ in repeat(None, repetitions):
             marks.clear()
-            marks.append(read_ns())
+            mark()
             workload.run(after_phase=mark)
             for name, begin, end in zip(workload.spans, marks, marks[1:], strict=False):
                 spent[name] += end - begin

@@ -7,10 +7,12 @@ measures that cost.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import repeat
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
@@ -55,9 +57,14 @@ class ColdHostStopwatch(_ColdStopwatch):
 
     name = "host"
 
+    def __init__(self, eviction: Eviction, wait: Callable[[], None] | None = None) -> None:
+        """``wait`` as in ``HostStopwatch``."""
+        super().__init__(eviction)
+        self._wait = wait
+
     def time(self, workload: Workload, repetitions: int) -> Sample:
         """Evict caches before each call and time the calls; nothing is evicted between the phases of a step."""
-        inner = HostStopwatch()
+        inner = HostStopwatch(self._wait)
         total_ns = apart_ns = cpu_ns = 0
         spent = dict.fromkeys(workload.phases, 0)
         for _ in repeat(None, repetitions):
@@ -74,26 +81,23 @@ class ColdHostStopwatch(_ColdStopwatch):
         return Sample(total_ns, spent, apart_ns, cpu_ns)
 
 
-class ColdCudaStopwatch(_ColdStopwatch):
-    """A stopwatch that records CUDA events around each call, after the eviction, as in Triton's ``do_bench``.
+class ColdDeviceStopwatch(_ColdStopwatch):
+    """A stopwatch that records events around each call, after the eviction, as in Triton's ``do_bench``.
 
     The host does not wait between calls: while the device evicts, the call is launched, and it follows at once.
     """
 
-    name = "cuda events"
-
     def __init__(self, device: torch.device, eviction: Eviction) -> None:
         super().__init__(eviction)
-        self._device = device
+        self._backend = backend_of(device)
+        self.name = f"{device.type} events"
 
     def time(self, workload: Workload, repetitions: int) -> Sample:
         """Queue all calls with their evictions, wait once, and read the events."""
-        import torch
-
         spans = workload.spans or _WHOLE
-        stream = torch.cuda.current_stream(self._device)
-        span = DeviceSpan(self._device, stream)
-        calls = [timing_events(len(spans) + 1, stream) for _ in range(repetitions)]
+        stream = self._backend.current_stream()
+        span = DeviceSpan(self._backend, stream)
+        calls = [timing_events(len(spans) + 1, self._backend, stream) for _ in range(repetitions)]
         span.begin()
         for events in calls:
             self._evict()

@@ -13,9 +13,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from perflab.base.errors import CaptureError
+from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.clock import Sample, Stopwatch
-from perflab.measure.clocks.cold import ColdCudaStopwatch
+from perflab.measure.clocks.cold import ColdDeviceStopwatch
 from perflab.measure.clocks.span import DeviceSpan, elapsed_ns, timing_events
 from perflab.measure.machine.devices import collector_off
 
@@ -36,7 +37,7 @@ class GraphStopwatch(Stopwatch):
 
     name = "cuda events"
 
-    def __init__(self, device: torch.device, cold: ColdCudaStopwatch | None = None) -> None:
+    def __init__(self, device: torch.device, cold: ColdDeviceStopwatch | None = None) -> None:
         self._device = device
         self._cold = cold
         self._stream: Any = None
@@ -52,12 +53,11 @@ class GraphStopwatch(Stopwatch):
         if self._cold is not None:
             replay = self._graph_of(workload, 1).replay
             return self._cold.time(Workload(replay, (), {}), repetitions)
-        import torch
-
         graph = self._graph_of(workload, repetitions)
-        stream = torch.cuda.current_stream(self._device)
-        span = DeviceSpan(self._device, stream)
-        bounds = timing_events(2, stream)
+        backend = backend_of(self._device)
+        stream = backend.current_stream()
+        span = DeviceSpan(backend, stream)
+        bounds = timing_events(2, backend, stream)
         span.begin()
         graph.replay()  # not timed: it keeps the device busy while the timed replay is launched
         bounds[0].record(stream)

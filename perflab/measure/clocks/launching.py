@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from perflab.measure.clocks import clock
-from perflab.measure.machine.devices import collector_off
+from perflab.measure.machine.devices import collector_off, synchronize
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,6 @@ def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int
         counts: the counts of one call. None is returned for a call that waits for the device itself, that launches
             nothing or more than the queue is sure to hold, and if nothing was counted.
     """
-    import torch
-
     launches = counts.get("kernel_launches", 0)
     if not 0 < launches <= _QUEUED or counts.get("host_syncs", 1):
         return None
@@ -48,12 +46,12 @@ def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int
     with collector_off():
         while len(readings_ns) < _READINGS and spent_ns < _WORTH_NS:
             workload.make_ready(calls)
-            torch.cuda.synchronize(device)
+            synchronize(device)
             began_ns = clock.read_ns()
             for _ in range(calls):
                 workload.run()
             readings_ns.append((clock.read_ns() - began_ns) / calls)
-            torch.cuda.synchronize(device)
+            synchronize(device)
             lasted_ns = clock.read_ns() - began_ns
             spent_ns += lasted_ns
             if calls == 1 and lasted_ns * _MOST_CALLS < _WORTH_NS / _READINGS:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.base.errors import UsageError
+from perflab.devices.cpu import resident_bytes
+from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
-from perflab.measure.machine.devices import available_bytes, resident_bytes
+from perflab.measure.machine.devices import available_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -187,4 +189,6 @@ def _levels_bytes(device: torch.device) -> dict[torch.device, int]:
 
     resident = resident_bytes()
     levels = {} if resident is None else {torch.device("cpu"): resident}
-    return levels | ({device: torch.cuda.memory_allocated(device)} if device.type == "cuda" else {})
+    backend = backend_of(device)
+    taken = None if backend.is_host else backend.allocated_bytes()
+    return levels | ({device: taken} if taken is not None else {})

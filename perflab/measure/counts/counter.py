@@ -6,9 +6,11 @@ plain events, and the counts are pure functions of these (``measure/counts/event
 - ``operators``: calls of registered operators (``aten::mm``, ``mylib::op``) that no other operator made. What an
   operator calls in turn is PyTorch's affair and is not counted; operators that a backward pass calls are.
 - ``allocations``: blocks that PyTorch's allocator gave out on the measured device.
-- ``kernel_launches`` (CUDA): calls of the host that start a kernel, or a whole CUDA graph.
-- ``host_syncs`` (CUDA): calls of the host that wait for the device. Read from the CUDA API's own events and not from
+- ``kernel_launches`` (CUDA, ROCm): calls of the host that start a kernel, or a whole CUDA graph.
+- ``host_syncs`` (CUDA, ROCm): calls of the host that wait for the device. Read from the driver's own events, not from
   ``torch.cuda.set_sync_debug_mode``, which sees neither ``torch.cuda.synchronize`` nor what other libraries do.
+- ``on_the_cpu:aten::nonzero`` (other accelerators): calls of an operator for which the device has no kernel of its own,
+  so that its tensors are copied to the host and back (``PYTORCH_ENABLE_MPS_FALLBACK``).
 - ``graph_breaks``, ``recompiles``: where the call enters frames of torch.compile, see ``measure/counts/compiling.py``.
 - ``instructions`` (CPU, in one thread): see ``measure/counts/instructions.py``; not quite the same from run to run.
 """
@@ -18,9 +20,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from perflab.devices.backend import Backend, Quantity
+from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import host_events, kineto_results
 from perflab.measure.counts.compiling import CompilerState, compiler_state, counts_of_compiler
 from perflab.measure.counts.events import (
@@ -31,10 +36,11 @@ from perflab.measure.counts.events import (
     agreed,
     compiled_regions,
     count_allocations,
-    count_cuda_calls,
+    count_fallbacks,
+    count_launches,
     outermost_operators,
     parts_of,
-    saw_cuda,
+    saw_waits,
     spans,
 )
 from perflab.measure.counts.instructions import count_events, instructions_are_counted
@@ -48,6 +54,9 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
+_KNOWN = 4
+"""Number of operators in the call by which ``operators_lost`` tries the profiler."""
+
 
 class CallCounter:
     """Counts what calls do in spans under a profiler; ``read`` then turns the profiler's events into ``counts``.
@@ -60,9 +69,10 @@ class CallCounter:
 
     def __init__(self, device: torch.device, before: CompilerState, *, instructions: bool = False) -> None:
         self._device = device
+        self._backend = backend_of(device)
         self._before = before
         self._compiled_frames: list[int] = []
-        self._instructions = instructions and device.type == "cpu" and instructions_are_counted()
+        self._instructions = instructions and self._backend.is_host and instructions_are_counted()
         self.counts: dict[str, int] = {}
         self.each: list[dict[str, int]] = []
         """The counts of each counted call, in order."""
@@ -78,13 +88,13 @@ class CallCounter:
         return int(self._instructions)
 
     def count_apart(self, workload: Workload) -> None:
-        """Count the quantities that need a call of their own: all on CUDA, instructions on a CPU.
+        """Count the quantities that need a call of their own: all on an accelerator, instructions on a CPU.
 
         Raises:
             Exception: whatever the workload raises.
         """
-        if self._device.type == "cuda":
-            _count_on_cuda(workload, self._device, self)
+        if not self._backend.is_host:
+            _count_on_device(workload, self._backend, self)
         elif self._instructions:
             workload.make_ready(1)
             release_memory(self._device)  # the collector's next pass comes at the same moment in every run
@@ -138,9 +148,11 @@ class CallCounter:
 
     def _counts_in(self, events: Sequence[Event], span: Span) -> dict[str, int]:
         counts = {"operators": len(outermost_operators(events, span))}
-        if self._device.type == "cuda":
-            return counts | (count_cuda_calls(events, span) if saw_cuda(events) else {})  # none if it saw no CUDA
-        return counts | {"allocations": count_allocations(events, span)}
+        if self._backend.is_host:
+            return counts | {"allocations": count_allocations(events, span)}
+        if not self._backend.tells(Quantity.LAUNCHES):
+            return counts | count_fallbacks(events, span)
+        return counts | (count_launches(events, span) if saw_waits(events) else {})  # none if it saw no calls at all
 
 
 def read_events(results: Any) -> list[Event]:
@@ -159,34 +171,48 @@ def read_events(results: Any) -> list[Event]:
     ]
 
 
-def _count_on_cuda(workload: Workload, device: torch.device, counter: CallCounter) -> None:
-    """Count one call in a pass of its own: watching the CUDA API disturbs times, and memory too."""
-    import torch
-
+def _count_on_device(workload: Workload, backend: Backend, counter: CallCounter) -> None:
+    """Count one call in a pass of its own: watching the driver's calls disturbs times, and memory too."""
+    device = backend.device
+    if backend.profiler is None and (lost := operators_lost(device)) is not None:
+        counter.off["counts"] = lost
+        return
     release_memory(device)
     workload.make_ready(1)
-    with profiler("cuda") as profiling:
+    with profiler(backend.profiler or "cpu") as profiling:
         synchronize(device)
-        given_out = [_blocks_given_out(device)]
+        given_out = [backend.blocks_given_out() or 0]
         with counter.call() as mark:
 
             def end_phase() -> None:
                 mark()
-                given_out.append(_blocks_given_out(device))
+                given_out.append(backend.blocks_given_out() or 0)
 
             workload.run(end_phase)
-        after = _blocks_given_out(device)
+        after = backend.blocks_given_out() or 0
         synchronize(device)  # outside of the span: this wait is not the workload's
     counter.read(kineto_results(profiling), workload.spans)
-    if torch.cuda.get_allocator_backend() == "native":
+    if backend.blocks_given_out() is None:
+        counter.off["allocations"] = backend.missing()[Quantity.ALLOCATIONS]
+    else:
         counter.counts["allocations"] = after - given_out[0]
         for name, (begun, ended) in zip(workload.spans, pairwise(given_out), strict=False):
             of_phase = counter.by_phase.setdefault(name, {})
             of_phase["allocations"] = of_phase.get("allocations", 0) + ended - begun
 
 
-def _blocks_given_out(device: torch.device) -> int:
-    """Return how many blocks the caching allocator has given out since the process began."""
+@cache
+def operators_lost(device: torch.device) -> str | None:
+    """Return that the profiler loses operators of this device; None if it counts those of a known call.
+
+    Seen with Intel's GPUs under PyTorch 2.13 (https://github.com/intel/torch-xpu-ops/issues/3985).
+    """
     import torch
 
-    return int(torch.cuda.memory_stats(device).get("allocation.all.allocated", 0))
+    one = torch.ones(2, device=device)
+    with profiler("cpu") as profiling, torch.profiler.record_function(COUNTED):
+        for _ in range(_KNOWN):
+            one.add(one)
+    events = read_events(kineto_results(profiling))
+    seen = len(outermost_operators(events, spans(events)[0]))
+    return None if seen == _KNOWN else f"PyTorch's profiler saw {seen} of a known call's {_KNOWN} operators on {device}"

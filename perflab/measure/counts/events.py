@@ -1,4 +1,4 @@
-"""Counts operators, allocations and CUDA calls in a profiler's events. Pure functions.
+"""Counts operators, allocations and calls of CUDA or HIP in a profiler's events. Pure functions.
 
 A counted call is a span; an event belongs to the span in which the event began.
 """
@@ -6,6 +6,7 @@ A counted call is a span; an event belongs to the span in which the event began.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ END_OF_PHASE = "perflab: end of a phase"
 """Name of an empty range at the end of each phase of a counted call."""
 _FUNCTION_SCOPE = 0
 """``RecordScope::FUNCTION``: operators are recorded in this scope, and ranges that a user names are not."""
+ON_THE_CPU = "on_the_cpu:"
+"""Beginning of the names of counts of operators that ran on the CPU though the device is another."""
 OPERATOR = re.compile(r"(?!autograd::|torch::)\w+::\w+")
 """``namespace::name``; ``autograd::engine::...`` and ``torch::autograd::...`` are frames of the engine."""
 _VERSION = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
@@ -30,6 +33,16 @@ _LAUNCHES = frozenset(
         "cuLaunchKernelEx",
         "cuLaunchCooperativeKernel",
         "cuGraphLaunch",
+        "hipLaunchKernel",
+        "hipExtLaunchKernel",
+        "hipLaunchKernelExC",
+        "hipLaunchCooperativeKernel",
+        "hipLaunchCooperativeKernelMultiDevice",
+        "hipGraphLaunch",
+        "hipModuleLaunchKernel",
+        "hipModuleLaunchCooperativeKernel",
+        "hipExtModuleLaunchKernel",
+        "hipDrvLaunchKernelEx",
     )
 )
 _SYNCS = frozenset(
@@ -45,10 +58,21 @@ _SYNCS = frozenset(
         "cuCtxSynchronize",
         "cuStreamSynchronize",
         "cuEventSynchronize",
+        "hipDeviceSynchronize",
+        "hipStreamSynchronize",
+        "hipEventSynchronize",
+        "hipMemcpy",
+        "hipMemcpyWithStream",
+        "hipMemcpy2D",
+        "hipMemcpy3D",
+        "hipMemcpyToSymbol",
+        "hipMemcpyFromSymbol",
+        "hipCtxSynchronize",
     )
 )
-"""CUDA API calls that return only when the device has caught up. Copies whose names end in Async are not among them:
-where PyTorch waits for such a copy, it calls ``cudaStreamSynchronize``."""
+"""Calls of CUDA and HIP that return only when the device has caught up. Copies whose names end in Async are not among
+them: where PyTorch waits for such a copy, it calls ``cudaStreamSynchronize``; on ROCm ``hipMemcpyWithStream``, which
+waits (c10/hip/HIPFunctions.h)."""
 
 
 class Event(NamedTuple):
@@ -60,7 +84,7 @@ class Event(NamedTuple):
     thread: int = 1
     scope: int = _FUNCTION_SCOPE
     correlation: int = 0
-    """Number that the CUDA API's events of one call share; 0 if there is none."""
+    """Number that the events of one call of CUDA or HIP share; 0 if there is none."""
     size_bytes: int = 0
     """Size of the block of a ``[memory]`` event; negative for a free."""
 
@@ -105,13 +129,31 @@ def count_allocations(events: Iterable[Event], span: Span) -> int:
     return sum(e.name == "[memory]" and e.size_bytes > 0 and span.holds(e) for e in events)
 
 
+def count_fallbacks(events: Iterable[Event], span: Span) -> dict[str, int]:
+    """Count the operators in the span that PyTorch ran on the CPU for want of a kernel, each under its own name.
+
+    PyTorch's fallback (ATen/native/CPUFallback.cpp) calls ``aten::_to_cpu`` within the operator, before its kernel.
+    """
+    found = [e for e in events if e.scope == _FUNCTION_SCOPE and span.holds(e) and OPERATOR.match(e.name)]
+    counts: Counter[str] = Counter()
+    open_now: dict[int, list[Event]] = {}
+    for event in sorted(found, key=lambda e: (e.start_ns, -e.end_ns)):
+        around = open_now.setdefault(event.thread, [])
+        while around and around[-1].end_ns <= event.start_ns:
+            around.pop()
+        if event.name == "aten::_to_cpu" and around:
+            counts[f"{ON_THE_CPU}{around[-1].name}"] += 1
+        around.append(event)
+    return dict(counts)
+
+
 def compiled_regions(events: Iterable[Event], span: Span) -> set[str]:
     """Return the regions of torch.compile entered in the span, as ``frame/compilation``: ``{"0/0", "1/0"}``."""
     prefix = "Torch-Compiled Region: "
     return {e.name.removeprefix(prefix) for e in events if e.name.startswith(prefix) and span.holds(e)}
 
 
-def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
+def count_launches(events: Iterable[Event], span: Span) -> dict[str, int]:
     """Count ``kernel_launches`` and ``host_syncs`` in the span, over all threads; events of one API call count once."""
     counts = {"kernel_launches": 0, "host_syncs": 0}
     seen: set[tuple[str, int]] = set()
@@ -127,13 +169,13 @@ def count_cuda_calls(events: Iterable[Event], span: Span) -> dict[str, int]:
 
 
 def kind_of(function: str) -> str:
-    """Return the kind of a CUDA API call: ``launch``, ``wait``, or ``other call``."""
+    """Return the kind of a call of CUDA or HIP: ``launch``, ``wait``, or ``other call``."""
     name = _VERSION.sub("", function)
     return "launch" if name in _LAUNCHES else "wait" if name in _SYNCS else "other call"
 
 
-def saw_cuda(events: Iterable[Event]) -> bool:
-    """Whether CUDA API calls were recorded: the harness itself waits for the device outside of the span."""
+def saw_waits(events: Iterable[Event]) -> bool:
+    """Whether calls of CUDA or HIP were recorded: the harness itself waits for the device outside of the span."""
     return any(_VERSION.sub("", event.name) in _SYNCS for event in events)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perflab.devices.kinds import backend_of
 from perflab.results.environment import core_numbers
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 EVICTING_CACHES = 2
 """Size of the eviction buffer, in sizes of the cache: writing a single size would leave some old content cached."""
-LEAST_CUDA_BYTES = 256 << 20
-"""Least size of the eviction buffer on CUDA, as in ``triton.testing.do_bench``; twice an L2 cache of 128 MiB."""
+LEAST_BYTES = 256 << 20
+"""Least size of the buffer on an accelerator, as in ``triton.testing.do_bench``; twice an L2 cache of 128 MiB."""
 UNKNOWN_CACHE_BYTES = 128 << 20
 """Assumed size of the last-level cache of a CPU whose system does not report the size: few CPUs have more."""
 _CORES = "/sys/devices/system/cpu"
@@ -32,15 +33,16 @@ class Eviction:
     def __init__(self, device: torch.device) -> None:
         self.size_bytes = eviction_bytes(device)
         self._device = device
+        self._is_host = backend_of(device).is_host
         self._buffer: torch.Tensor | None = None
 
     def __call__(self) -> None:
-        """Write the buffer; on CUDA the write is queued on the current stream, and the host does not wait for it."""
+        """Write the buffer; on an accelerator the write is queued on the current stream, and nobody waits for it."""
         import torch
 
         if self._buffer is None:
             self._buffer = torch.zeros(self.size_bytes // 4, dtype=torch.int32, device=self._device)
-        if self._device.type == "cuda":
+        if not self._is_host:
             self._buffer.zero_()
         else:
             self._buffer.add_(1)  # reads too: stores that merely fill may pass the caches by
@@ -52,12 +54,10 @@ class Eviction:
 
 def eviction_bytes(device: torch.device) -> int:
     """Return the size in bytes of a buffer that evicts the device's caches when it is written."""
-    if device.type != "cuda":
+    backend = backend_of(device)
+    if backend.is_host:
         return EVICTING_CACHES * (last_level_cache_bytes() or UNKNOWN_CACHE_BYTES)
-    import torch
-
-    l2_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
-    return max(LEAST_CUDA_BYTES, EVICTING_CACHES * l2_bytes)
+    return max(LEAST_BYTES, EVICTING_CACHES * (backend.cache_bytes() or 0))
 
 
 def last_level_cache_bytes(root: str = _CORES, cores: Sequence[int] | None = None) -> int | None:

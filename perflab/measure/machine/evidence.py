@@ -1,7 +1,7 @@
 """Records interference: other processes, stolen time, clocks. Read before and after the samples.
 
 The machine's counters are read in one place (``read_host``), so that a test can replace them. The counters run on the
-kernel's real time, not on ``measure.clock``. ``measure.gpu_state`` reads the state of a GPU. Nothing here raises: a
+kernel's real time, not on ``measure.clock``. ``devices.gpu_state`` reads the state of a GPU. Nothing here raises: a
 value that the system does not report is None.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from perflab.measure.machine.gpu_state import gpu_reader
+from perflab.devices.kinds import backend_of
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import Evidence, GpuState
 
@@ -58,7 +58,7 @@ class Witness:
     """Records what may have disturbed the samples, from readings before and after them."""
 
     def __init__(self, device: torch.device) -> None:
-        self._read_gpu = gpu_reader(device)  # opens NVML, which takes a while, ahead of the samples
+        self._read_gpu = backend_of(device).state_reader()  # opens NVML, which takes a while, ahead of the samples
 
     def begin(self) -> Callable[[], Evidence]:
         """Begin the span of the samples; return a function that ends the span and returns the evidence."""

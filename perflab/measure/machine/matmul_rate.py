@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from perflab.devices.kinds import backend_of
 from perflab.measure.machine.devices import identity_of, synchronize
 
 if TYPE_CHECKING:
     import torch
 
-_SIDE = {"cpu": 768, "cuda": 6144}
-"""Side of the square matrices: their product is long compared with a launch, and short compared with a case."""
 _SECONDS = 0.3
 _ANOTHER_LOOK_SECONDS = 0.03
 _SEED = 0
@@ -31,8 +30,7 @@ def precision_of_products(device: torch.device, dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if dtype != torch.float32:
         return name
-    backend = torch.backends.cuda.matmul if device.type == "cuda" else torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    return _FLOAT32.get(backend.fp32_precision, name)
+    return _FLOAT32.get(backend_of(device).float32_precision(), name)
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
@@ -45,7 +43,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     import torch
 
     key = (identity_of(device), precision_of_products(device, dtype))
-    side = _SIDE[device.type]
+    side = backend_of(device).matmul_side
     numbers = torch.Generator(device).manual_seed(_SEED)
     left = torch.rand(side, side, device=device, generator=numbers).to(dtype)
     with torch.inference_mode():

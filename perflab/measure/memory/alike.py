@@ -81,8 +81,8 @@ class Watched(Wrapped):
         now, last, once = _left(self.roots), _form(result), self._after_first or {}
         idle = self._first != last or (bool(counted) and not any(value for one in counted for value in one.values()))
         empty = [name for name, before in self._before.items() if before and now.get(name) == 0]
-        said = [f"{name} is used up" for name in empty if idle or once.get(name) != 0]
-        used_up = bool(said)
+        used = [f"{name} is used up" for name in empty if idle or once.get(name) != 0]
+        used_up, said = bool(used), [*memory.calls_differ, *used]
         least, most = min(self._held_bytes), max(self._held_bytes)
         if least != most:
             said.append(f"held memory differs ({format_bytes(least)} to {format_bytes(most)})")

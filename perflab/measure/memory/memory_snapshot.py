@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import mark_cuda_memory
 from perflab.measure.machine.devices import as_out_of_memory, collector_off
 from perflab.measure.memory.cpu_history import cpu_history
@@ -48,9 +50,10 @@ def record_memory(
 
     Raises:
         OSError: the file cannot be written.
+        UnansweredError: the device has no history of its memory.
     """
     snapshot = MemorySnapshot(_file(path, device))
-    record = cuda_history if device.type == "cuda" else cpu_history
+    record = cpu_history if backend_of(device).is_host else cuda_history
     with record(snapshot.path, roots, device) as history:
         yield snapshot
     snapshot.peak_bytes = history.peak_bytes
@@ -66,8 +69,9 @@ def record_call(workload: Workload, path: Path, device: torch.device, *, runs_ou
         OSError: the file cannot be written.
     """
     snapshot = MemorySnapshot(_file(path, device))
-    workload.make_ready(1 if device.type == "cuda" or runs_out else 2)
-    if device.type == "cuda":
+    on_host = backend_of(device).is_host
+    workload.make_ready(2 if on_host and not runs_out else 1)
+    if not on_host:
         recording = cuda_history(snapshot.path, lambda: workload.roots, device)
     else:
         before = None if runs_out else workload.run
@@ -86,8 +90,10 @@ def record_call(workload: Workload, path: Path, device: torch.device, *, runs_ou
 
 
 def _file(path: Path, device: torch.device) -> Path:
+    backend = backend_of(device)
+    backend.refuse(Quantity.HISTORY, "record it on a CPU or under CUDA; torch.cuda's viewer reads no other")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(path.name + (".pickle" if device.type == "cuda" else ".json"))
+    return path.with_name(path.name + (".json" if backend.is_host else ".pickle"))
 
 
 @contextlib.contextmanager
@@ -99,12 +105,12 @@ def _stages(names: tuple[str, ...], device: torch.device, look: Callable[[], Non
     import torch
 
     left = iter(names)
-    on_cuda = device.type == "cuda"
+    on_host = backend_of(device).is_host
     with contextlib.ExitStack() as stack:
 
         def begin() -> None:
             name = next(left, "")
-            if on_cuda:
+            if not on_host:
                 mark_cuda_memory(name)
                 if name:
                     stack.callback(mark_cuda_memory, "")

@@ -6,9 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from perflab.base.errors import UnansweredError
+from perflab.devices.backend import Quantity
+from perflab.devices.cpu import resident_bytes
+from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import event_name, host_events, kineto_results
 from perflab.measure.counts.profiler import profiler
-from perflab.measure.machine.devices import collector_off, release_memory, resident_bytes, synchronize
+from perflab.measure.machine.devices import collector_off, release_memory
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.graph_pools import free_bytes_in, replayed_pools
 from perflab.results.measurement import Memory
@@ -29,10 +33,11 @@ _MEASURED = "perflab: memory pass"
 def measure_memory(workload: Workload, device: torch.device, counter: CallCounter | None = None) -> tuple[Memory, Any]:
     """Run the workload and return its memory, with its result.
 
-    On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; on CUDA it does not.
+    On a CPU ``counter`` counts these calls, since the profiler sees all of them anyway; elsewhere it does not.
 
-    On CUDA the caching allocator's own peaks are read in a second call; the first call shows which CUDA graphs are
-    replayed, whose pools count as held memory. On a CPU PyTorch's profiler reports every allocation and free made by
+    On an accelerator the allocator's own peaks are read in a second call; the first call shows which CUDA graphs are
+    replayed, whose pools count as held memory. Where the allocator keeps no peak, its level is read at the ends of
+    phases, and the memory is not exact. On a CPU PyTorch's profiler reports every allocation and free made by
     this thread and by autograd; summed in time order they give the peak to the byte. A first call under the profiler
     makes it know the blocks that a second call frees (gradients of the step before, say); the second call is measured.
 
@@ -43,35 +48,45 @@ def measure_memory(workload: Workload, device: torch.device, counter: CallCounte
     watched = workload if isinstance(workload, Watched) else Watched(workload, device)
     release_memory(device)
     with collector_off():
-        on_cuda = device.type == "cuda"
-        memory, result = _cuda_memory(watched, device) if on_cuda else _cpu_memory(watched, device, counter)
+        on_host = backend_of(device).is_host
+        memory, result = _cpu_memory(watched, device, counter) if on_host else _device_memory(watched, device)
     memory = watched.compared(memory, result, counter.each if counter is not None else [])
     if memory.exact_bytes is None and counter is not None:
         counter.clear()
     return memory, result
 
 
-def _cuda_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
-    import torch
-
+def _device_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any]:
+    backend = backend_of(device)
     workload.make_ready(1)
-    synchronize(device)
-    with replayed_pools(workload.roots) as pools:
+    backend.synchronize()
+    has_graphs = backend.tells(Quantity.GRAPHS)
+    with replayed_pools(workload.roots) if has_graphs else contextlib.nullcontext(set[Any]()) as pools:
         workload.run()
-    synchronize(device)
+    backend.synchronize()
     # Memory that the call then takes from a pool counts twice, here and as growth: rather too much than too little.
     held = workload.look() + free_bytes_in(pools, device)
-    torch.cuda.reset_peak_memory_stats(device)
-    start = torch.cuda.memory_allocated(device)
-    result = workload.run()
-    synchronize(device)
-    allocated = torch.cuda.max_memory_allocated(device)
+    backend.reset_peak()
+    start = backend.allocated_bytes()
+    if start is None:
+        raise UnansweredError(f"no memory on {device}: its allocator reports nothing", "leave it to times and counts")
+    levels = [start]
+
+    def look() -> None:
+        backend.synchronize()
+        levels.append(backend.allocated_bytes() or 0)
+
+    result = workload.run(look) if backend.peak_bytes() is None else workload.run()
+    look()
+    peak = backend.peak_bytes()
+    allocated = max(levels) if peak is None else peak
     memory = Memory(
         peak_bytes=held + allocated - start,
         held_bytes=held,
         growth_bytes=allocated - start,
         allocated_bytes=allocated,
-        reserved_bytes=torch.cuda.max_memory_reserved(device),
+        reserved_bytes=backend.peak_reserved_bytes(),
+        calls_differ=[f"the peak on {device.type} is the most at the ends of phases"] if peak is None else [],
     )
     return memory, result
 

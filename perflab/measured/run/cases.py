@@ -20,8 +20,10 @@ import pytest
 from perflab.base.data import Parameters, changed, to_plain
 from perflab.base.errors import UsageError
 from perflab.base.identity import identity
+from perflab.devices.environment import current_environment
+from perflab.devices.kinds import resolve_device
 from perflab.judging.counts import exactly_worse
-from perflab.measure.machine.devices import as_out_of_memory, resolve_device
+from perflab.measure.machine.devices import as_out_of_memory
 from perflab.measure.sampling.stopping import Progress
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.cuda_graphs import no_graph_for
@@ -36,7 +38,6 @@ from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
 from perflab.predicted.settings import place_asked_for, predicts_by_itself
 from perflab.processes.channel import say
-from perflab.results.environment import current_environment
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from perflab.running.case.device_lock import device_turn

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perflab.base.errors import SettingError
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import backend_of
 from perflab.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ def no_graph_for(case: str, settings: Settings, device: torch.device) -> str | N
     Raises:
         SettingError: an option or ini key asks for graphs, so every case would be skipped.
     """
-    if not settings.cuda_graph or device.type == "cuda":
+    if not settings.cuda_graph or backend_of(device).tells(Quantity.GRAPHS):
         return None
     if settings.graph_by_mark:
         return "a CUDA graph needs a GPU"

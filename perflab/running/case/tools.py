@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perflab.base.errors import UsageError
-from perflab.measure.machine.devices import current_device, resolve_device
+from perflab.devices.kinds import resolve_device
+from perflab.measure.machine.devices import current_device
 from perflab.noting import case_id
 from perflab.running.config.reading import settings_of
 from perflab.running.config.stash import FAKING, RUNS_ONCE, worker_number

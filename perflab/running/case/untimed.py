@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perflab.base.errors import UsageError
+from perflab.devices.kinds import resolve_device
 from perflab.measure.calls.forks import calling
 from perflab.measure.machine.devices import (
     as_out_of_memory,
     available_bytes,
     current_device,
     release_memory,
-    resolve_device,
     synchronize,
 )
 from perflab.noting import UNTIMED, case_id

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from perflab.base.errors import SettingError
+from perflab.devices.kinds import CHOICES, DEVICE_CHOICES
 from perflab.measure.calls.nvtx import ASKED, ranges_asked
-from perflab.measure.machine.devices import DEVICE_CHOICES
 from perflab.settings.given import Given, parse_flag, parse_leak_calls, parse_memory_limit, parse_timeout
 from perflab.settings.settings import Settings
 from perflab.tables.view import View, parse_columns, parse_sort
@@ -134,7 +134,7 @@ def _parse_machine(text: str) -> str | None:
 
 def _parse_device(text: str) -> str:
     if DEVICE_CHOICES.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is not a device; use auto, cpu, cuda or cuda:N")
+        raise ValueError(f"{text!r} is not a device; use {CHOICES}")
     return text
 
 

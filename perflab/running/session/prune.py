@@ -101,8 +101,8 @@ class Stale:
         Raises:
             DeviceError: there is neither a device nor such a file.
         """
-        from perflab.measure.machine.devices import resolve_device
-        from perflab.results.environment import current_environment
+        from perflab.devices.environment import current_environment
+        from perflab.devices.kinds import resolve_device
 
         try:
             return [current_environment(resolve_device(self._settings.device), self._settings.machine)]

@@ -1,12 +1,14 @@
-"""Reads clocks, temperature, power, throttling and other processes of a GPU from NVML.
+"""Reads clocks, temperature, power, throttling and other processes of a GPU from NVML, amdsmi or Level Zero.
 
 NVML comes by the module ``pynvml`` of the package nvidia-ml-py (``pip install 'perflab[nvml]'``), and is opened only
-for a CUDA device. If NVML is missing, or a driver does not answer a query, the value is None, and nothing is raised.
+for a CUDA device; amdsmi and Level Zero are read by PyTorch. If they are missing, or a driver does not answer a query,
+the value is None, and nothing is raised.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +34,8 @@ REASONS = {
 """Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReason…)."""
 
 
-def gpu_reader(device: torch.device) -> Callable[[], GpuState | None]:
-    """Return a function that reads the GPU's state; the function returns None for a CPU, and if NVML is unavailable."""
-    if device.type != "cuda":
-        return lambda: None
+def nvml_reader(device: torch.device) -> Callable[[], GpuState | None]:
+    """Return a function that reads the state of a GPU from NVML; the function returns None if NVML is unavailable."""
     try:
         import pynvml
     except ImportError:
@@ -45,10 +45,10 @@ def gpu_reader(device: torch.device) -> Callable[[], GpuState | None]:
         handle = _find(pynvml, device)
     except (pynvml.NVMLError, AttributeError):  # no driver, or another module of this name
         return lambda: None
-    return lambda: read_state(pynvml, handle) if handle is not None else None
+    return lambda: read_nvml(pynvml, handle) if handle is not None else None
 
 
-def read_state(nvml: Any, handle: Any) -> GpuState:
+def read_nvml(nvml: Any, handle: Any) -> GpuState:
     """Return the GPU's state, asking for each figure by itself: GPUs differ in the figures that they report."""
 
     def ask(name: str, *arguments: Any) -> Any:
@@ -70,6 +70,32 @@ def read_state(nvml: Any, handle: Any) -> GpuState:
         power_w=power_mw / 1000 if power_mw is not None else None,
         throttle=[name for bit, name in REASONS.items() if (reasons or 0) & bit],
         neighbours=count_others([process.pid for process in processes]) if processes is not None else None,
+    )
+
+
+def state_by_module(module: Any, device: torch.device) -> GpuState | None:
+    """Return the GPU's state as the functions of ``torch.cuda`` or ``torch.xpu`` tell it; None if they tell nothing.
+
+    They read amdsmi on an AMD GPU and Level Zero on an Intel one, both of which give watts, whatever the docstring of
+    ``torch.cuda.power_draw`` says; PyTorch turns what amdsmi does not know into 0.
+    """
+
+    def ask(name: str) -> Any:
+        try:
+            return getattr(module, name)(device)
+        except Exception:  # each library has error classes of its own
+            return None
+
+    clock_mhz, temperature_c, power = map(ask, ("clock_rate", "temperature", "power_draw"))
+    processes = ask("list_gpu_processes")
+    if clock_mhz is temperature_c is power is processes is None:
+        return None
+    pids = [int(number) for number in re.findall(r"process\s+(\d+)", str(processes))]
+    return GpuState(
+        sm_clock_mhz=round(clock_mhz) if clock_mhz else None,
+        temperature_c=round(temperature_c) if temperature_c else None,
+        power_w=float(power) if power else None,
+        neighbours=count_others(pids) if processes is not None else None,
     )
 
 
