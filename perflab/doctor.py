@@ -8,6 +8,9 @@ import shutil
 from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import all_devices, backend_of
+from perflab.measure.clocks.device_clock import events_fail
 from perflab.results.environment import cpu_name, thread_count, usable_cores
 from perflab.units import format_count
 
@@ -25,12 +28,12 @@ _PROGRAMS = (
 
 
 def checkup() -> list[str]:
-    """Return one line for each part: found, or its purpose and its installation. Load torch on a busy machine alone."""
+    """Return one line for each part: found, or its purpose and its installation; and what each accelerator can tell."""
     lines = [f"processor: {cpu_name()}, {format_count(usable_cores(), 'core')}"]
     lines += [_part(*part) for part in _PARTS]
     lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]
     lines.append(f"CUDA device files: {'found' if os.path.exists('/dev/nvidiactl') else 'none'}")
-    return lines + _load()
+    return lines + _accelerators() + _load()
 
 
 def _part(package: str, module: str, use: str) -> str:
@@ -40,6 +43,27 @@ def _part(package: str, module: str, use: str) -> str:
         return f"{package}: {version(package)}"
     except PackageNotFoundError:
         return f"{package}: found"
+
+
+def _accelerators() -> list[str]:
+    if util.find_spec("torch") is None:
+        return []
+    import torch
+
+    found = all_devices()[1:]
+    if not found:
+        return [f"accelerator: none (PyTorch {torch.__version__})"]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for device in found:
+        backend, untrue = backend_of(device), events_fail(device)
+        missing = backend.missing() | ({Quantity.EVENTS: untrue} if untrue is not None else {})
+        lines = (f"{backend.name}", *(f"  no {quantity}: {why}" for quantity, why in missing.items()))
+        alike.setdefault(lines, []).append(str(device))
+    return [
+        line
+        for (name, *rest), devices in alike.items()
+        for line in (f"accelerator: {', '.join(devices)}, {name}", *rest)
+    ]
 
 
 def _load() -> list[str]:

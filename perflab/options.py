@@ -118,7 +118,11 @@ OPTIONS = (
         choices=("off", "auto", "callgrind"),
     ),
     Option(
-        "--perf-device", "auto", "device to measure on: auto, cpu, cuda or cuda:N", metavar="DEVICE", measures=False
+        "--perf-device",
+        "auto",
+        "device to measure on: auto, cpu, cuda, cuda:N, mps, xpu, ...",
+        metavar="DEVICE",
+        measures=False,
     ),
     Option("--perf-predict", "false", "predict each case for --perf-gpu on fake tensors; nothing runs", flag=True),
     Option("--perf-gpu", "h100", "GPU to predict for: h100, a100-40gb, rtx4090, ...", metavar="NAME"),

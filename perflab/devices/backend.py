@@ -119,15 +119,18 @@ class Backend:
     def missing(self) -> dict[Quantity, str]:
         """Return the quantities that this device does not tell here, each with the reason."""
         found = dict(self.MISSING)
-        if Quantity.PEAK not in found and self.peak_bytes() is None:
-            found[Quantity.PEAK] = "its allocator reports no peak"
-        if Quantity.ALLOCATIONS not in found and self.blocks_given_out() is None:
-            found[Quantity.ALLOCATIONS] = "its allocator does not count them"
+        counted = {Quantity.PEAK: self.peak_bytes(), Quantity.ALLOCATIONS: self.blocks_given_out()}
+        for quantity, answer in counted.items():
+            if answer is not None:
+                found.pop(quantity, None)
+            else:
+                found.setdefault(quantity, "its allocator does not count")
         return found
 
-    def tells(self, quantity: Quantity) -> bool:
+    @classmethod
+    def tells(cls, quantity: Quantity) -> bool:
         """Whether this kind of device may tell the quantity; ``missing`` says what the device itself does not."""
-        return quantity not in self.MISSING
+        return quantity not in cls.MISSING
 
     def refuse(self, quantity: Quantity, remedy: str) -> None:
         """Raise UnansweredError with the reason if this kind of device never tells the quantity."""

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from perflab.devices.backend import Backend, Quantity
-from perflab.results.environment import cpu_name
+from perflab.results import environment
 
 
 class Cpu(Backend):
@@ -35,7 +35,7 @@ class Cpu(Backend):
     @property
     def name(self) -> str:
         """The processor's name, with family and model."""
-        return cpu_name()
+        return environment.cpu_name()
 
     @property
     def properties(self) -> Any:

@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from perflab.devices.kinds import backend_of
-from perflab.results.environment import features, installed_version, this_machine, usable_cores
+from perflab.results import environment as known
 from perflab.results.records import Environment
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ def current_environment(device: torch.device, machine: str | None = None) -> Env
     return Environment(
         device=device.type,
         device_name=backend.name,
-        cores=usable_cores(),
+        cores=known.usable_cores(),
         threads=torch.get_num_threads(),
         isa=torch.backends.cpu.get_cpu_capability(),
-        features=features(),
+        features=known.features(),
         system=f"{platform.system()} {platform.machine()}",
         python=".".join(platform.python_version_tuple()[:2]),
         torch=str(torch.__version__),  # a subclass of str, which msgspec cannot encode
-        triton=installed_version("triton"),
+        triton=known.installed_version("triton"),
         cuda=backend.runtime,
         driver=backend.driver,
-        machine=machine or this_machine(),
+        machine=machine or known.this_machine(),
     )

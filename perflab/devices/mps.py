@@ -25,6 +25,8 @@ class Mps(Backend):
     MISSING = {
         **Backend.MISSING,
         Quantity.EVENTS: "before PyTorch 2.14 they may hang or run backwards (pytorch#196395)",
+        Quantity.PEAK: "before PyTorch 2.14 its allocator keeps none: the most at the ends of phases, not compared",
+        Quantity.ALLOCATIONS: "before PyTorch 2.14 its allocator does not count them",
         Quantity.FLOAT64: "Metal has no float64: references run on the CPU, with the same inputs bit for bit",
     }
     MISSING.pop(Quantity.EVIDENCE)

@@ -140,8 +140,8 @@ def compare(
         budget_s: time of the turns in seconds; warm-up comes on top. Five pairs of turns are taken even if they take
             longer.
         threshold: the smallest change that counts, as a fraction: 0.05 is 5 %.
-        device: the device that does the work. None: a GPU if there is one, else the CPU. On CUDA, CUDA events measure
-            the time.
+        device: the device that does the work. None: an accelerator if there is one, else the CPU. An
+            accelerator's own events measure the time where they tell it.
 
     Raises:
         UsageError: a side is not callable, the budget or the threshold is not positive, or the clock did not move.

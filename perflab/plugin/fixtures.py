@@ -66,7 +66,7 @@ def compiled_kernel(request: pytest.FixtureRequest) -> KernelResources:
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """The ``torch.device`` chosen by ``--perf-device``. By default the GPU if there is one, else the CPU.
+    """The ``torch.device`` chosen by ``--perf-device``. By default PyTorch's accelerator if there is one, else the CPU.
 
     Under pytest-xdist the GPUs are distributed over the workers. Under ``--perf-predict`` a perf case gets ``cuda:0``,
     which represents the GPU in ``--perf-gpu``. Tensors on it are fake, and no GPU is needed.

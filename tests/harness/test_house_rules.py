@@ -102,7 +102,7 @@ ROOMS = {
     "plugin": Room(packages="pytest", torch=When.CALLED),
     "history": Room(packages="msgspec markupsafe"),
     **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps", "thresholds"]},
-    "doctor": Room(),
+    "doctor": _CALLED,
     "cli": Room(packages="msgspec"),
     "__main__": Room(),
     "perflab": Room(),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from perflab.devices.cpu import Cpu
 from perflab.measure.machine import matmul_rate
 from perflab.measure.machine.matmul_rate import matmul_flops_per_second, precision_of_products
 
@@ -17,7 +18,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 def switches_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(matmul_rate, "_rates", {})
     monkeypatch.setattr(matmul_rate, "_SECONDS", 0.01)
-    monkeypatch.setattr(matmul_rate, "_SIDE", {"cpu": 64})
+    monkeypatch.setattr(Cpu, "matmul_side", 64)
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)

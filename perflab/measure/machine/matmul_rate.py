@@ -44,8 +44,8 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
     key = (identity_of(device), precision_of_products(device, dtype))
     side = backend_of(device).matmul_side
-    numbers = torch.Generator(device).manual_seed(_SEED)
-    left = torch.rand(side, side, device=device, generator=numbers).to(dtype)
+    numbers = torch.Generator().manual_seed(_SEED)  # a CPU's: not every kind of device has one
+    left = torch.rand(side, side, generator=numbers).to(device, dtype)
     with torch.inference_mode():
         if key not in _rates:
             left @ left  # the first product of a dtype sets libraries up for as long as a second

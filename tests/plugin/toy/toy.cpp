@@ -26,7 +26,8 @@ constexpr size_t kTotal = size_t{4} << 30;
 
 thread_local DeviceIndex current = 0;
 thread_local c10::StreamId streams[kDevices] = {};
-double speed = 1.0;  // seconds of an event's clock in a second
+double speed = 1.0;     // seconds of an event's clock in a second
+double moment_ms = -1;  // the moment that events record; negative: the host's
 
 struct Toy final : c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats stats[kDevices];
@@ -78,6 +79,7 @@ Toy allocator;
 REGISTER_ALLOCATOR(kToy, &allocator);
 
 double now_ms() {
+  if (moment_ms >= 0) return moment_ms;
   auto since = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double, std::milli>(since).count();
 }
@@ -182,6 +184,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &at::native::view);
   m.impl("resize_", &resize);
+  m.impl("set_.source_Storage", &at::native::set_);
   m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
@@ -192,6 +195,7 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::m
 
 TORCH_LIBRARY(toy, m) {
   m.def("set_speed(float speed) -> ()", [](double value) { speed = value; });
+  m.def("set_moment(float ms) -> ()", [](double value) { moment_ms = value; });
 }
 struct Registered {
   Registered() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
