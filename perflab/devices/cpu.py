@@ -96,7 +96,7 @@ def _proc_available_bytes() -> int | None:
         pass  # not Linux
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+    except (AttributeError, ValueError, OSError):  # Windows has no such function
         return None
 
 

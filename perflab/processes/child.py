@@ -12,6 +12,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,6 +101,8 @@ def launch(start: Start, output: int, inherited: Sequence[int]) -> Process:
     Raises:
         OSError: there is no such program or directory, or the system starts no more processes.
     """
+    if sys.platform == "win32":
+        raise OSError("on Windows perflab starts no processes of its own; it does in WSL 2")
     return subprocess.Popen(
         with_lifeline(start.command),
         cwd=start.directory,

@@ -50,6 +50,8 @@ class How(enum.Enum):
     """The process gave no answer and no sign of life in time, and was ended."""
     FOREIGN = enum.auto()
     """The process answered what is no answer here."""
+    UNSTARTED = enum.auto()
+    """The system did not start the process."""
     OUT_OF_TIME = enum.auto()
     """The time of the whole run was over."""
 
@@ -72,7 +74,7 @@ class Ending:
     stacks: bytes = b""
     """The stacks of a process that hung, the innermost call first; empty if it could not print them."""
     problem: str = ""
-    """The reason why an answer cannot be decoded."""
+    """The reason why an answer cannot be decoded, or the process not be started."""
 
     @property
     def told(self) -> str:
@@ -83,6 +85,8 @@ class Ending:
             return "closed its connection to this session and was ended"
         if self.how is How.FOREIGN:
             return f"answers in another protocol: {self.problem}"
+        if self.how is How.UNSTARTED:
+            return f"could not be started: {self.problem}"
         if self.how is How.OUT_OF_TIME:
             return f"was stopped after {format_ns(1e9 * self.lasted_s)}, since the run's time was over"
         assert self.status is not None

@@ -6,7 +6,6 @@ one for a prediction's budget, so that a test can put a virtual clock in their p
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -45,6 +44,8 @@ def read_blocks() -> int | None:
     """Return how often this thread has waited for something other than a core, such as a lock; None if unknown."""
     if sys.platform != "linux":
         return None
+    import resource
+
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 

@@ -93,7 +93,7 @@ def _asked_of_libc() -> int | None:
     for name in ("SC_LEVEL4_CACHE_SIZE", "SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE"):
         try:
             size_bytes = os.sysconf(name)
-        except (ValueError, OSError):
+        except (AttributeError, ValueError, OSError):  # Windows has no such function
             continue
         if size_bytes > 0:
             return size_bytes

@@ -138,6 +138,11 @@ def _no_result(ending: Ending, result: JobResult) -> tuple[str, str]:
         return f"{result.case} in a fresh process {result.problem}", remedy
     if ending.how is How.HUNG:
         remedy += "; if it needs that long, raise --perf-timeout"
+    if ending.how is How.UNSTARTED:
+        return (
+            f"a fresh process {ending.told}",
+            "without one, times are of this process alone: memory and counts are exact",
+        )
     said = "\n".join(ending.last_lines(_LINES_SHOWN))
     return f"a fresh process {ending.told}, before it had measured {result.case}; its output:\n{said}", remedy
 
@@ -193,9 +198,13 @@ def results_from(start: Start, silent_s: float, left_s: float | None = None) -> 
     """
     until_s = math.inf if left_s is None else time.monotonic() + left_s
     results: list[JobResult] = []
-    with Peer[Job, JobResult](
-        start, JOB_RESULTS, _EndedError, silent_s=silent_s, seconds_left=lambda: until_s - time.monotonic()
-    ) as process:
+    try:
+        started = Peer[Job, JobResult](
+            start, JOB_RESULTS, _EndedError, silent_s=silent_s, seconds_left=lambda: until_s - time.monotonic()
+        )
+    except OSError as error:
+        return results, Ending(How.UNSTARTED, problem=str(error.strerror or error))
+    with started as process:
         while True:
             try:
                 results.append(process.answer())

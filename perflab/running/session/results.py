@@ -95,7 +95,7 @@ class Collected:
             elif self._settings.prune:
                 self._look_for_stale(session, exitstatus)
         except OSError as error:  # if no file can be opened, the modules that make a table cannot be loaded either
-            self._notes += [f"perf: nothing could be saved: {error.strerror}", *self._where_results_stand()]
+            self._notes += [f"perf: nothing could be saved: {error.strerror or error}", *self._where_results_stand()]
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._results = {}
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
