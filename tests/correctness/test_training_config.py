@@ -54,6 +54,7 @@ def test_a_value_out_of_range_is_refused_with_what_was_wanted(settings: dict[str
         ({"max_grad_norm": True}, "max_grad_norm=True: wanted a number, or None to switch it off, got bool"),
         ({"fused_loss": "yes"}, "fused_loss='yes': wanted True or False"),
         ({"cudnn_benchmark": 1}, "cudnn_benchmark=1: wanted True or False"),
+        ({"empty_cache": "yes"}, "empty_cache='yes': wanted True or False"),
     ],
 )
 def test_a_value_of_another_kind_is_refused_with_what_was_wanted(settings: dict[str, Any], text: str) -> None:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from nocuda import Gpu, is_active, library
+from perflab.lab.models import build_model
+from perflab.lab.train import TrainingConfig, TrainingStep
 from perflab.measure.calls.workload import Step
 from perflab.measure.memory.peak import measure_memory
 from perflab.profiles.take_peak import take_failure, take_peak
@@ -184,3 +186,22 @@ def test_a_step_that_fills_the_device_says_what_was_alive_and_who_asked_for_more
     assert [(part.operator, part.blocks, part.size_bytes) for part in made] == [("aten::addmm", 3, 3 * needed)]
     held = sum(part.size_bytes for part in found.alive.parts) - 3 * needed
     assert held == data.nbytes + sum(-(-one.nbytes // 512) * 512 for one in net.parameters())
+
+
+def test_a_step_that_empties_the_cache_leaves_only_what_is_in_use_and_asks_the_driver_anew() -> None:
+    model, tokens = (
+        build_model("tiny", vocab_size=50, device="cuda"),
+        torch.zeros(4, 64, dtype=torch.int64, device="cuda"),
+    )
+    kept, asked = {}, {}
+    for empties in (False, True):
+        step = TrainingStep(model, tokens, TrainingConfig(empty_cache=empties))
+        step()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["segment.all.allocated"]
+        step()
+        asked[empties] = torch.cuda.memory_stats()["segment.all.allocated"] - before
+        kept[empties] = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        del step
+    assert kept[True] < kept[False]
+    assert asked[True] > asked[False] == 0

@@ -42,6 +42,8 @@ class TrainingConfig:
         fused_loss: cross-entropy by the lab's Triton kernel.
         cudnn_benchmark: `torch.backends.cudnn.benchmark` during the step: cuDNN tries its convolutions and keeps the
             fastest. A model without convolutions, such as `TransformerLM`, is not changed by it.
+        empty_cache: give back the blocks that the accelerator's allocator keeps, after each update, as scripts do that
+            ran out of memory; the next step asks the driver for them again. A CPU keeps none.
         skip_non_finite: skip steps whose loss is not finite, see `skipping.py`. On a GPU AdamW that is not fused waits
             for the device then. `False`: plain PyTorch, for comparing optimizers; fp16's loss scaling skips anyway.
 
@@ -68,6 +70,7 @@ class TrainingConfig:
     router_bias_rate: float = 0.001
     fused_loss: bool = False
     cudnn_benchmark: bool = False
+    empty_cache: bool = False
     skip_non_finite: bool = True
 
     def __post_init__(self) -> None:
@@ -95,7 +98,7 @@ class TrainingConfig:
         for name in ("max_grad_norm", "loss_clamp"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), above=0.0, otherwise=", or None to switch it off")
-        for name in ("fused_loss", "cudnn_benchmark", "skip_non_finite"):
+        for name in ("fused_loss", "cudnn_benchmark", "empty_cache", "skip_non_finite"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: wanted True or False")
 

@@ -177,6 +177,8 @@ class TrainingStep:
         self.adamw.zero_grad(set_to_none=not self._keeps_gradients)
         self._backwards = self._position = 0
         self.steps_done += 1
+        if self.config.empty_cache and self._device.type != "cpu":
+            torch.get_device_module(self._device).empty_cache()
 
     def __call__(self, tokens: Tensor | None = None) -> Tensor:
         """A whole step, on the next batch if one is given.

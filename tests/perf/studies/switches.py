@@ -57,6 +57,8 @@ class Switch:
             return "Triton's kernels are interpreted on a CPU, so their time says nothing"
         if self.training.get("compile") == "reduce-overhead":
             return "reduce-overhead captures CUDA graphs; on a CPU it is compile-default"
+        if self.training.get("empty_cache"):
+            return "PyTorch keeps no blocks of a CPU's memory that a step could give back"
         if self.training.get("cudnn_benchmark"):
             return "there is no cuDNN on a CPU"
         return None
@@ -73,6 +75,7 @@ def switches(num_steps: int, device_type: str) -> list[Switch]:
         Switch(BASELINE),
         *(Switch(name, training={"precision": name}) for name in ("tf32", "fp16", "bf16", "pure-bf16")),
         Switch("cudnn-benchmark", training={"cudnn_benchmark": True}),
+        Switch("empty-cache", training={"empty_cache": True}),
         *(_attention(name, device_type) for name in _TRAINING if name not in ("sdpa", "reference", *_COMPILED)),
         *(Switch(f"adamw-{name}", training={"optimizer": name}) for name in ("loop", "foreach")),
         Switch("accumulate-4", training={"micro_batches": 4}),
