@@ -43,9 +43,8 @@ class Backend:
     """Side of square matrices whose product is long compared with a launch, and short compared with a case."""
     profiler: ClassVar[str | None] = None
     """The name under which PyTorch's profiler records the device; None if perflab does not read what it records."""
-    NO_API = "perflab knows no names of its driver's functions"
     MISSING: ClassVar[Mapping[Quantity, str]] = {
-        Quantity.LAUNCHES: NO_API,
+        Quantity.LAUNCHES: "perflab knows no names of its driver's functions",
         Quantity.PROFILE: "perflab does not read the profiler's records of this device",
         Quantity.HISTORY: "perflab does not read its allocator's history",
         Quantity.GRAPHS: "perflab captures graphs on CUDA alone",
@@ -143,8 +142,8 @@ class Backend:
         """Wait until the device has done all work that was given to it."""
         import torch
 
-        own = getattr(self.module, "synchronize", None)
-        own(self.device) if own is not None else torch.accelerator.synchronize(self.device)
+        own = getattr(self.module, "synchronize", torch.accelerator.synchronize)
+        own(self.device)
 
     @classmethod
     def wait_for_all(cls, kind: str) -> None:

@@ -114,6 +114,7 @@ def test_the_benchmark_timer_waits_for_every_gpu_in_use(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr("perflab.internals.of_torch.machine.has_cuda_context", lambda _index: True)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     perflab.cuda_timer()
     assert waited == [0, 1, 2]

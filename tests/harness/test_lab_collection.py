@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 MODELS = "tests/perf/test_transformer.py"
 ATTENTION = "tests/perf/test_attention.py"
@@ -25,7 +27,8 @@ def test_a_whole_run_predicts_the_models_alone() -> None:
 
 
 def test_a_file_is_predicted_where_it_is_given_whatever_it_holds_and_others_are_not() -> None:
-    assert predicted("tests/perf/", "tests/perf/test_attention.py::test_attention") == {MODELS, ATTENTION}
+    if pytest.version_tuple >= (8, 4):  # before, of a folder and a test in it pytest collects the test alone
+        assert predicted("tests/perf/", "tests/perf/test_attention.py::test_attention") == {MODELS, ATTENTION}
     assert predicted("test_attention.py", start=ROOT / "tests" / "perf") == {ATTENTION}
 
 

@@ -213,6 +213,10 @@ CANNOT_RUN = {
 }
 
 
+VARIES = {"_cudnn_rnn", "rms_norm"}
+"""Where a build has no cuDNN, and where PyTorch is older than 2.13 and casts what names dimensions, too."""
+
+
 def registered(key: str) -> set[str]:
     names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
     return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
@@ -221,10 +225,11 @@ def registered(key: str) -> set[str]:
 def test_each_operator_that_cuda_casts_is_in_one_table_here() -> None:
     tables = [{*LOWER, *CANNOT_RUN}, {*FULL}, {*WIDEST}, {"binary_cross_entropy"}]
     assert sum(map(len, tables)) == len(set().union(*tables))
-    assert set().union(*tables) - {"_cudnn_rnn"} == registered("AutocastCUDA") - {"_cudnn_rnn"}
+    here = {name for name in registered("AutocastCUDA") if "dim" not in name.lower()}
+    assert set().union(*tables) - VARIES == here - VARIES
 
 
-@pytest.mark.parametrize("name", sorted(CANNOT_RUN & registered("AutocastCUDA")))
+@pytest.mark.parametrize("name", sorted((CANNOT_RUN - VARIES) & registered("AutocastCUDA")))
 def test_autocast_lowers_what_no_cpu_can_run(name: str) -> None:
     assert first_call(getattr(ATEN, name).default, OTHER).casts_to == LOWER_PRECISION
 
@@ -243,7 +248,7 @@ def test_autocast_lowers_what_it_lowers_on_cuda(name: str) -> None:
         assert LOWER[name]().dtype == BF16
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [one for one in FULL if one not in VARIES or one in registered("AutocastCUDA")])
 def test_autocast_keeps_in_float32_what_it_keeps_on_cuda(name: str) -> None:
     with on_cuda(), torch.autocast("cpu", dtype=BF16):
         assert FULL[name]().dtype == FP32

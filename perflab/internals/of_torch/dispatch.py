@@ -85,7 +85,7 @@ def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -
                 namespace = name.partition("::")[0] if "::" in name else "aten"
                 if namespace not in libraries:
                     libraries[namespace] = library(namespace, "IMPL")
-                libraries[namespace].impl(name, kernel, key)
+                libraries[namespace].impl(name, kernel, key, allow_override=True)  # PyTorch 2.13's default
         yield
     finally:
         for one in libraries.values():
