@@ -54,11 +54,11 @@ class Checked:
 
 
 TORCH = Checked("torch", (2, 11), (2, 13))
-"""The checked versions of PyTorch. 2.13.0: all tests. 2.11.0 and 2.12.0: every name was looked up in the installed
-files, nothing was run."""
+"""The checked versions of PyTorch. 2.13.0: all tests. 2.11.0: those of the harness (``make versions``). 2.12.0: every
+name was looked up in the installed files, nothing was run."""
 TRITON = Checked("triton", (3, 6), (3, 9))
-"""The checked versions of Triton. 3.9.0: all tests. 3.6.0, 3.7.0 and 3.8.0: every name was looked up in the installed
-files, nothing was run."""
+"""The checked versions of Triton. 3.9.0: all tests. 3.6.0: those of the harness. 3.7.0 and 3.8.0: every name was looked
+up in the installed files, nothing was run."""
 
 
 def version_warnings(*packages: Checked) -> list[str]:
