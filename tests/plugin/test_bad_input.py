@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch  # noqa: F401 - before sessions in this process, which would import it again and again
 
 from tests.plugin.conftest import REFUSED, Project, run_pytest
 
