@@ -8,9 +8,6 @@ import shutil
 from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 
-from perflab.devices.backend import Quantity
-from perflab.devices.kinds import all_devices, backend_of
-from perflab.measure.clocks.device_clock import events_fail
 from perflab.results.environment import cpu_name, thread_count, usable_cores
 from perflab.units import format_count
 
@@ -48,7 +45,13 @@ def _part(package: str, module: str, use: str) -> str:
 def _accelerators() -> list[str]:
     if util.find_spec("torch") is None:
         return []
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return [f"accelerator: unknown (PyTorch cannot be imported: {error})"]
+    from perflab.devices.backend import Quantity
+    from perflab.devices.kinds import all_devices, backend_of
+    from perflab.measure.clocks.device_clock import events_fail
 
     found = all_devices()[1:]
     if not found:

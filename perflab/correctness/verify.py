@@ -106,9 +106,9 @@ def verify(
         )
 
     first, second = (
-        Run(with_float64(run.results), with_float64(run.live), with_float64(run.upstream)) for run in (first, second)
+        Run(_with_float64(run.results), _with_float64(run.live), _with_float64(run.upstream)) for run in (first, second)
     )
-    first_copies, second_copies, second_inputs = map(with_float64, (first_copies, second_copies, second_inputs))
+    first_copies, second_copies, second_inputs = map(_with_float64, (first_copies, second_copies, second_inputs))
 
     def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], *, sized: bool = True) -> _Answer:
         inputs64, upstream64 = _upcast(inputs), _upcast(upstream)
@@ -123,7 +123,7 @@ def verify(
     while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
-        draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
+        draws.append(answer(_with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
     reports = tuple(
         compare_all(
             run.results,
@@ -174,7 +174,7 @@ def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in inputs.items()}
 
 
-def with_float64(tensors: Mapping[str, _T]) -> dict[str, _T]:
+def _with_float64(tensors: Mapping[str, _T]) -> dict[str, _T]:
     """Return the same tensors bit for bit, those of a device that has no float64, such as Apple's, on the CPU."""
     return {
         name: x.cpu() if x is not None and not kind_of(x.device.type).tells(Quantity.FLOAT64) else x

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from perflab.base.errors import UnansweredError
@@ -227,6 +228,7 @@ class Backend:
         """Return the allocator's counters; empty if it has none, which ``torch.accelerator`` reports as 0."""
         import torch
 
+        _used(self.device)
         try:
             return torch.accelerator.memory_stats(self.device)
         except (RuntimeError, NotImplementedError):
@@ -244,3 +246,11 @@ class Backend:
     def state_reader(self) -> Callable[[], GpuState | None]:
         """Return a function that reads clocks, temperature and such; it returns None if the kind does not tell them."""
         return lambda: None
+
+
+@cache
+def _used(device: torch.device) -> None:
+    """Use the device's allocator, once a process: before its first block it reports no counters, as if it had none."""
+    import torch
+
+    torch.empty(1, device=device)

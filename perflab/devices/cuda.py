@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from perflab.devices.backend import Backend
+from perflab.devices.backend import Backend, Quantity
 from perflab.devices.gpu_state import nvml_reader, state_by_module
 from perflab.results.measurement import GpuState
 
@@ -129,6 +129,11 @@ class Cuda(Backend):
         if self.module.get_allocator_backend() != "native":
             return None
         return int(self.module.memory_stats(self.device).get("allocation.all.allocated", 0))
+
+    def missing(self) -> dict[Quantity, str]:
+        """Return what this GPU does not tell; CUDA is not started for it, which would take hundreds of megabytes."""
+        counts = self.module.get_allocator_backend() == "native"
+        return {} if counts else {Quantity.ALLOCATIONS: "cudaMallocAsync does not count them"}
 
     def state_reader(self) -> Callable[[], GpuState | None]:
         """Return a function that reads the GPU's state from NVML (``pip install 'perflab[nvml]'``)."""

@@ -87,15 +87,15 @@ def state_by_module(module: Any, device: torch.device) -> GpuState | None:
             return None
 
     clock_mhz, temperature_c, power = map(ask, ("clock_rate", "temperature", "power_draw"))
-    processes = ask("list_gpu_processes")
-    if clock_mhz is temperature_c is power is processes is None:
+    # A text, which says so where amdsmi is missing.
+    pids = [int(number) for number in re.findall(r"process\s+(\d+)", str(ask("list_gpu_processes")))]
+    if clock_mhz is temperature_c is power is None and not pids:
         return None
-    pids = [int(number) for number in re.findall(r"process\s+(\d+)", str(processes))]
     return GpuState(
         sm_clock_mhz=round(clock_mhz) if clock_mhz else None,
         temperature_c=round(temperature_c) if temperature_c else None,
         power_w=float(power) if power else None,
-        neighbours=count_others(pids) if processes is not None else None,
+        neighbours=count_others(pids),
     )
 
 

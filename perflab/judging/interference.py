@@ -19,7 +19,14 @@ ROOMY = 0.5
 """Below this share of cores in use, neighbours run on other physical cores: two hardware threads share one."""
 STEAL_SHARE = 0.02
 """A smaller share of stolen CPU time cannot cause half of a slowdown of 5 %, the default threshold."""
-SLOWED_DOWN = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
+SLOWED_DOWN = (
+    "hardware slowdown",
+    "software thermal slowdown",
+    "hardware thermal slowdown",
+    "power brake",
+    "thermal pressure",
+    "low power mode",
+)
 """Reasons for low clocks whose cause is the machine: heat and its power supply. A power cap is reached by the work."""
 
 

@@ -79,9 +79,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture
 def sync(device: torch.device) -> Callable[[], None]:
     """``sync()`` waits until the device has finished all queued work. On a CPU it returns at once."""
-    from perflab.measure.machine.devices import synchronize
+    from perflab.devices.kinds import backend_of
 
-    return partial(synchronize, device)
+    return backend_of(device).synchronize
 
 
 @pytest.fixture

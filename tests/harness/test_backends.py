@@ -21,6 +21,7 @@ from perflab.devices.cuda import Cuda, Rocm
 from perflab.devices.kinds import KINDS, all_devices, backend_of, block_bytes_on, kind_of, resolve_device
 from perflab.devices.mps import Mps
 from perflab.devices.xpu import Xpu
+from perflab.judging.interference import SLOWED_DOWN
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.device_clock import events_fail, wait_of_the_host
 from perflab.measure.counts.events import Event, Span, count_fallbacks, count_launches
@@ -51,6 +52,7 @@ class NoStats:
 def apple(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """An M3 Max with 36 GiB under PyTorch 2.13, by the functions of torch/mps/__init__.py; its pool is large."""
     NoStats(monkeypatch)
+    monkeypatch.setattr("perflab.devices.backend._used", lambda _device: None)
     waited: list[int] = []
     module = SimpleNamespace(
         is_available=lambda: True,
@@ -123,6 +125,7 @@ def test_low_power_and_heat_of_an_apple_are_evidence(
     said = {("pmset", "-g"): power, ("pmset", "-g", "therm"): limit}
     monkeypatch.setattr(mps, "_said", lambda command: PMSET[command].format(said[command]))
     assert backend_of(MPS).state_reader()() == GpuState(throttle=reasons)
+    assert set(reasons) <= set(SLOWED_DOWN), "what slows the machine down is named beside a slower case"
 
 
 def test_without_pmset_an_apple_has_no_evidence(apple: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +146,7 @@ def intel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "reserved_bytes.all.peak": 8 << 20,
         "allocation.all.allocated": 17,
     }
+    monkeypatch.setattr("perflab.devices.backend._used", lambda _device: None)
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _device: stats)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _device: (20 * GIB, 24 * GIB))
     module = SimpleNamespace(
@@ -208,6 +212,13 @@ def test_a_build_for_rocm_has_hips_version_and_tunableop_in_its_environment(amd:
 
 def test_amdsmis_figures_are_evidence_and_its_zeros_are_unknown(amd: SimpleNamespace) -> None:
     assert backend_of(GPU).state_reader()() == GpuState(sm_clock_mhz=2100, temperature_c=55)
+
+
+def test_without_amdsmi_there_is_no_evidence(amd: SimpleNamespace) -> None:
+    for name in ("clock_rate", "temperature", "power_draw"):
+        setattr(amd, name, lambda _device: _raises(ModuleNotFoundError("amdsmi is not installed.")))
+    amd.list_gpu_processes = lambda _device: "amdsmi module not found, please install amdsmi"
+    assert backend_of(GPU).state_reader()() is None
 
 
 def test_launches_and_waits_of_hip_are_counted_by_their_own_names() -> None:

@@ -213,3 +213,28 @@ def test_a_kind_that_has_no_float64_is_one_class_and_one_line_and_its_references
     toy.pytester.makeconftest(KNOWN)
     toy.test_file.write_text(VERIFIES)
     toy.pytest("-m", "correctness", passed=2)
+
+
+CHECKS = """
+import torch
+from perflab.cli import main
+
+def test_doctor():
+    assert main(["doctor"]) == 0
+
+def test_host_alone(perf):
+    perf(sum, range(10_000))
+"""
+
+
+def test_a_device_that_nothing_has_used_yet_tells_its_memory(toy: Project) -> None:
+    toy.pytester.makeconftest("import toy")  # real time
+    toy.test_file.write_text(CHECKS)
+    said = toy.pytest("-s", passed=2).stdout
+    said.fnmatch_lines(
+        ["accelerator: toy:0, toy:1, Toy One", "  no CUDA graphs: perflab captures graphs on CUDA alone"]
+    )
+    said.no_fnmatch_line("  no *times by*")
+    said.no_fnmatch_line("  no exact peak memory*")
+    toy.run("--perf-update", "--perf-noisy=accept", "--perf-budget=100ms", "-k", "host", passed=1)
+    assert toy.needs()["test_host_alone"]["peak_bytes"] == [0]

@@ -134,10 +134,15 @@ class HostStopwatch(Stopwatch):
         spent = dict.fromkeys(workload.phases, 0)
         marks: list[int] = []
 
-        def mark() -> None:
+        def read() -> None:
+            marks.append(read_ns())
+
+        def wait_and_read() -> None:
             if self._wait is not None:
                 self._wait()
             marks.append(read_ns())
+
+        mark = read if self._wait is None else wait_and_read
 
         start = read_ns()
         for _ in repeat(None, repetitions):

@@ -91,7 +91,7 @@ def record_call(workload: Workload, path: Path, device: torch.device, *, runs_ou
 
 def _file(path: Path, device: torch.device) -> Path:
     backend = backend_of(device)
-    backend.refuse(Quantity.HISTORY, "record it on a CPU or under CUDA; torch.cuda's viewer reads no other")
+    backend.refuse(Quantity.HISTORY, "record it on a CPU or under CUDA")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(path.name + (".json" if backend.is_host else ".pickle"))
 

@@ -141,7 +141,7 @@ def _no_result(ending: Ending, result: JobResult) -> tuple[str, str]:
     if ending.how is How.UNSTARTED:
         return (
             f"a fresh process {ending.told}",
-            "without one, times are of this process alone: memory and counts are exact",
+            "times are of this process alone then; the system's limits may keep it from starting one: ulimit -a",
         )
     said = "\n".join(ending.last_lines(_LINES_SHOWN))
     return f"a fresh process {ending.told}, before it had measured {result.case}; its output:\n{said}", remedy
