@@ -24,9 +24,9 @@ class Memory(Data, frozen=True):
     growth_bytes: Amount
     """Highest rise of the allocator's live bytes during the call."""
     allocated_bytes: Amount | None = None
-    """CUDA: ``max_memory_allocated``, leftovers of other tests included."""
+    """An accelerator: the most bytes in use (``max_memory_allocated``), leftovers of other tests included."""
     reserved_bytes: Amount | None = None
-    """CUDA: ``max_memory_reserved``."""
+    """An accelerator: the most bytes that its allocator had from the driver (``max_memory_reserved``)."""
     resident_growth_bytes: int | None = None
     """CPU: growth of the process's resident set, as information only."""
     calls_differ: list[str] = []
@@ -49,7 +49,7 @@ class Memory(Data, frozen=True):
 
 
 class GpuState(Data, frozen=True):
-    """The state of a GPU at one moment, as NVML reports it; None for a figure that NVML does not report."""
+    """The state of a GPU at one moment, as its vendor's library reports it; None for a figure that it does not report."""
 
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
