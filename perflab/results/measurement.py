@@ -49,7 +49,7 @@ class Memory(Data, frozen=True):
 
 
 class GpuState(Data, frozen=True):
-    """The state of a GPU at one moment, as its vendor's library reports it; None for a figure that it does not report."""
+    """The state of a GPU at one moment, by its vendor's library; None for a figure that the library does not report."""
 
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
