@@ -145,11 +145,13 @@ def usable_cores() -> int:
 
 
 def thread_count() -> int:
-    """Return the number of threads that PyTorch's operators use; 0 without PyTorch."""
+    """Return the number of threads that PyTorch's operators use; 0 without PyTorch, and if it cannot be imported."""
     if util.find_spec("torch") is None:
         return 0
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError):  # a library that it was built with is not there
+        return 0
     return torch.get_num_threads()
 
 

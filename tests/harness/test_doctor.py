@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -183,3 +186,12 @@ def test_the_checkup_names_what_is_there_and_how_to_get_what_is_not(monkeypatch:
     lines = checkup()
     assert any(line.startswith("torch: 2.") for line in lines)
     assert "git: missing (--perf-against=COMMIT: install git)" in lines
+
+
+def test_a_pytorch_that_cannot_be_imported_is_said_and_the_checkup_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    asked = "import os; os.getloadavg = lambda: (99.0,) * 3; from perflab.cli import main; main(['doctor'])"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    said = subprocess.check_output([sys.executable, "-c", asked], env={**os.environ, "PYTHONPATH": path}, text=True)
+    assert "accelerator: unknown (PyTorch cannot be imported: libcudnn.so.9: cannot open shared object file)" in said
+    assert said.splitlines()[-1].startswith("load: 99.00")
