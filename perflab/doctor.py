@@ -25,7 +25,7 @@ _PROGRAMS = (
 
 
 def checkup() -> list[str]:
-    """Return one line for each part: found, or its purpose and its installation; and what each accelerator can tell."""
+    """Return one line for each part: found, or its purpose and its installation; and what each accelerator reports."""
     lines = [f"processor: {cpu_name()}, {format_count(usable_cores(), 'core')}"]
     lines += [_part(*part) for part in _PARTS]
     lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]

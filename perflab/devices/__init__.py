@@ -1,1 +1,1 @@
-"""The devices that PyTorch computes on: one file for each kind, and one face of all for the rest of perflab."""
+"""The device layer: what perflab asks of the devices that PyTorch computes on, with a file for each kind."""

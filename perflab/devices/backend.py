@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Quantity(StrEnum):
-    """A quantity that not every kind of device can tell; the value is its name in ``perflab doctor`` and the docs."""
+    """A quantity that not every kind of device reports; the value is its name in ``perflab doctor`` and the docs."""
 
     EVENTS = "times by the device's own events"
     PEAK = "exact peak memory"
@@ -33,7 +33,7 @@ class Quantity(StrEnum):
 class Backend:
     """One device, by the functions of ``torch.accelerator``: the answers for a kind of which perflab knows no more.
 
-    A kind that can tell more or less has a subclass, which is named in ``perflab.devices.kinds``.
+    A kind that reports more or less has a subclass, which is named in ``perflab.devices.kinds``.
     """
 
     is_host: ClassVar[bool] = False
@@ -50,9 +50,9 @@ class Backend:
         Quantity.HISTORY: "perflab does not read its allocator's history",
         Quantity.GRAPHS: "perflab captures graphs on CUDA alone",
         Quantity.RANGES: "perflab knows no tracer of this device",
-        Quantity.EVIDENCE: "PyTorch has no common face for them",
+        Quantity.EVIDENCE: "PyTorch has no common functions for them",
     }
-    """The quantities that this kind never tells, each with the reason."""
+    """The quantities that this kind never reports, each with the reason."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -117,7 +117,7 @@ class Backend:
     # --- what it can tell ---------------------------------------------------------------------------------------
 
     def missing(self) -> dict[Quantity, str]:
-        """Return the quantities that this device does not tell here, each with the reason."""
+        """Return the quantities that this device does not report here, each with the reason."""
         found = dict(self.MISSING)
         counted = {Quantity.PEAK: self.peak_bytes(), Quantity.ALLOCATIONS: self.blocks_given_out()}
         for quantity, answer in counted.items():
@@ -129,11 +129,11 @@ class Backend:
 
     @classmethod
     def tells(cls, quantity: Quantity) -> bool:
-        """Whether this kind of device may tell the quantity; ``missing`` says what the device itself does not."""
+        """Whether this kind of device may report the quantity; ``missing`` says what the device itself does not."""
         return quantity not in cls.MISSING
 
     def refuse(self, quantity: Quantity, remedy: str) -> None:
-        """Raise UnansweredError with the reason if this kind of device never tells the quantity."""
+        """Raise UnansweredError with the reason if this kind of device never reports the quantity."""
         if (why := self.MISSING.get(quantity)) is not None:
             raise UnansweredError(f"no {quantity} on {self.device}: {why}", remedy)
 

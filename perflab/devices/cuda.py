@@ -131,7 +131,7 @@ class Cuda(Backend):
         return int(self.module.memory_stats(self.device).get("allocation.all.allocated", 0))
 
     def missing(self) -> dict[Quantity, str]:
-        """Return what this GPU does not tell; CUDA is not started for it, which would take hundreds of megabytes."""
+        """Return what this GPU does not report; CUDA is not started for it, which would take hundreds of megabytes."""
         counts = self.module.get_allocator_backend() == "native"
         return {} if counts else {Quantity.ALLOCATIONS: "cudaMallocAsync does not count them"}
 

@@ -28,7 +28,7 @@ CHOICES = "auto, cpu, or an accelerator as PyTorch names it: cuda, mps, xpu, cud
 
 
 def backend_of(device: torch.device) -> Backend:
-    """Return the face of a device, of whatever kind."""
+    """Return the object that answers for a device, of whatever kind."""
     return kind_of(device.type)(device)
 
 
