@@ -87,4 +87,4 @@ class InternalsError(PerflabError):
 
 
 class UnansweredError(InternalsError):
-    """A quantity that the device in use does not report; what needs it is off and says so, as for a missing internal."""
+    """A quantity that the device in use does not report; what needs it is off and says so, as for a missing name."""
