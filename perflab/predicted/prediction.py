@@ -20,7 +20,7 @@ from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
 from perflab.predicted.cuda.multi_tensor import Lists
 from perflab.predicted.cuda.reductions import Processor
-from perflab.predicted.gpus.names import Gpu
+from perflab.predicted.gpus.names import DataSheet, Gpu
 from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
 from perflab.predicted.layers.patterns import NotPeriodic
 from perflab.predicted.layers.same import same
@@ -168,6 +168,7 @@ def _without_launches(found: Trace) -> Trace:
 _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
+_BOUND = "bounds alone: what kernels PyTorch takes on this GPU, and what memory they need, is not modelled"
 _UNLIKE = "every layer was traced: layers with the same structure do different work"
 _UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
 _COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
@@ -175,40 +176,42 @@ _COMPILED = "torch.compile is not predicted: operators that it fuses are counted
 
 def predict(
     work: Work,
-    gpu: Gpu,
+    gpu: DataSheet,
     hidden: Hidden,
     *,
     proofs: Proofs | None = None,
     whole: bool = False,
     watch: Watch | None = None,
 ) -> tuple[Prediction, Traced]:
-    """Predict one call on a GPU.
+    """Predict one call on a GPU; for a GPU that is not modelled, only bounds of the call.
 
     Raises:
         Exception: whatever the work raises.
         CalledOff: the watch stopped the trace.
     """
     if isinstance(hidden, OnCuda):
-        hidden = hidden.on(gpu)
+        hidden = hidden.on(gpu) if isinstance(gpu, Gpu) else Hidden()
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, roofline_ns=lambda op: roofline_ns(op, gpu))
     # cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's threads.
     threads = len({one.place.in_backward for one in found.trace.events if isinstance(one, Op) and one.flops})
+    modelled = isinstance(gpu, Gpu)
     played = replay(found.trace, gpu.workspace_bytes * threads)
     now = Prediction(
         **vars(account),
         gpu=gpu.name,
+        is_bound=not modelled,
         torch=torch.__version__.partition("+")[0],
         timeline=timeline_of(found.trace),
         parameters=found.trace.parameters,
         layers=dict(found.trace.layers),
         workspace_bytes=gpu.workspace_bytes * threads,
-        allocated_bytes=played.peak_allocated_bytes,
-        reserved_bytes=played.peak_reserved_bytes,
+        allocated_bytes=played.peak_allocated_bytes if modelled else 0,
+        reserved_bytes=played.peak_reserved_bytes if modelled else 0,
         bound_ns=sum(bound_ns(event, gpu) or 0.0 for event in found.trace.events if isinstance(event, Op)) or None,
         roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
         traced_layers=found.layers_run,
-        notes=[*found.notes, *_uncounted(account.costs)],
+        notes=[*([] if modelled else [_BOUND]), *found.notes, *_uncounted(account.costs)],
     )
     return now, found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perflab.predicted.dry_run.start import HERE
-from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.predicted.gpus.names import DataSheet, parse_gpu, parse_modelled
 from perflab.results.predicted import place_of
 from perflab.settings.given import Given, parse_flag
 from perflab.settings.settings import Settings
@@ -16,7 +16,7 @@ from perflab.units import format_count
 class Predicting:
     """The predicted tier's part of the settings."""
 
-    gpu: Gpu
+    gpu: DataSheet
     """The GPU that cases are predicted for."""
     snapshots: bool
     """Whether the memory timeline of each prediction is written to a file."""
@@ -25,7 +25,7 @@ class Predicting:
 def read(given: Given) -> Predicting:
     """Read the predicted tier's options."""
     names_gpu = given.text("perf_dry_run") not in ("", HERE)
-    gpu = given.value("perf_dry_run" if names_gpu else "perf_gpu", parse_gpu)
+    gpu = given.value("perf_dry_run", parse_modelled) if names_gpu else given.value("perf_gpu", parse_gpu)
     return Predicting(gpu=gpu, snapshots=given.value("perf_snapshots", parse_flag))
 
 

@@ -195,6 +195,8 @@ class Prediction(Costed, frozen=True):
     """The number of layers that ``*`` stands for in each stack: ``{"blocks": 32}``."""
     keeping_output_bytes: Amount | None = None
     """The peak in bytes of a script that keeps the previous call's result alive; None if the result holds no memory."""
+    is_bound: bool = False
+    """Whether the peak is a lower bound: which kernels PyTorch takes on this GPU, and their memory, is not known."""
     workspace_bytes: Amount = 0
     """Estimate of the bytes that libraries (cuBLAS) hold in the same allocator, in addition to the peak."""
     allocated_bytes: Amount = 0

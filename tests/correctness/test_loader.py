@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perflab.lab.train import TextLoader
-from perflab.lab.train.loader import _CudaAhead
+from perflab.lab.train.loader import _Ahead
 
 pytestmark = pytest.mark.correctness
 
@@ -111,12 +112,12 @@ class Stream:
 
 @pytest.fixture
 def compute(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    """The current stream of a CUDA that is none; nothing is ever done before it is waited for."""
+    """The current stream of a device that is none; nothing is ever done before it is waited for."""
     current, empty = Stream(), torch.empty
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    runtime = SimpleNamespace(
+        Event=Event, Stream=Stream, stream=contextlib.nullcontext, current_stream=lambda device: current
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: runtime)
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **choices: empty(*size, **choices))
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: tensor.__setattr__("used_on", stream))
     return current
@@ -127,7 +128,7 @@ def test_no_pinned_buffer_is_written_before_the_copy_out_of_it_is_done_and_no_ba
 ) -> None:
     loader = TextLoader(TEXT, batch_size=4, seq_len=16)
     plain = [next(loader) for _ in range(8)]
-    ahead = _CudaAhead(loader)
+    ahead = _Ahead(loader)
     gather, gathered = loader.gather, []
 
     def watched(number: int, out: Tensor) -> None:

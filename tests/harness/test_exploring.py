@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from perflab.predicted.gpus.data_sheets import GPUS
+from perflab.predicted.gpus.data_sheets import GPUS, MODELLED
 from perflab.predicted.gpus.roofline import room_bytes
 from perflab.predicted.memory.resized import Outline
 from perflab.predicted.run.exploring import Search, fit_of, step_of
+from perflab.results.predicted import Fit
 from tests.harness import make
 
 KIB = 1024
@@ -117,13 +118,22 @@ def test_a_size_is_told_to_a_sixteenth_of_the_power_of_two_in_it(size: int, step
 def test_a_case_fits_with_what_libraries_hold_beside_it_and_without_the_context() -> None:
     gpu = GPUS["l4"]
     room = room_bytes(gpu)
-    just = make.prediction(peak_bytes=room - 100, workspace_bytes=100)
-    more = make.prediction(peak_bytes=room - 100, workspace_bytes=101)
-    assert fit_of(just, gpu).fits
-    assert "l4" in fit_of(just, gpu).fits_on
-    assert not fit_of(more, gpu).fits
-    assert "l4" not in fit_of(more, gpu).fits_on
-    assert "h100" in fit_of(more, gpu).fits_on
+    just = fit_of(make.prediction(peak_bytes=room - 100, workspace_bytes=100), gpu)
+    more = fit_of(make.prediction(peak_bytes=room - 100, workspace_bytes=101), gpu)
+    assert just is not None
+    assert more is not None
+    assert just.fits
+    assert "l4" in just.fits_on
+    assert not more.fits
+    assert "l4" not in more.fits_on
+    assert "h100" in more.fits_on
+    assert more.rooms.keys() == MODELLED.keys()
+
+
+def test_a_bound_of_the_peak_can_be_too_large_for_a_gpu_and_never_fits_one() -> None:
+    gpu = GPUS["m4"]
+    assert fit_of(make.prediction(peak_bytes=room_bytes(gpu)), gpu) is None
+    assert fit_of(make.prediction(peak_bytes=room_bytes(gpu) + 1), gpu) == Fit(room_bytes=32 * 2**30, fits=False)
 
 
 def test_what_three_points_told_two_are_not_believed_to_tell() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.predicted.gpus.names import GPUS, gpu_by_device_name, parse_gpu
+from perflab.predicted.gpus.names import GPUS, MODELLED, gpu_by_device_name, parse_gpu, parse_modelled
 
 GIB = 2**30
 
@@ -44,19 +44,45 @@ MEMORY = {
     "rtx5090": (512, 28.0),
     "v100-32gb": (4096, 1.758),
     "t4": (256, 10.0),
+    "mi300x": (8192, 5.2),
+    "mi355x": (8192, 8.0),
+    "max1550": (8192, 3.2),
+    "b60": (192, 19.0),
+    "m1-max": (512, 6.4),
+    "m2-ultra": (1024, 6.4),
+    "m3-ultra": (1024, 6.4),
+    "m4": (128, 7.5),
+    "m4-max": (512, 8.533),
+}
+
+# Of other makers' GPUs: compute units (of Intel's, Xe cores), FLOPs of bfloat16 products that one does in a cycle, GHz.
+MATRIX_CORES = {
+    "mi300x": (304, 2048, 2.1),
+    "mi355x": (256, 4096, 2.4),
+    "max1550": (128, 4096, 1.6),
+    "b60": (20, 2048, 2.4),
 }
 
 
 def test_a_rate_is_what_the_multiprocessors_can_do_in_a_second_without_sparsity() -> None:
-    for name, gpu in GPUS.items():
+    for name, gpu in MODELLED.items():
         flops_a_cycle, clock_ghz = TENSOR_CORES[name]
         rate = gpu.rates.get("bfloat16", gpu.rates["float16"])
         assert rate == pytest.approx(gpu.sms * flops_a_cycle * clock_ghz * 1e9, rel=0.01), name
 
 
+def test_a_rate_of_another_makers_gpu_is_what_its_matrix_cores_can_do_in_a_second() -> None:
+    for name in GPUS.keys() - MODELLED.keys():
+        rate = GPUS[name].rates.get("bfloat16")
+        assert (rate is None) == (name not in MATRIX_CORES)
+        if rate is not None:
+            cores, flops_a_cycle, clock_ghz = MATRIX_CORES[name]
+            assert rate == pytest.approx(cores * flops_a_cycle * clock_ghz * 1e9, rel=0.01), name
+
+
 def test_float32_is_what_lanes_without_tensor_cores_do_in_a_second() -> None:
     lanes = {70: 64, 75: 64, 80: 64}  # of each multiprocessor; 128 from sm_86 on
-    for name, gpu in GPUS.items():
+    for name, gpu in MODELLED.items():
         clock_ghz = gpu.rates["float32"] / (2 * lanes.get(gpu.architecture, 128) * gpu.sms) / 1e9
         assert 1.40 < clock_ghz < 2.60, name
 
@@ -84,7 +110,7 @@ def test_the_rates_that_people_know_by_heart() -> None:
 def test_dtypes_that_a_gpu_has_no_instructions_for_have_no_rate() -> None:
     for name in ("v100-32gb", "t4"):
         assert GPUS[name].rates.keys() == {"float64", "float32", "float16"}
-    assert {name for name, gpu in GPUS.items() if "float8_e4m3fn" not in gpu.rates} == {
+    assert {name for name, gpu in MODELLED.items() if "float8_e4m3fn" not in gpu.rates} == {
         *("a100-40gb", "a100-80gb", "a10", "rtx3090", "v100-32gb", "t4")
     }
 
@@ -111,14 +137,14 @@ def test_memory_is_what_cuda_reports_and_the_least_of_it(name: str, least_gib: f
 def test_every_sheet_says_where_it_is_from_and_leaves_room_for_tensors() -> None:
     for name, gpu in GPUS.items():
         assert gpu.name == name
-        assert "NVIDIA" in gpu.source
+        assert ("NVIDIA" in gpu.source) == (name in MODELLED)
         assert "(" in gpu.source  # what kind of document
         assert gpu.context_bytes < GIB < gpu.memory_bytes
 
 
 def test_the_workspace_is_pytorchs_default_of_the_architecture() -> None:
     assert GPUS["a100-40gb"].workspace_bytes == 8_519_680
-    assert {gpu.workspace_bytes for gpu in GPUS.values() if gpu.architecture >= 90} == {33_554_432}
+    assert {gpu.workspace_bytes for gpu in MODELLED.values() if gpu.architecture >= 90} == {33_554_432}
 
 
 def test_sheets_cannot_be_changed() -> None:
@@ -165,7 +191,7 @@ def test_every_sheets_own_names_are_read() -> None:
         ("v100", "did you mean v100-32gb? "),
         ("4090", "did you mean rtx4090? "),
         ("h1000", "did you mean h100"),
-        ("mi300x", "'mi300x' is not a GPU that perflab has a data sheet of; known are a100-40gb, a100-80gb, h100, "),
+        ("gaudi3", "'gaudi3' is not a GPU that perflab has a data sheet of; known are a100-40gb, a100-80gb, h100, "),
         (" - ", "no GPU is named; known are a100-40gb, "),
         ("nvidia", "'nvidia' is not a GPU"),
     ],
@@ -177,9 +203,21 @@ def test_an_unknown_name_is_refused_with_those_like_it_and_those_that_there_are(
     assert str(refused.value).endswith(", ".join(GPUS))
 
 
+def test_a_gpu_that_has_bounds_alone_is_refused_where_its_kernels_matter() -> None:
+    assert parse_modelled("h100") is GPUS["h100"]
+    with pytest.raises(
+        ValueError, match="mi300x has bounds alone, by --perf-predict; known are a100-40gb, "
+    ) as refused:
+        parse_modelled("AMD Instinct MI300X")
+    assert "mi355x" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("device_name", "name"),
     [
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Intel(R) Data Center GPU Max 1550", "max1550"),
+        ("Apple M4 Max", "m4-max"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),

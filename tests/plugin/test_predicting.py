@@ -130,6 +130,22 @@ def test_a_tensor_kept_per_layer_fails_is_named_and_accepted_by_the_command_it_n
     project.predict().stdout.fnmatch_lines(["net *  ok"])
 
 
+def test_a_gpu_whose_kernels_are_not_known_has_bounds_that_are_gated(project: Predicted) -> None:
+    project.predict("--perf-gpu=Apple M4 Max", "--perf-update", passed=1).stdout.fnmatch_lines(
+        [
+            "predicted for m4-max, not run: bounds *",
+            "case * FLOPs * peak * roofline * verdict",  # no column "fits": a bound cannot tell
+            "net *≥* MiB *new, saved",
+            "note: bounds alone: what kernels PyTorch takes on this GPU*",
+        ]
+    )
+    project.edit("return x + self.down(h)", "self.kept = h * 2.0\n        return x + self.down(h)")
+    grown = project.predict("--perf-gpu=m4-max", failed=1).stdout
+    grown.fnmatch_lines(["*peak memory*+*"])
+    grown.no_fnmatch_line("*reserved*")
+    grown.no_fnmatch_line("*fits*")
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [("h = torch.relu(self.up(x)) + 0 * self.up(x)", "FLOPs"), ("h = torch.relu(self.up(x)).clone()", "operators")],

@@ -1,4 +1,4 @@
-"""Batches of text: which bytes each holds follows from its number, and on CUDA the next is on its way during this one.
+"""Batches of text: which bytes each holds follows from its number, and on a GPU the next is on its way during this one.
 
 B batch, T sequence, N bytes of text; batch n of seed s holds, in row b,
 
@@ -7,8 +7,8 @@ B batch, T sequence, N bytes of text; batch n of seed s holds, in row b,
 No state leads from one batch to the next, no generator of PyTorch's is asked, and so batch n is the same in every
 process, on every device and in every version; a run that goes on at batch n needs to know nothing but n.
 
-On CUDA a batch is gathered into page-locked memory, copied from there by a stream of its own while the default
-stream computes, and widened to int64 on the device: an eighth of the bytes cross the bus.
+On a device with streams (CUDA, ROCm, XPU) a batch is gathered into page-locked memory, copied from there by a stream
+of its own while the default stream computes, and widened to int64 on the device: an eighth of the bytes cross the bus.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class TextLoader:
         self.device = torch.device("cpu" if device is None else device)
         self.next_batch = start_at
         """Number of the batch that `next` will give."""
-        self._ahead = _CudaAhead(self) if self.device.type == "cuda" else None
+        has_streams = self.device.type != "cpu" and hasattr(torch.get_device_module(self.device), "Stream")
+        self._ahead = _Ahead(self) if has_streams else None
 
     def __iter__(self) -> TextLoader:
         return self
@@ -92,23 +93,20 @@ class _Slot:
     """Page-locked memory for one batch, and when the copy out of it is done."""
 
     pinned: Tensor  # (B, T) uint8
-    copied: torch.cuda.Event
+    copied: torch.Event
 
 
-class _CudaAhead:
-    """Batches on a GPU, each set on its way one batch before it is asked for."""
+class _Ahead:
+    """Batches on a device with streams, each set on its way one batch before it is asked for."""
 
     def __init__(self, loader: TextLoader) -> None:
         self.loader = loader
-        self.stream = torch.cuda.Stream(loader.device)  # type: ignore[no-untyped-call]
+        self.runtime = torch.get_device_module(loader.device)
+        self.stream = self.runtime.Stream(loader.device)
         shape = (loader.batch_size, loader.seq_len)
         # Two: while the copy out of one is under way, the host gathers into the other.
         self.slots = [
-            _Slot(
-                torch.empty(shape, dtype=torch.uint8, pin_memory=True),
-                torch.cuda.Event(),  # type: ignore[no-untyped-call]
-            )
-            for _ in range(2)
+            _Slot(torch.empty(shape, dtype=torch.uint8, pin_memory=True), self.runtime.Event()) for _ in range(2)
         ]
         self.under_way: dict[int, Tensor] = {}
 
@@ -118,7 +116,7 @@ class _CudaAhead:
         self.under_way.clear()  # of a `next_batch` that was set meanwhile
         if batch is None:
             batch = self.send(number)
-        current = torch.cuda.current_stream(self.loader.device)
+        current = self.runtime.current_stream(self.loader.device)
         current.wait_event(self.slots[number % 2].copied)
         # Its memory belongs to the other stream, which must not have it back before this one is done with it.
         batch.record_stream(current)
@@ -130,7 +128,7 @@ class _CudaAhead:
         slot = self.slots[number % 2]
         slot.copied.synchronize()  # the host must not write over what is still being copied
         self.loader.gather(number, slot.pinned)
-        with torch.cuda.stream(self.stream):
+        with self.runtime.stream(self.stream):
             batch = slot.pinned.to(self.loader.device, non_blocking=True).to(torch.int64)
             slot.copied.record(self.stream)
         return batch

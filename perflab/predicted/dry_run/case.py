@@ -11,7 +11,7 @@ import torch
 
 from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
-from perflab.predicted.gpus.names import Gpu
+from perflab.predicted.gpus.names import DataSheet
 from perflab.predicted.prediction import Traced, Work, predict
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
@@ -30,7 +30,7 @@ _UNEXPLAINED = 0.01
 """The largest share of allocated memory that no operator explains and that gets no note."""
 
 
-def run_dry(work: Work, gpu: Gpu, watch: Watch | None = None) -> tuple[Prediction, Traced]:
+def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Prediction, Traced]:
     """Run a call on CUDA with nothing computed: to its steady state, then to count, to time, to trace, to find races.
 
     Raises:

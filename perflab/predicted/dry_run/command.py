@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from perflab.base.errors import UsageError
 from perflab.predicted.dry_run.traffic import by_name, without_effect
-from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.gpus.names import parse_modelled
 from perflab.processes.child import workplace
 from perflab.processes.lifeline import with_lifeline
 from perflab.tiers.interface import Run
@@ -51,7 +51,7 @@ def dry_run_command(parser: argparse.ArgumentParser) -> Run:
         if given.gpus < 1:
             raise UsageError(f"--gpus={given.gpus}", "give how many, 1 or more")
         try:
-            gpu = parse_gpu(given.gpu)
+            gpu = parse_modelled(given.gpu)
         except ValueError as error:
             raise UsageError(f"--gpu: {error}", "name one of them: --gpu=h100") from error
         return _run(command, environment_of(gpu, given.gpus))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from perflab.base.errors import DeviceError, SettingError, UsageError
-from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.predicted.gpus.names import Gpu, parse_modelled
 from perflab.running.config.early_errors import refusing
 
 VARIABLE = "PERFLAB_DRY_RUN"
@@ -80,9 +80,9 @@ def gpu_named(text: str, otherwise: str | None) -> Gpu:
     """Return the GPU that the option names, else the GPU that ``--perf-gpu`` names, else an H100.
 
     Raises:
-        SettingError: perflab has no data sheet of that GPU.
+        SettingError: perflab has no data sheet of that GPU, or cannot dry-run on it.
     """
     try:
-        return parse_gpu((otherwise or "h100") if text == HERE else text)
+        return parse_modelled((otherwise or "h100") if text == HERE else text)
     except ValueError as error:
         raise SettingError(f"{OPTION}: {error}", f"name one of them: {OPTION}=h100") from error

@@ -19,6 +19,12 @@ process has ... in use" less the memory that is allocated and that is reserved b
 0.45 GiB on GPUs before Hopper, 0.65 on an H200 and 0.70 on a B200. The values here are estimates: NCCL, and libraries
 with allocators of their own, use more.
 
+**Other makers' GPUs** have bounds alone. PyTorch's operators take other kernels there, with other temporary memory, and
+no such GPU has been held against a prediction. What the operators' own results take, a call takes everywhere: so
+the peak is at least that, and the room at most the nominal memory. For the time's bound, data may stay in every cache
+on the chip, AMD's Infinity Cache among them. Apple publishes no size of its system cache: the values here are more than
+measurements have found. Bandwidths are the bus's width times its data rate, which sheets round.
+
 **The workspace** is the memory that cuBLAS gets in PyTorch's allocator (``aten/src/ATen/cuda/CublasHandlePool.cpp``),
 unless ``CUBLAS_WORKSPACE_CONFIG`` or ``torch.backends.cuda.cublas_workspace_size`` set another size: ``:4096:2:16:8``,
 which is 8,519,680 B, and 32 MiB on Hopper (sm_90). PyTorch 2.13 uses 32 MiB on Blackwell (sm_100, sm_120) too; earlier
@@ -37,6 +43,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 _MIB = 2**20
+_GIB = 2**30
 HOPPER = 90
 CONTEXT_BYTES = 512 * _MIB
 CONTEXT_HOPPER_BYTES = 768 * _MIB
@@ -46,29 +53,45 @@ WORKSPACE_BYTES = (2 * 4096 + 8 * 16) * 1024
 WORKSPACE_HOPPER_BYTES = 32 * _MIB
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU product, with the values of its data sheet."""
+@dataclass(frozen=True, kw_only=True)
+class DataSheet:
+    """A GPU's values from its data sheet, enough for bounds: of a GPU of any maker."""
 
     name: str
     """The name by which a user selects the GPU, and by which its baselines are stored: ``a100-40gb``."""
     device_name: str
-    """The result of ``torch.cuda.get_device_name()``: ``NVIDIA A100-SXM4-40GB``."""
-    architecture: int
-    """The compute capability without its dot: 90 is sm_90."""
+    """The name that PyTorch reports: ``NVIDIA A100-SXM4-40GB`` from ``torch.cuda.get_device_name()``."""
     memory_bytes: int
-    """The total memory that CUDA reports."""
+    """The total memory: of NVIDIA's GPUs what CUDA reports, else the nominal size, the most that there can be."""
     bandwidth_bytes_per_s: float
     """The bandwidth of the GPU's memory."""
     rates: Mapping[str, float]
     """Dense FLOP/s of products by torch's name of the dtype; ``tf32`` is float32 in tensor cores."""
     l2_bytes: int
-    """The size of the L2 cache that CUDA reports."""
-    sms: int
+    """The size of the caches that data can stay in from one operator to the next: of NVIDIA's GPUs the L2 cache."""
     source: str
     """The title and the table of the document that states the rates and the bandwidth."""
     other_device_names: tuple[str, ...] = ()
     """The device names of other boards that the sheet covers, and the names that older drivers report."""
+
+    @property
+    def context_bytes(self) -> int:
+        """The memory that a process surely uses outside of PyTorch's allocator: none that is known."""
+        return 0
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory that libraries surely take in PyTorch's allocator: none that is known."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(DataSheet):
+    """A GPU of NVIDIA's, for which the kernels that PyTorch chooses, and so the memory of a call, can be predicted."""
+
+    architecture: int
+    """The compute capability without its dot: 90 is sm_90."""
+    sms: int
 
     @property
     def context_bytes(self) -> int:
@@ -109,7 +132,7 @@ _A100 = _rates(float64=19.5, float32=19.5, tf32=156, bfloat16=312, float16=312)
 _HOPPER = _rates(float64=66.9, float32=66.9, tf32=494.7, bfloat16=989.4, float16=989.4, float8=1978.9)
 _H100_TABLE = 'NVIDIA H100 Tensor Core GPU Architecture (whitepaper), "H100 Tensor Core GPU Performance Specs", '
 
-GPUS: Mapping[str, Gpu] = MappingProxyType(
+GPUS: Mapping[str, DataSheet] = MappingProxyType(
     {
         gpu.name: gpu
         for gpu in (
@@ -272,7 +295,67 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 sms=40,
                 source='NVIDIA T4 Tensor Core GPU (data sheet), "Specifications"',
             ),
+            DataSheet(
+                name="mi300x",
+                device_name="AMD Instinct MI300X",
+                memory_bytes=192 * _GIB,
+                bandwidth_bytes_per_s=5324.8e9,
+                rates=_rates(float64=163.4, float32=163.4, tf32=653.7, bfloat16=1307.4, float16=1307.4, float8=2614.9),
+                l2_bytes=(256 + 8 * 4) * _MIB,
+                source='AMD Instinct MI300X Accelerator (data sheet), "Specifications"; caches: AMD CDNA 3 whitepaper',
+            ),
+            DataSheet(
+                name="mi355x",
+                device_name="AMD Instinct MI355X",
+                memory_bytes=288 * _GIB,
+                bandwidth_bytes_per_s=8192e9,
+                # TF32 has no instruction there: float32's rate is used.
+                rates=_rates(float64=78.6, float32=157.3, bfloat16=2516.6, float16=2516.6, float8=5033.2),
+                l2_bytes=(256 + 8 * 4) * _MIB,
+                source='AMD Instinct MI355X GPU (data sheet), "Specifications"; caches: AMD CDNA 4 whitepaper',
+            ),
+            DataSheet(
+                name="max1550",
+                device_name="Intel(R) Data Center GPU Max 1550",
+                memory_bytes=128 * _GIB,
+                bandwidth_bytes_per_s=3276.8e9,
+                rates=_rates(float64=52.4, float32=52.4, tf32=419.4, bfloat16=838.9, float16=838.9),
+                l2_bytes=408 * _MIB,
+                source="Intel Data Center GPU Max Series (technical overview), Max 1550, both stacks; a stack has half",
+            ),
+            DataSheet(
+                name="b60",
+                device_name="Intel(R) Arc(TM) Pro B60 Graphics",
+                memory_bytes=24 * _GIB,
+                bandwidth_bytes_per_s=456e9,
+                # The page has float32 and INT8; float16 is half of INT8, and float64 1/16 of float32.
+                rates=_rates(float64=12.28 / 16, float32=12.28, tf32=49.2, bfloat16=98.5, float16=98.5),
+                l2_bytes=18 * _MIB,
+                source="Intel Arc Pro B60 Graphics (product specifications); caches: Xe2 overview",
+            ),
+            # Of Apple's chips the bandwidth is published, and the most memory that one is sold with; rates of few, and
+            # none of a dtype's products. Without a rate only bytes bound the time.
+            *(
+                DataSheet(
+                    name=chip.lower().replace(" ", "-"),
+                    device_name=f"Apple {chip}",
+                    memory_bytes=most_gib * _GIB,
+                    bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
+                    rates=MappingProxyType({}),
+                    l2_bytes=cache_mib * _MIB,
+                    source=f"Mac (Apple, technical specifications), {chip}: unified memory and its bandwidth",
+                )
+                for chip, most_gib, gigabytes_per_s, cache_mib in (
+                    ("M1 Max", 64, 409.6, 64),
+                    ("M2 Ultra", 192, 819.2, 128),
+                    ("M3 Ultra", 512, 819.2, 128),
+                    ("M4", 32, 120, 32),
+                    ("M4 Max", 128, 546.1, 64),
+                )
+            ),
         )
     }
 )
 """The data sheets of all known GPUs, by name."""
+MODELLED: Mapping[str, Gpu] = MappingProxyType({name: one for name, one in GPUS.items() if isinstance(one, Gpu)})
+"""The GPUs for which calls are predicted; for all others there are bounds alone."""

@@ -1,15 +1,15 @@
-"""Finds a GPU by the name of its data sheet, or by CUDA's device name. Pure."""
+"""Finds a GPU by the name of its data sheet, or by the device name that PyTorch reports. Pure."""
 
 from __future__ import annotations
 
 import re
 from difflib import get_close_matches
 
-from perflab.predicted.gpus.data_sheets import GPUS, Gpu
+from perflab.predicted.gpus.data_sheets import GPUS, MODELLED, DataSheet, Gpu
 
-__all__ = ["GPUS", "Gpu", "gpu_by_device_name", "parse_gpu"]
+__all__ = ["GPUS", "MODELLED", "DataSheet", "Gpu", "gpu_by_device_name", "parse_gpu", "parse_modelled"]
 
-_BRANDS = ("nvidia", "tesla", "geforce")
+_BRANDS = ("nvidia", "tesla", "geforce", "amd", "instinct", "apple")
 
 
 def _plain(text: str) -> str:
@@ -20,8 +20,8 @@ def _plain(text: str) -> str:
     return "".join(words)
 
 
-def parse_gpu(text: str) -> Gpu:
-    """Find a GPU by name: ``h100``, ``A100 80GB``, ``rtx_4090``, or CUDA's device name, ``NVIDIA H100 80GB HBM3``.
+def parse_gpu(text: str) -> DataSheet:
+    """Find a GPU by name: ``h100``, ``A100 80GB``, ``rtx_4090``, or the device name, ``NVIDIA H100 80GB HBM3``.
 
     Raises:
         ValueError: no sheet has that name; the message lists similar names, and all names.
@@ -39,7 +39,19 @@ def parse_gpu(text: str) -> Gpu:
     raise ValueError(f"{text!r} is not a GPU that perflab has a data sheet of; {meant} are {', '.join(GPUS)}")
 
 
-def gpu_by_device_name(device_name: str) -> Gpu | None:
+def parse_modelled(text: str) -> Gpu:
+    """Find a GPU as ``parse_gpu`` does, if what PyTorch does there is modelled: one of NVIDIA's.
+
+    Raises:
+        ValueError: no sheet has that name, or the GPU is another maker's; the message lists names.
+    """
+    gpu = parse_gpu(text)
+    if isinstance(gpu, Gpu):
+        return gpu
+    raise ValueError(f"{gpu.name} has bounds alone, by --perf-predict; known are {', '.join(MODELLED)}")
+
+
+def gpu_by_device_name(device_name: str) -> DataSheet | None:
     """Find the sheet of the GPU with this name from ``torch.cuda.get_device_name()``; None if no sheet has the name.
 
     The whole name has to match: an ``A10G`` is no A10, a ``4090 D`` or a laptop's 4090 is no 4090, and a slice of a GPU

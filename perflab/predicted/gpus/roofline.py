@@ -18,7 +18,7 @@ allows it. Both use counted FLOPs; a convolution by Winograd's algorithm does fe
 
 from __future__ import annotations
 
-from perflab.predicted.gpus.data_sheets import Gpu
+from perflab.predicted.gpus.data_sheets import DataSheet
 from perflab.predicted.trace.trace import Op
 
 _NS_PER_S = 1e9
@@ -36,7 +36,7 @@ _INSTEAD = {
 }
 
 
-def rate_of(gpu: Gpu, dtype: str) -> float | None:
+def rate_of(gpu: DataSheet, dtype: str) -> float | None:
     """Return the FLOP/s of products in a dtype: the sheet's rate, or the rate of the dtype that is used instead.
 
     None for dtypes without any rate: integers, bool, float4. Only bytes count then.
@@ -47,7 +47,7 @@ def rate_of(gpu: Gpu, dtype: str) -> float | None:
     return gpu.rates[asked] if asked is not None else None
 
 
-def roofline_ns(op: Op, gpu: Gpu) -> float | None:
+def roofline_ns(op: Op, gpu: DataSheet) -> float | None:
     """Return the textbook's roofline time in ns, the longer of arithmetic and bytes; caches can make a run faster.
 
     None if the operator has FLOPs of a dtype without a rate, and no bytes.
@@ -55,7 +55,7 @@ def roofline_ns(op: Op, gpu: Gpu) -> float | None:
     return _longer_ns(op, gpu, op.bytes_moved, op.flops)
 
 
-def bound_ns(op: Op, gpu: Gpu) -> float | None:
+def bound_ns(op: Op, gpu: DataSheet) -> float | None:
     """Return a lower bound of the operator's time in ns, whatever the L2 cache holds before and after.
 
     0 for an operator without products whose operands and results fit into twice the cache. None if the operator has
@@ -66,7 +66,7 @@ def bound_ns(op: Op, gpu: Gpu) -> float | None:
     return _longer_ns(op, gpu, max(op.bytes_moved - 2 * gpu.l2_bytes, 0), flops)
 
 
-def _longer_ns(op: Op, gpu: Gpu, memory_bytes: int, flops: int) -> float | None:
+def _longer_ns(op: Op, gpu: DataSheet, memory_bytes: int, flops: int) -> float | None:
     from_memory_ns = memory_bytes / gpu.bandwidth_bytes_per_s * _NS_PER_S
     if flops == 0:
         return from_memory_ns
@@ -76,6 +76,6 @@ def _longer_ns(op: Op, gpu: Gpu, memory_bytes: int, flops: int) -> float | None:
     return max(flops / rate * _NS_PER_S, from_memory_ns)
 
 
-def room_bytes(gpu: Gpu) -> int:
+def room_bytes(gpu: DataSheet) -> int:
     """Return the bytes that PyTorch's allocator can use, workspaces and fragmentation included: memory less context."""
     return gpu.memory_bytes - gpu.context_bytes

@@ -37,7 +37,10 @@ def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
 
 def _memory(now: Prediction, width: int) -> list[str]:
     """Return the peak by category, what a real process takes beyond the peak, and every GPU that the case fits."""
-    lines = [f"peak memory {format_bytes(now.peak_bytes)}, {format_bytes(now.held_bytes)} of it before the call"]
+    lines = [
+        f"peak memory {'at least ' if now.is_bound else ''}{format_bytes(now.peak_bytes)}, "
+        f"{format_bytes(now.held_bytes)} of it before the call"
+    ]
     for kind, size in sorted(now.composition.items(), key=lambda pair: -pair[1]):
         lines.append(f"{format_bytes(size):>10}{_share(size, now.peak_bytes):>7}  {kind}")
     alive_bytes, fit = now.keeping_output_bytes or now.peak_bytes, now.fit

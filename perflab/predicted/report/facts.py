@@ -93,7 +93,7 @@ def fit_facts(now: Prediction) -> list[str]:
     facts += [f"{now.gpu} takes {' or '.join(largest)}"] if largest else []
     none = [name for name, size in fit.largest.items() if size is None]
     facts += [f"not even the smallest {' or '.join(none)} fits {now.gpu}"] if none else []
-    return [*facts, _cards(fit)]
+    return [*facts, *([_cards(fit)] if fit.rooms else [])]
 
 
 def time_facts(now: Prediction) -> list[str]:
@@ -102,14 +102,14 @@ def time_facts(now: Prediction) -> list[str]:
     The limiting resource is arithmetic (compute-bound) or memory (memory-bound).
     """
     facts = [f"estimate {format_ns(now.estimate_ns)}"] if now.estimate_ns is not None else []
-    are_launches = now.launches * _LAUNCH_NS > (now.roofline_ns or math.inf)
+    are_launches = not now.is_bound and now.launches * _LAUNCH_NS > (now.roofline_ns or math.inf)
     if now.bound_ns is not None and not are_launches and now.bound_ns >= _BOUND * (now.roofline_ns or 0.0):
         facts.append(f"at least {format_ns(now.bound_ns)}")
     share = compute_bound(now)
     if share is not None:
         bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
         facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
-    if now.launches:
+    if now.launches and not now.is_bound:
         named = format_count(now.launches, "launch")
         longer = f", which take{'s' if now.launches == 1 else ''} longer" if are_launches else ""
         facts.append(f"{named}{longer}")

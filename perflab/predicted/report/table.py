@@ -75,7 +75,7 @@ def prediction_head(results: Sequence[Result]) -> list[str]:
     return [
         f"dry run on {gpu}{room}: CUDA without a GPU, nothing computed"
         if dry_run
-        else f"predicted for {gpu}{room}, not run",
+        else f"predicted for {gpu}{room}, not run{': bounds' if any(one.is_bound for one in predictions) else ''}",
         *([f"{short_count(predictions[0].parameters)} parameters"] if _one_model(predictions) else []),
         *([f"torch {', '.join(versions)}"] if versions else []),
     ]
@@ -88,7 +88,8 @@ def prediction_table(results: Sequence[Result], width: int = WIDTH, *, brief: bo
     """
     width = max(width, WIDTH)
     found = prediction_rows(results, width - 2)
-    columns = [(title, size) for title, size in _COLUMNS if title in found[0].cells]
+    longest = {title: max(len(row.cells[title]) for row in found) for title in found[0].cells}
+    columns = [(title, max(size, longest[title] + 1)) for title, size in _COLUMNS if title in longest]
     fixed = sum(size for _, size in columns) + 2 + max(len(row.verdict) for row in found)
     room = max(_LEAST_NAME_WIDTH, width - fixed)
     names = min(room, max(len(name) for name in ["case", *(row.name for row in found)]))
@@ -208,7 +209,7 @@ def _cells(now: Prediction | None) -> dict[str, str]:
     return {
         _PARAMETERS: short_count(now.parameters) if now.parameters else "–",
         "FLOPs": format_si(now.flops) if now.flops else "–",
-        "peak": format_bytes(now.peak_bytes),
+        "peak": f"{'≥' if now.is_bound else ''}{format_bytes(now.peak_bytes)}",
         _TIME: format_ns(now.roofline_ns) if now.roofline_ns is not None else "–",
         _FITS: "–" if fit is None else "yes" if fit.fits else "no",
     }

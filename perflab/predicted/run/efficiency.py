@@ -7,7 +7,7 @@ from statistics import median
 import msgspec
 
 from perflab.base.identity import test_of
-from perflab.predicted.gpus.names import Gpu, gpu_by_device_name
+from perflab.predicted.gpus.names import DataSheet, gpu_by_device_name
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.results.measured import Entry
 from perflab.results.predicted import Prediction
@@ -17,7 +17,7 @@ from perflab.units import format_percent
 
 
 def with_estimate(
-    prediction: Prediction, case: str, measured: BaselineStore, predicted: PredictedStore, gpu: Gpu
+    prediction: Prediction, case: str, measured: BaselineStore, predicted: PredictedStore, gpu: DataSheet
 ) -> Prediction:
     """Return the prediction with an estimate of its time, if cases have both a measured and a predicted baseline.
 
@@ -48,7 +48,7 @@ def with_estimate(
     return msgspec.structs.replace(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")
 
 
-def _measured_on(gpu: Gpu, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
+def _measured_on(gpu: DataSheet, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
     """Return every baseline measured on such a GPU: the module as in file names, the case's name, the entry."""
     return [
         (path.stem, name, entry)

@@ -12,7 +12,7 @@ from perflab.base.errors import UsageError
 from perflab.base.identity import test_of
 from perflab.measure.calls.workload import Workload, phases_of
 from perflab.measure.clocks.set_up import SetUpWorkload
-from perflab.predicted.gpus.names import GPUS, Gpu
+from perflab.predicted.gpus.names import MODELLED, DataSheet, Gpu
 from perflab.predicted.gpus.roofline import room_bytes
 from perflab.predicted.memory.account import peak_of
 from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
@@ -31,17 +31,19 @@ _Test = tuple[Any, ...]
 _Sizes = tuple[tuple[str, int], ...]
 
 
-def fit_of(prediction: Prediction, gpu: Gpu) -> Fit:
-    """Return whether a case fits the GPU, and which GPUs it fits.
+def fit_of(prediction: Prediction, gpu: DataSheet) -> Fit | None:
+    """Return whether a case fits the GPU, and which GPUs it fits; None if a bound of the peak cannot tell.
 
     The peak and library workspaces have to fit into the memory beside the CUDA context.
     """
     needed = prediction.peak_bytes + prediction.workspace_bytes
+    if not isinstance(gpu, Gpu):
+        return Fit(room_bytes=room_bytes(gpu), fits=False) if needed > room_bytes(gpu) else None
     return Fit(
         room_bytes=room_bytes(gpu),
         fits=needed <= room_bytes(gpu),
-        fits_on=[other.name for other in GPUS.values() if needed <= room_bytes(other)],
-        rooms={other.name: room_bytes(other) for other in GPUS.values()},
+        fits_on=[other.name for other in MODELLED.values() if needed <= room_bytes(other)],
+        rooms={other.name: room_bytes(other) for other in MODELLED.values()},
     )
 
 
@@ -53,7 +55,9 @@ class Explorer:
         self._trusted: dict[tuple[_Test, str], int] = {}
         """The number of points whose interpolated peak a trace has confirmed, by test and name of the size."""
 
-    def fit(self, prediction: Prediction, trace: Trace, state: CaseState, gpu: Gpu, watch: Watch | None = None) -> Fit:
+    def fit(
+        self, prediction: Prediction, trace: Trace, state: CaseState, gpu: DataSheet, watch: Watch | None = None
+    ) -> Fit | None:
         """Return which GPUs a case fits, the largest sizes that fit, and, if the case does not fit, remedies' peaks.
 
         Args:
@@ -67,11 +71,11 @@ class Explorer:
             CalledOff: the watch stopped the tracing. Sizes traced by then are remembered.
         """
         exploration = state.exploration
-        if exploration is None:
-            return fit_of(prediction, gpu)
+        fit = fit_of(prediction, gpu)
+        if exploration is None or not isinstance(gpu, Gpu) or fit is None:
+            return fit
         build, sizes = exploration.build, exploration.sizes
         whole = not prediction.traced_layers  # if few layers are not enough here, they are not at other sizes
-        fit = fit_of(prediction, gpu)
         others = sorted((name, value) for name, value in state.parameters.items() if name not in sizes)
         test: _Test = (test_of(state.case), *others)
         known = self._outlines.setdefault(test, {})

@@ -19,6 +19,7 @@ import pytest
 from perflab.base.errors import BaselineError, InternalsError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.machine.devices import current_device
+from perflab.predicted.gpus.names import DataSheet, Gpu
 from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.dry_run import explain_races, unless_races
 from perflab.predicted.judge.judge import judge_predicted
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from perflab.measure.calls.workload import Workload
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
-    from perflab.predicted.gpus.names import Gpu
     from perflab.predicted.prediction import Proofs
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
@@ -106,7 +106,7 @@ class Predictions:
         from perflab.predicted.cuda.fake import fake_tensors
 
         was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda(divmod(self._gpu.architecture, 10)):
+        with fake_tensors(self._mode) as self._mode, as_cuda(_capability_of(self._gpu)):
             self._config.stash[FAKING] = self
             gc.disable()  # tracing makes millions of short-lived objects, and each collection scans PyTorch's too
             try:
@@ -265,8 +265,14 @@ class Predictions:
             pytest.fail(failure, pytrace=False)
 
 
+def _capability_of(gpu: DataSheet) -> tuple[int, int]:
+    """Return the compute capability that code finds; an A100's for other makers' GPUs, as kernels there keep least."""
+    major, minor = divmod(gpu.architecture if isinstance(gpu, Gpu) else 80, 10)
+    return major, minor
+
+
 @contextlib.contextmanager
-def _record_predicted(path: Path, gpu: Gpu) -> Iterator[MemorySnapshot]:
+def _record_predicted(path: Path, gpu: DataSheet) -> Iterator[MemorySnapshot]:
     """Record the allocations and frees of a block of code; times in the file are predicted ones.
 
     Tensors from before the block are unknown to the recording, so freeing such a tensor does not lower the level below
