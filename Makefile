@@ -61,7 +61,7 @@ test: $(INSTALLED)
 # Without instructions for it, bf16 is so slow that it needs more time: what does not fit is predicted, and has no baseline.
 gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
-	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py
+	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py tests/perf/test_recurrences.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "not compiled and not load" tests/perf/test_inference.py
 	$(BIN)/pytest -m perf --perf-check=exact tests/perf/test_kernels_compiled.py
 
