@@ -81,7 +81,7 @@ def measure_errors(got: Tensor, reference: Tensor) -> Errors:
 
     Only elements that are finite in both tensors count; `compare` judges the other elements.
     """
-    return _metrics(*error_and_size(got, reference))
+    return errors_of(*error_and_size(got, reference))
 
 
 def rounding_band(reference: Tensor, dtype: torch.dtype, magnitude: Tensor | None = None) -> Errors:
@@ -91,10 +91,10 @@ def rounding_band(reference: Tensor, dtype: torch.dtype, magnitude: Tensor | Non
     """
     _, size = error_and_size(reference, reference)
     if not dtype.is_floating_point:
-        return _metrics(torch.zeros_like(size), size)
+        return errors_of(torch.zeros_like(size), size)
     accumulator = torch.float64 if dtype == torch.float64 else torch.float32
     terms = size if magnitude is None else torch.maximum(magnitude, size)
-    return _metrics(torch.finfo(dtype).eps / 2 * size + torch.finfo(accumulator).eps * terms, size)
+    return errors_of(torch.finfo(dtype).eps / 2 * size + torch.finfo(accumulator).eps * terms, size)
 
 
 def derive_budget(
@@ -117,10 +117,11 @@ def derive_budget(
 
 def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return |got - reference| and |reference| in float64, both zero where either tensor is not finite."""
-    got = got.detach().double()
-    finite = torch.isfinite(got) & torch.isfinite(reference)
-    zero = torch.zeros((), dtype=torch.float64, device=reference.device)
-    return torch.where(finite, got - reference, zero).abs(), torch.where(finite, reference, zero).abs()
+    error, size = (got.detach().double() - reference).abs(), reference.abs()
+    finite = error < torch.inf  # not where either tensor is infinite or no number
+    if finite.all():
+        return error, size
+    return torch.where(finite, error, 0.0), torch.where(finite, size, 0.0)
 
 
 def row_errors(error: Tensor, size: Tensor) -> Tensor:
@@ -135,7 +136,8 @@ def row_scales(size: Tensor) -> Tensor:
     return torch.maximum(norms, norms.square().mean().sqrt())
 
 
-def _metrics(error: Tensor, size: Tensor) -> Errors:
+def errors_of(error: Tensor, size: Tensor) -> Errors:
+    """Return the metrics of an elementwise error, given the size of what was wanted, as from ``error_and_size``."""
     if error.numel() == 0:
         return Errors(0.0, 0.0, 0.0, 0.0)
     norm = size.norm().item()

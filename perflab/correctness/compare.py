@@ -17,7 +17,7 @@ from perflab.correctness.budget import (
     Errors,
     derive_budget,
     error_and_size,
-    measure_errors,
+    errors_of,
     row_errors,
     row_scales,
     short_dtype,
@@ -153,9 +153,8 @@ def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
     # Rounded to the candidate's dtype, because a value past its range is rightly infinite there.
     wanted = reference.to(got.dtype)
     non_finite = ~((torch.isfinite(got) & torch.isfinite(wanted)) | (got == wanted))
-    errors = measure_errors(got, reference)
-
     error, size = error_and_size(got, reference)
+    errors = errors_of(error, size)
     error = torch.where(non_finite, torch.inf, error)
     off = (error > budget.limit.max) | _in_a_wrong_row(error, size, budget.limit.worst_row)
     index = _worst_index(torch.where(off, error, -1.0) if off.any() else error)

@@ -753,7 +753,7 @@ def test_variables_that_a_conftest_sets_for_pytorch_hold_in_both_sides(tmp_path:
             "perf",
             "--perf-against=HEAD",
             "--perf-budget=0.3",
-            "--perf-total-budget=15",
+            "--perf-total-budget=60",
         ],
         cwd=project,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"},
