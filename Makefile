@@ -33,11 +33,13 @@ memory: $(CUDA_INSTALLED)
 	$(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/python -m tests.studies.memory_study > .perflab-memory-study.md
 	mv .perflab-memory-study.md docs/memory-study.md
 
-# Every Triton kernel in every configuration that may be chosen: compiled for every GPU architecture, and run in the
-# interpreter on poisoned memory. Says how long it took, and writes the digests of what passed; tests check what differs
-# from these, and a tenth a day. No GPU: minutes the first time.
+# Every Triton kernel in every configuration that may be chosen: compiled for every GPU architecture, AMD's against their
+# baselines, and run in the interpreter on poisoned memory. Says how long it took, and writes the digests of what passed;
+# tests check what differs from these, and a tenth a day. No GPU: minutes the first time.
 kernels: $(INSTALLED)
 	began=$$(date +%s) && $(BIN)/perflab kernels && \
+		PERFLAB_KERNELS=all $(BIN)/pytest -m perf --perf-check=exact --perf-total-budget=1h --perf-arch=gfx942,gfx950 \
+			tests/perf/test_kernels_compiled.py && \
 		PERFLAB_KERNELS=all $(BIN)/pytest -n 2 --dist worksteal tests/correctness/test_proofs.py && \
 		TRITON_INTERPRET=1 $(BIN)/python -m tests.correctness.proofs && \
 		echo "every kernel compiled and proven in $$(($$(date +%s) - began)) s"

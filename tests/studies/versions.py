@@ -2,7 +2,8 @@
 
 The lowest versions of all packages stand in ``pyproject.toml``; beside them, each minor version of PyTorch that the
 package index has up to the newest one that is claimed, with the Triton that it asks for. Needs 5 GB and some
-minutes an environment: an index has the CUDA build of older versions. Each environment stays in ``.versions/``.
+minutes an environment: an index has the CUDA build of older versions. Each environment stays in ``.versions/``, and
+in it what pytest printed (``tests.log``).
 """
 
 from __future__ import annotations
@@ -87,14 +88,15 @@ def run(name: str, pins: Sequence[str], python: str, tests: Sequence[str]) -> Ro
         return Row(name, python, {}, (time.monotonic() - began) / 60, [f"not installed: {error}"])
     command = [folder / "bin/pytest", "-q", "-n", "2", "--dist", "worksteal", "-o", "faulthandler_timeout=600", *tests]
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True, check=False
-    )
-    last = (done.stdout.strip().splitlines() or [""])[-1]
+    log = folder / "tests.log"  # to be read while they run, half an hour
+    with log.open("w") as file:
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}, stdout=file, check=False)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    last = (output.strip().splitlines() or [""])[-1]
     counts = {what: int(count) for count, what in _COUNT.findall(last)}
     version = subprocess.run([folder / "bin/python", "-V"], capture_output=True, text=True, check=True).stdout
     return Row(
-        name, version.strip().removeprefix("Python "), counts, (time.monotonic() - began) / 60, failures_in(done.stdout)
+        name, version.strip().removeprefix("Python "), counts, (time.monotonic() - began) / 60, failures_in(output)
     )
 
 
