@@ -9,7 +9,7 @@ import torch
 from perflab.lab.attention import attention
 from perflab.lab.attention import triton_tuning as tuning
 from perflab.lab.attention.triton_launches import problem_class
-from perflab.lab.attention.triton_tiles import candidate_tiles
+from perflab.lab.attention.triton_tiles import CDNA4_SHARED_BYTES, candidate_tiles
 from perflab.lab.launch import is_interpreted, shared_memory_bytes
 
 pytestmark = [
@@ -81,3 +81,10 @@ def test_problems_of_like_size_are_tuned_together() -> None:
 
     assert kind(1, 1000) == kind(1, 1024)
     assert len({kind(1, 1024), kind(1, 1025), kind(2, 1024), kind(2, 512)}) == 4
+
+
+@pytest.mark.parametrize(("limit", "stages"), [(CDNA4_SHARED_BYTES, 1), (CDNA4_SHARED_BYTES + 1, 2)])
+def test_where_triton_pads_tiles_on_their_way_one_stage_less_is_taken(limit: int, stages: int) -> None:
+    """At two stages the 128 x 128 tile is 163,840 B, and gfx950's compiler wants 167,872 of 163,840."""
+    (widest,) = [one for one in candidate_tiles("forward", 128, torch.bfloat16, limit) if one.block_k == 128]
+    assert widest.num_stages == stages

@@ -41,4 +41,5 @@ FIRST_AND_SPILLING = {
 def test_kernel(compiled_kernel: KernelResources, request: pytest.FixtureRequest) -> None:
     spilled_bytes = compiled_kernel.spill_store_bytes + compiled_kernel.spill_load_bytes
     known = request.node.callspec.id in SPILLING | FIRST_AND_SPILLING
-    assert known or spilled_bytes <= MOST_SPILLED_BYTES, "tiles are chosen so that they fit into registers"
+    is_amds = not compiled_kernel.ptxas  # no tile was chosen for AMD: baselines gate that none spills more
+    assert known or is_amds or spilled_bytes <= MOST_SPILLED_BYTES, "tiles are chosen so that they fit into registers"

@@ -11,8 +11,8 @@ Shapes, D padded to a power of two; num_stages pieces are on their way at once:
                     block_q * block_k * itemsize, for weights on their way into a product, and a
                     second piece of q, transposed
 
-A bound up to Hopper; Blackwell stages operands of tensor memory on top. What the compiler takes is in the baselines
-of `perflab kernels`.
+A bound up to Hopper and CDNA 3. CDNA 4 pads tiles on their way by a thirty-second; Blackwell stages operands of
+tensor memory on top. What the compiler takes is in the baselines of `perflab kernels`.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +21,8 @@ from functools import cache
 import torch
 
 MAX_HEAD_DIM = 256
+CDNA4_SHARED_BYTES = 160 * 1024
+"""Shared memory of a block on AMD's MI350X and MI355X (gfx950), by which they are known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +114,12 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
     """
     check_head_dim(head_dim)
     columns = padded_head_dim(head_dim)
+    room_bytes = shared_limit_bytes * 32 // 33 if shared_limit_bytes == CDNA4_SHARED_BYTES else shared_limit_bytes
     listed = next(tiles for widest, tiles in _TILES[kernel, dtype.itemsize].items() if columns <= widest)
     fitting = []
     for tiles in listed:
         stages = (replace(tiles, num_stages=stages) for stages in range(tiles.num_stages, 0, -1))
-        fits = (it for it in stages if it.shared_bytes(kernel, head_dim, dtype.itemsize) <= shared_limit_bytes)
+        fits = (it for it in stages if it.shared_bytes(kernel, head_dim, dtype.itemsize) <= room_bytes)
         fitting += [it for it in (next(fits, None),) if it is not None and it not in fitting]
     if not fitting:
         least = min(replace(tiles, num_stages=1).shared_bytes(kernel, head_dim, dtype.itemsize) for tiles in listed)
