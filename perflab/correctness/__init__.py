@@ -13,6 +13,7 @@ from perflab.correctness.compare import Numbers, Report, TensorReport, compare, 
 from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, explained, find_causes
 from perflab.correctness.forced import PrunedError, forced
 from perflab.correctness.hints import find_hints
+from perflab.correctness.one_process import Cause, NotOneProcessError, RankStep, same_as_one_process
 from perflab.correctness.operator import Operator, OperatorCase
 from perflab.correctness.poison import PoisonedMemory
 from perflab.correctness.run import same_bits
@@ -21,16 +22,19 @@ from perflab.internals.configurations import Configuration, configurations
 
 __all__ = [
     "Budget",
+    "Cause",
     "Configuration",
     "Errors",
     "Evidence",
     "Explanation",
     "Hypothesis",
+    "NotOneProcessError",
     "Numbers",
     "Operator",
     "OperatorCase",
     "PoisonedMemory",
     "PrunedError",
+    "RankStep",
     "Report",
     "TensorReport",
     "compare",
@@ -45,6 +49,7 @@ __all__ = [
     "measure_errors",
     "random_upstream",
     "rounding_band",
+    "same_as_one_process",
     "same_bits",
     "verify",
 ]

@@ -236,6 +236,12 @@ class Peer(Generic[Question, Answer]):
                 return
             printed = size
 
+    def stacks(self) -> bytes:
+        """Return the stacks of the process's threads as they are now, the innermost call first; empty without any."""
+        before = len(self._child.output())
+        self._print_stacks(before)
+        return self._child.output()[before:]
+
     def dismiss(self, farewell: Question) -> None:
         """Send a last question, and let the process end by itself; leaving the ``with`` block waits for that."""
         with contextlib.suppress(OSError):

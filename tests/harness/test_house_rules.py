@@ -68,6 +68,7 @@ ROOMS = {
     "tables": Room(),
     "correctness": Room(packages="syrupy", torch=When.IMPORTED),
     "devices": Room(packages="pynvml", torch=When.CALLED),
+    "ranks": Room(packages="msgspec", torch=When.CALLED),
     "measure": _CALLED,
     "profiles": Room(packages="msgspec", torch=When.CALLED),
     "page": Room(packages="jinja2 markupsafe"),

@@ -1,0 +1,256 @@
+"""Checks training in many processes against one process that does the work of all of them.
+
+    same_as_one_process(make_model, make_step, world_size=2, exact=True)
+
+The batch is cut into as many shards as there are processes. Each rank trains on its own shard, with whatever wrapper
+``make_step`` puts around the model; one process trains on all shards, one after the other. After some steps every
+parameter, buffer and optimizer state has to be the same: bit by bit, or within a budget that comes from the error of
+the one process against float64.
+"""
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perflab.base.errors import UsageError
+from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.run import same_bits
+from perflab.ranks.run import LIMIT_S, in_ranks
+from perflab.results.environment import usable_cores
+from perflab.units import format_count, format_names
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_MOMENTS = ("exp_avg", "momentum_buffer")
+"""Names of optimizer state that is linear in the gradients, from which their scale can be told."""
+_SHOWN = 3
+"""The number of tensors that a message compares in full."""
+_NAMED = 8
+_ALIKE = 1e-3
+"""The largest difference, as a share of the norm, of what counts as the result of a cause."""
+State = dict[str, Tensor]
+_Job = tuple[tuple[int, ...], torch.dtype | None]
+"""The shards to train on, and the dtype to train in; None: the model's own."""
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """The training step of one process."""
+
+    run: Callable[[], object]
+    """Does one whole step, the update of the parameters included, on this process's shards."""
+    optimizer: torch.optim.Optimizer | None = None
+    """The optimizer, whose state is compared too; None: parameters and buffers alone."""
+
+
+MakeStep = Callable[[nn.Module, Sequence[int], int], RankStep]
+
+
+class Cause(enum.Enum):
+    """Why training in ranks differs from one process, where a mistake reproduces the difference."""
+
+    SUMMED = "the gradients of the ranks were added up, and not divided by their number"
+    DIVIDED_TWICE = "the gradients of the ranks were divided by their number twice"
+    NOT_EXCHANGED = "no gradient was exchanged: each rank trained on its own shard"
+    SAME_SHARD = "all ranks trained on the first rank's shard"
+
+
+class NotOneProcessError(AssertionError):
+    """Training in ranks came out otherwise than in one process.
+
+    Args:
+        text: which tensors differ, by how much, and why if that is known.
+        causes: the mistakes that would explain it.
+    """
+
+    def __init__(self, text: str, causes: Sequence[Cause]) -> None:
+        super().__init__(text)
+        self.causes = tuple(causes)
+
+
+def same_as_one_process(
+    make_model: Callable[[], nn.Module],
+    make_step: MakeStep,
+    *,
+    world_size: int = 2,
+    steps: int = 3,
+    exact: bool = False,
+    multiple: float = 2.0,
+    seed: int = 0,
+    backend: str = "gloo",
+    limit_s: float = LIMIT_S,
+) -> Report:
+    """Train in ``world_size`` processes and in one, and compare what came out. Return the comparison.
+
+    make_model   make_model() -> the model, unwrapped, the same in every process: the seed is set before
+    make_step    make_step(model, shards, num_shards) -> RankStep; wraps the model and makes the optimizer. ``shards``
+                 are the numbers of the shards that this process trains on: its own of ``num_shards``, or all in the
+                 one process, which adds up their gradients, without a process group's help. Both functions stand at
+                 the top level of a module: new processes import them
+    world_size   the number of processes, and of shards
+    steps        the number of steps before the comparison
+    exact        demand the same bits. Two float32 gradients have one order of summation; more ranks than two, or a
+                 norm over all gradients, may be summed in another
+    multiple     how many times the error of the one process against float64 is allowed, if bits may differ. The model
+                 is trained in float64 for that; a step that fixes a dtype cannot be held this way
+    seed         the seed of PyTorch's generators, set ahead of ``make_model`` and of ``make_step``
+    backend      of ``torch.distributed``: ``gloo`` on CPUs, or ``nccl``, where rank r has GPU r
+    limit_s      the time in seconds that each training may take
+
+    Raises NotOneProcessError, an AssertionError whose text says which tensors differ, where and by how much, and the
+    likely cause; RankError if a rank raises, hangs or dies; UsageError for functions that others cannot import.
+    """
+    if world_size < 2:
+        raise UsageError(f"same_as_one_process(world_size={world_size})", "give the number of processes, 2 or more")
+    train = _Trainings(make_model, make_step, world_size, steps, seed, backend, limit_s)
+    every = tuple(range(world_size))
+    one, *wide = train.in_one([(every, None)] if exact else [(every, None), (every, torch.float64)])
+    ranks = train.in_ranks()
+    told = _apart(ranks)
+    got = {name: tensor for state in reversed(ranks) for name, tensor in state.items()}
+    if exact:
+        wanted = {name: tensor.double() for name, tensor in one.items()}
+        differing = [name for name in one if name not in got or not same_bits(got[name], one[name])]
+        report = compare_all(got, {name: wanted[name] for name in differing}, one, multiple=multiple)
+        told += [f"{len(differing)} of {len(one)} tensors are not the bits of one process:"] if differing else []
+    else:
+        report = compare_all(got, wide[0], one, multiple=multiple)
+        differing = [] if report.ok else [tensor.name for tensor in report.tensors if not tensor.ok]
+    if not told and not differing:
+        return report
+    causes = _causes(train, ranks, one)
+    said = [f"likely: {cause.value}" for cause in causes]
+    raise NotOneProcessError("\n".join([*said, *told, *_shown(report, differing)]), causes)
+
+
+@dataclass(frozen=True)
+class _Trainings:
+    """The ways to train the same model: in ranks, and in one process on any shards."""
+
+    make_model: Callable[[], nn.Module]
+    make_step: MakeStep
+    world_size: int
+    steps: int
+    seed: int
+    backend: str
+    limit_s: float
+
+    def in_ranks(self) -> list[State]:
+        """Train in all ranks, each on its own shard; return the state of each."""
+        return [found for (found,) in self._trained([[((rank,), None)] for rank in range(self.world_size)])]
+
+    def in_one(self, jobs: Sequence[_Job]) -> list[State]:
+        """Train in one process, once for each job; return the states."""
+        return self._trained([jobs])[0]
+
+    def _trained(self, jobs: Sequence[Sequence[_Job]]) -> list[list[State]]:
+        threads = max(1, usable_cores() // self.world_size)  # sums of as many parts in every run
+        call = (self.make_model, self.make_step, jobs, self.world_size, self.steps, self.seed)
+        return in_ranks(_train_all, len(jobs), *call, backend=self.backend, threads=threads, limit_s=self.limit_s)
+
+
+def _train_all(
+    make_model: Callable[[], nn.Module],
+    make_step: MakeStep,
+    jobs: Sequence[Sequence[_Job]],
+    num_shards: int,
+    steps: int,
+    seed: int,
+) -> list[State]:
+    """Do this rank's jobs, which are as many in each rank."""
+    return [
+        _train(make_model, make_step, shards, num_shards, steps, seed, dtype)
+        for shards, dtype in jobs[torch.distributed.get_rank()]
+    ]
+
+
+def _train(
+    make_model: Callable[[], nn.Module],
+    make_step: MakeStep,
+    shards: Sequence[int],
+    num_shards: int,
+    steps: int,
+    seed: int,
+    dtype: torch.dtype | None,
+) -> State:
+    """Train in this process, a rank of a group; return parameters, buffers and optimizer state, whole, on the CPU."""
+    torch.manual_seed(seed)
+    model = make_model()
+    if dtype is not None:
+        model = model.to(dtype)
+    torch.manual_seed(seed)
+    step = make_step(model, shards, num_shards)
+    for _ in range(steps):
+        step.run()
+    found = {name: _whole(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    state: Mapping[Any, Mapping[str, Any]] = {} if step.optimizer is None else step.optimizer.state
+    for name, parameter in model.named_parameters():
+        for key, value in state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"{name} {key}"] = _whole(value)
+    return found
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor on the CPU; of one that is sharded over the ranks, the whole."""
+    gather = getattr(tensor, "full_tensor", None)  # torch.distributed.tensor.DTensor's
+    whole: Tensor = tensor.detach() if gather is None else gather().detach()
+    return whole.cpu().clone()
+
+
+def _shown(report: Report, differing: Sequence[str]) -> list[str]:
+    """Return the comparison of the first tensors that differ, and the names of others."""
+    told = [str(tensor) for tensor in report.tensors if tensor.name in differing]
+    others = differing[_SHOWN:]
+    named = format_names(others, _NAMED)
+    return [*told[:_SHOWN], *([f"{format_count(len(others), 'more tensor')}: {named}"] if others else [])]
+
+
+def _apart(ranks: Sequence[State]) -> list[str]:
+    """Return a line for each rank whose tensors are not those of the first rank that has them."""
+    lines = []
+    for rank, state in enumerate(ranks[1:], start=1):
+        names = [name for name, tensor in state.items() if name in ranks[0] and not same_bits(tensor, ranks[0][name])]
+        if names:
+            lines.append(
+                f"rank {rank} differs from rank 0 in {len(names)} of {len(state)} tensors, first in {names[0]}"
+            )
+    return lines
+
+
+def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> list[Cause]:
+    """Return the mistakes whose result the ranks have, the likeliest first."""
+    causes = []
+    same, *own = train.in_one([((0,) * train.world_size, None), *(((rank,), None) for rank in range(train.world_size))])
+    if all(_alike(state, alone) for state, alone in zip(ranks, own, strict=True)):
+        causes.append(Cause.NOT_EXCHANGED)
+    elif all(_alike(state, same) for state in ranks):
+        causes.append(Cause.SAME_SHARD)
+    scale = _scale_of_gradients(ranks[0], one)
+    if scale is not None and abs(scale - train.world_size) < _ALIKE * train.world_size:
+        causes.append(Cause.SUMMED)
+    if scale is not None and abs(scale * train.world_size - 1) < _ALIKE:
+        causes.append(Cause.DIVIDED_TWICE)
+    return causes
+
+
+def _alike(state: State, other: State) -> bool:
+    """Whether two trainings had the same result, but for rounding."""
+    return state.keys() <= other.keys() and all(
+        (tensor.double() - other[name].double()).norm() <= _ALIKE * other[name].double().norm()
+        for name, tensor in state.items()
+    )
+
+
+def _scale_of_gradients(state: State, one: State) -> float | None:
+    """Return the factor between the gradients of a rank and of one process; None if there is no one factor."""
+    names = [name for name in state if name.rpartition(" ")[2] in _MOMENTS and name in one]
+    if not names:
+        return None
+    got, wanted = (torch.cat([one_of[name].double().flatten() for name in names]) for one_of in (state, one))
+    factor = float(got @ wanted / (wanted @ wanted))
+    return factor if (got - factor * wanted).norm() <= _ALIKE * got.norm() else None

@@ -1,0 +1,1 @@
+"""Functions in several processes at once, which are the ranks of one process group of ``torch.distributed``."""

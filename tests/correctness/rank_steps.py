@@ -1,0 +1,123 @@
+"""Data-parallel training steps, right and wrong on purpose, for test_one_process.py: new processes import them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributed, nn
+
+from perflab.correctness import RankStep
+from perflab.lab.models import build_model
+
+VOCAB, ROWS, LENGTH = 256, 2, 16
+
+
+def make_model() -> nn.Module:
+    """The lab's smallest model with two layers, and a parameter that is never used."""
+    model = build_model("tiny", num_layers=2, vocab_size=VOCAB)
+    model.unused = nn.Parameter(torch.ones(3))
+    return model
+
+
+def tokens_of(shard: int) -> Tensor:
+    return torch.randint(VOCAB, (ROWS, LENGTH), generator=torch.Generator().manual_seed(shard))
+
+
+def loss_of(model: nn.Module, shard: int) -> Tensor:
+    tokens = tokens_of(shard)
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+Exchange = Callable[[nn.Module], None]
+
+
+def world() -> int:
+    return distributed.get_world_size()
+
+
+def stepped(model: nn.Module, shards: Sequence[int], num_shards: int, exchange: Exchange) -> RankStep:
+    """Plain training on these shards, with this exchange of gradients between backward and update."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run() -> None:
+        for shard in shards:
+            (loss_of(model, shard) / len(shards)).backward()
+        if world() > 1:
+            exchange(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return RankStep(run, optimizer)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def average(model: nn.Module) -> None:
+    """One all-reduce a parameter."""
+    for gradient in gradients(model):
+        distributed.all_reduce(gradient)
+        gradient /= world()
+
+
+def naive_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    return stepped(model, shards, num_shards, average)
+
+
+def ddp_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """PyTorch's DistributedDataParallel, which averages in backward."""
+    if world() == 1:
+        return stepped(model, shards, num_shards, average)
+    wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run() -> None:
+        (shard,) = shards
+        loss_of(wrapped, shard).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return RankStep(run, optimizer)
+
+
+def sharded_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """PyTorch's FSDP2, which shards parameters, gradients and optimizer state."""
+    if world() > 1:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return stepped(model, shards, num_shards, lambda model: None)
+
+
+# --- wrong on purpose -----------------------------------------------------------------------------------------------
+
+
+def forgotten_average(model: nn.Module) -> None:
+    for gradient in gradients(model):
+        distributed.all_reduce(gradient)
+
+
+def nothing_exchanged(model: nn.Module) -> None:
+    pass
+
+
+def in_bfloat16(model: nn.Module) -> None:
+    for gradient in gradients(model):
+        narrow = gradient.bfloat16()
+        distributed.all_reduce(narrow)
+        gradient.copy_(narrow / world())
+
+
+def step_with_fault(fault: Exchange, model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """The naive step with another exchange; bound by functools.partial."""
+    return stepped(model, shards, num_shards, fault)
+
+
+def same_batch_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """Every rank takes the first shard: a sampler that does not know its rank."""
+    return stepped(model, shards if world() == 1 else [0], num_shards, average)

@@ -1,0 +1,50 @@
+"""Training in many processes held to one: right wrappers pass, and wrong ones are caught and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+from torch import nn
+
+from perflab.base.errors import PerflabError
+from perflab.correctness import Cause, NotOneProcessError, RankStep, same_as_one_process
+
+from . import rank_steps
+
+pytestmark = pytest.mark.correctness
+MakeStep = Callable[[nn.Module, Sequence[int], int], RankStep]
+
+
+@pytest.mark.parametrize("make_step", [rank_steps.naive_step, rank_steps.ddp_step])
+def test_two_ranks_that_average_are_one_process_bit_for_bit(make_step: MakeStep) -> None:
+    report = same_as_one_process(rank_steps.make_model, make_step, exact=True)
+    assert report.ok
+
+
+def test_sharded_training_is_one_process_within_its_rounding() -> None:
+    report = same_as_one_process(rank_steps.make_model, rank_steps.sharded_step)
+    names = {tensor.name for tensor in report.tensors}
+    assert {"blocks.1.feed_forward.down.weight", "blocks.1.feed_forward.down.weight exp_avg"} <= names
+
+
+@pytest.mark.parametrize(
+    ("make_step", "cause"),
+    [
+        (partial(rank_steps.step_with_fault, rank_steps.forgotten_average), Cause.SUMMED),
+        (partial(rank_steps.step_with_fault, rank_steps.nothing_exchanged), Cause.NOT_EXCHANGED),
+        (rank_steps.same_batch_step, Cause.SAME_SHARD),
+        (partial(rank_steps.step_with_fault, rank_steps.in_bfloat16), None),
+    ],
+    ids=["forgotten average", "nothing exchanged", "same batch", "in bfloat16"],
+)
+def test_a_wrong_exchange_is_caught_and_named(make_step: MakeStep, cause: Cause | None) -> None:
+    with pytest.raises(NotOneProcessError) as caught:
+        same_as_one_process(rank_steps.make_model, make_step)
+    assert caught.value.causes == (() if cause is None else (cause,))
+
+
+def test_one_process_is_no_number_of_ranks() -> None:
+    with pytest.raises(PerflabError, match="world_size=1"):
+        same_as_one_process(rank_steps.make_model, rank_steps.naive_step, world_size=1)
