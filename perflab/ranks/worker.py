@@ -29,7 +29,7 @@ class Call(Data, frozen=True, tag=True):
 
 
 class Returned(Data, frozen=True, tag=True):
-    """What became of a call: its result is in the rank's file, or it raised."""
+    """The answer of a rank that has made its call: the result is in its file, or the call raised."""
 
     problem: str | None = None
     """The traceback; None if the function returned."""
