@@ -58,7 +58,7 @@ class _EndedError(Exception):
 
 @dataclass(frozen=True)
 class _Failure:
-    """What happened to a rank that did not return."""
+    """The failure of a rank: it raised, or its process ended or hung."""
 
     raised: Returned | None = None
     ending: Ending | None = None

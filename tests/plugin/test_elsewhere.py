@@ -10,10 +10,12 @@ import faulthandler
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import types
 
 import filelock
 import torch
@@ -46,7 +48,17 @@ def start_as_windows(self, *arguments, pass_fds=(), **keywords):
         raise ValueError("pass_fds not supported on Windows.")
     start(self, *arguments, **keywords)
 
+sysconf = vars(os).get("sysconf")
+
+def sysconf_of_macos(name):
+    if name == "SC_AVPHYS_PAGES":
+        raise ValueError("unrecognized configuration name")
+    return sysconf(name)
+
+if SYSTEM == "darwin":
+    os.sysconf = sysconf_of_macos
 if SYSTEM == "win32":
+    shutil._winapi = types.SimpleNamespace(NeedCurrentDirectoryForExePath=lambda name: False)  # from Python 3.12 on
     sys.modules |= dict.fromkeys(("resource", "fcntl", "pwd"))
     subprocess.Popen.__init__ = start_as_windows
 sys.platform = SYSTEM

@@ -50,7 +50,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, python: 
 def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernels) -> None:
     project.pytest("-m", "perf", "--perf-update", passed=2).stdout.fnmatch_lines(
         [
-            "compiled: triton * · ptxas * (sm_80) · ptxas * (sm_90)",
+            "compiled: triton * · ptxas * (sm_80*90)*",  # one version for both, up to triton 3.8
             "product",
             " sm_80 * mma *  new, saved",
             " sm_90 * wgmma *  new, saved",

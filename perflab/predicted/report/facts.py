@@ -93,7 +93,7 @@ def fit_facts(now: Prediction) -> list[str]:
     facts += [f"{now.gpu} takes {' or '.join(largest)}"] if largest else []
     none = [name for name, size in fit.largest.items() if size is None]
     facts += [f"not even the smallest {' or '.join(none)} fits {now.gpu}"] if none else []
-    return [*facts, *([_cards(fit)] if fit.rooms else [])]
+    return [*facts, *([] if now.is_bound else [_cards(fit)])]
 
 
 def time_facts(now: Prediction) -> list[str]:
