@@ -4,8 +4,8 @@
 
 The batch is cut into as many shards as there are processes. Each rank trains on its own shard, with whatever wrapper
 ``make_step`` puts around the model; one process trains on all shards, one after the other. After some steps every
-parameter, buffer and optimizer state has to be the same: bit by bit, or within a budget that comes from the error of
-the one process against float64.
+parameter and optimizer state has to be the same: bit by bit, or within a budget that comes from the error of the one
+process against float64.
 """
 
 import enum
@@ -96,7 +96,7 @@ def same_as_one_process(
     exact        demand the same bits. Two float32 gradients have one order of summation; more ranks than two, or a
                  norm over all gradients, may be summed in another
     multiple     how many times the error of the one process against float64 is allowed, if bits may differ. The model
-                 is trained in float64 for that; a step that fixes a dtype cannot be held this way
+                 is trained in float64 for that, on its inputs as float64; a step that fixes a dtype cannot be held so
     seed         the seed of PyTorch's generators, set ahead of ``make_model`` and of ``make_step``
     backend      of ``torch.distributed``: ``gloo`` on CPUs, or ``nccl``, where rank r has GPU r
     limit_s      the time in seconds that each training may take
@@ -150,7 +150,8 @@ class _Trainings:
     def _trained(self, jobs: Sequence[Sequence[_Job]]) -> list[list[State]]:
         threads = max(1, usable_cores() // self.world_size)  # sums of as many parts in every run
         call = (self.make_model, self.make_step, jobs, self.world_size, self.steps, self.seed)
-        return in_ranks(_train_all, len(jobs), *call, backend=self.backend, threads=threads, limit_s=self.limit_s)
+        limit_s = self.limit_s * len(jobs[0])
+        return in_ranks(_train_all, len(jobs), *call, backend=self.backend, threads=threads, limit_s=limit_s)
 
 
 def _train_all(
@@ -177,22 +178,45 @@ def _train(
     seed: int,
     dtype: torch.dtype | None,
 ) -> State:
-    """Train in this process, a rank of a group; return parameters, buffers and optimizer state, whole, on the CPU."""
+    """Train in this process, a rank of a group; return parameters and optimizer state, whole, on the CPU.
+
+    Buffers are left out: statistics such as BatchNorm's are of each rank's own shard.
+    """
     torch.manual_seed(seed)
     model = make_model()
     if dtype is not None:
-        model = model.to(dtype)
+        model = _cast(model, dtype)
     torch.manual_seed(seed)
-    step = make_step(model, shards, num_shards)
-    for _ in range(steps):
-        step.run()
-    found = {name: _whole(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    try:
+        step = make_step(model, shards, num_shards)
+        for _ in range(steps):
+            step.run()
+    except Exception as error:
+        if dtype is not None:
+            error.add_note(f"in one process, in {dtype}, from which the budget follows; exact=True needs none")
+        raise
+    found = {name: _whole(parameter) for name, parameter in model.named_parameters()}
     state: Mapping[Any, Mapping[str, Any]] = {} if step.optimizer is None else step.optimizer.state
     for name, parameter in model.named_parameters():
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 found[f"{name} {key}"] = _whole(value)
     return found
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a model to a floating dtype, and from now on the floating inputs of its forward."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def cast_inputs(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
+
+    model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
+    return model.to(dtype)
 
 
 def _whole(tensor: Tensor) -> Tensor:

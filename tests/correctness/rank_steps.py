@@ -121,3 +121,30 @@ def step_with_fault(fault: Exchange, model: nn.Module, shards: Sequence[int], nu
 def same_batch_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
     """Every rank takes the first shard: a sampler that does not know its rank."""
     return stepped(model, shards if world() == 1 else [0], num_shards, average)
+
+
+def make_regression() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def regression_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """Plain training on floating inputs, with momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run() -> None:
+        for shard in shards:
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(shard))
+            (model(x).square().mean() / len(shards)).backward()
+        if world() > 1:
+            average(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return RankStep(run, optimizer)
+
+
+def float32_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """Refuses a model in any other dtype."""
+    if {p.dtype for p in model.parameters()} != {torch.float32}:
+        raise TypeError("float32 alone")
+    return regression_step(model, shards, num_shards)

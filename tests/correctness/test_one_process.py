@@ -29,6 +29,16 @@ def test_sharded_training_is_one_process_within_its_rounding() -> None:
     assert {"blocks.1.feed_forward.down.weight", "blocks.1.feed_forward.down.weight exp_avg"} <= names
 
 
+def test_three_ranks_of_a_model_with_floating_inputs_are_one_process_within_its_rounding() -> None:
+    report = same_as_one_process(rank_steps.make_regression, rank_steps.regression_step, world_size=3)
+    assert "0.weight momentum_buffer" in {tensor.name for tensor in report.tensors}
+
+
+def test_a_step_that_fixes_a_dtype_is_told_to_ask_for_the_same_bits() -> None:
+    with pytest.raises(PerflabError, match=r"float32 alone\n.*torch.float64.*exact=True needs none"):
+        same_as_one_process(rank_steps.make_regression, rank_steps.float32_step)
+
+
 @pytest.mark.parametrize(
     ("make_step", "cause"),
     [
