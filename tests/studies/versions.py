@@ -122,12 +122,17 @@ def main() -> int:
     parser.add_argument("--only", help="the name of one environment, such as lowest or torch-2.12.1")
     parser.add_argument("tests", nargs="*", default=TESTS, help=f"tests to run (default: {' '.join(TESTS)})")
     given = parser.parse_args()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, builds = declared["project"], declared["build-system"]["requires"]  # a test builds the wheel
     sets = {"lowest": lowest(project)}
     sets |= {f"torch-{one}": [f"torch=={one}"] for one in minors(on_the_index("torch"), TORCH.oldest, TORCH.newest)}
     if given.only is not None and given.only not in sets:
         parser.error(f"--only={given.only}: there is no such environment; choose from {', '.join(sets)}")
-    rows = [run(name, pins, given.python, given.tests) for name, pins in sets.items() if given.only in (None, name)]
+    rows = [
+        run(name, [*pins, *builds], given.python, given.tests)
+        for name, pins in sets.items()
+        if given.only in (None, name)
+    ]
     print(table(rows))
     return int(any(row.failures or not row.counts for row in rows))
 
