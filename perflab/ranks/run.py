@@ -22,7 +22,7 @@ from perflab.base.errors import PerflabError, UsageError
 from perflab.processes.child import Start, workplace
 from perflab.processes.peer import Ending, Peer
 from perflab.ranks.worker import RETURNS, Call, Returned, result_file
-from perflab.results.environment import usable_cores
+from perflab.results import environment
 
 LIMIT_S = 600.0
 """The time in seconds that a function may take in each rank, if nothing else is asked for."""
@@ -110,7 +110,7 @@ def in_ranks(
         raise UsageError(f"world_size={world_size}", "give the number of processes, 1 or more")
     with workplace() as folder, contextlib.ExitStack() as processes:
         (folder / "call").write_bytes(_pickled(function, arguments))
-        share = threads or max(1, usable_cores() // world_size)
+        share = threads or max(1, environment.usable_cores() // world_size)
         peers = [processes.enter_context(_started(rank, world_size, limit_s)) for rank in range(world_size)]
         for rank, peer in enumerate(peers):
             call = Call(
@@ -142,11 +142,11 @@ def _pickled(function: Callable[..., object], arguments: Sequence[object]) -> by
 
 
 def _started(rank: int, world_size: int, limit_s: float) -> Peer[Call, Returned]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     if sys.platform in _LOOPBACK:
-        environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK[sys.platform])
+        variables.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK[sys.platform])
     command = [sys.executable, "-m", "perflab.ranks.worker"]
-    start = Start(f"rank {rank} of {world_size}", command, environment, Path.cwd())
+    start = Start(f"rank {rank} of {world_size}", command, variables, Path.cwd())
     return Peer(start, RETURNS, _EndedError, silent_s=limit_s)
 
 

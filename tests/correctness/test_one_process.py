@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from torch import nn
 
-from perflab.base.errors import PerflabError
+from perflab import PerflabError
 from perflab.correctness import Cause, NotOneProcessError, RankStep, same_as_one_process
 
 from . import rank_steps
