@@ -159,3 +159,8 @@ def test_no_pinned_buffer_is_written_before_the_copy_out_of_it_is_done_and_no_ba
 def test_what_no_batch_can_be_made_of_is_refused(text: Tensor, choices: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TextLoader(text, **{"batch_size": 4, "seq_len": 16, **choices})
+
+
+def test_a_device_without_a_module_of_its_own_gets_batches_without_streams() -> None:
+    batch = next(TextLoader(TEXT, batch_size=4, seq_len=16, device="meta"))
+    assert (batch.device.type, batch.shape) == ("meta", (4, 16))

@@ -62,7 +62,8 @@ class TextLoader:
         self.device = torch.device("cpu" if device is None else device)
         self.next_batch = start_at
         """Number of the batch that `next` will give."""
-        has_streams = self.device.type != "cpu" and hasattr(torch.get_device_module(self.device), "Stream")
+        # `meta` has no module at all.
+        has_streams = self.device.type != "cpu" and hasattr(getattr(torch, self.device.type, None), "Stream")
         self._ahead = _Ahead(self) if has_streams else None
 
     def __iter__(self) -> TextLoader:
