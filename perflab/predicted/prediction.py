@@ -169,6 +169,7 @@ _FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, At
 
 
 _BOUND = "bounds alone: what kernels PyTorch takes on this GPU, and what memory they need, is not modelled"
+_NO_RATES = "no rate of products is published for this GPU: times are those of the bytes alone"
 _UNLIKE = "every layer was traced: layers with the same structure do different work"
 _UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
 _COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
@@ -211,7 +212,12 @@ def predict(
         bound_ns=sum(bound_ns(event, gpu) or 0.0 for event in found.trace.events if isinstance(event, Op)) or None,
         roofline_ns=sum(cost.roofline_ns for cost in account.costs) or None,
         traced_layers=found.layers_run,
-        notes=[*([] if modelled else [_BOUND]), *found.notes, *_uncounted(account.costs)],
+        notes=[
+            *([] if modelled else [_BOUND]),
+            *([] if gpu.rates else [_NO_RATES]),
+            *found.notes,
+            *_uncounted(account.costs),
+        ],
     )
     return now, found
 

@@ -106,7 +106,7 @@ def time_facts(now: Prediction) -> list[str]:
     if now.bound_ns is not None and not are_launches and now.bound_ns >= _BOUND * (now.roofline_ns or 0.0):
         facts.append(f"at least {format_ns(now.bound_ns)}")
     share = compute_bound(now)
-    if share is not None:
+    if share is not None and not (now.is_bound and share == 0.0):  # a sheet without rates has bytes alone
         bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
         facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
     if now.launches and not now.is_bound:
