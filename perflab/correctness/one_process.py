@@ -99,7 +99,7 @@ def same_as_one_process(
                  is trained in float64 for that, on its inputs as float64; a step that fixes a dtype cannot be held so
     seed         the seed of PyTorch's generators, set ahead of ``make_model`` and of ``make_step``
     backend      of ``torch.distributed``: ``gloo`` on CPUs, or ``nccl``, where rank r has GPU r
-    limit_s      the time in seconds that each training may take
+    limit_s      the time in seconds that each training may take, the start of its process included
 
     Raises NotOneProcessError, an AssertionError whose text says which tensors differ, where and by how much, and the
     likely cause; RankError if a rank raises, hangs or dies; UsageError for functions that others cannot import.

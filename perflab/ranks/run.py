@@ -44,7 +44,7 @@ class RankError(PerflabError):
     """
 
     def __init__(self, problem: str, rank: int) -> None:
-        super().__init__(problem, "mend that rank; the others ended because of it")
+        super().__init__(problem, "mend what happened in that rank; any others were ended because of it")
         self.rank = rank
 
 
@@ -100,10 +100,10 @@ def in_ranks(
         arguments: what pickle can take.
         backend: the backend of ``torch.distributed``: ``gloo``, or ``nccl``, where rank r has GPU r.
         threads: the threads of PyTorch's operators in each rank; None: the cores, shared evenly.
-        limit_s: the time in seconds that the function may take.
+        limit_s: the time in seconds that each process may take, its start included.
 
     Raises:
-        RankError: the function raised, hung or ended its process in one of the ranks.
+        RankError: the function raised, hung or ended its process in one of the ranks, or a process cannot be started.
         UsageError: the function or its arguments cannot be sent to another process.
     """
     if world_size < 1:
@@ -147,7 +147,10 @@ def _started(rank: int, world_size: int, limit_s: float) -> Peer[Call, Returned]
         variables.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK[sys.platform])
     command = [sys.executable, "-m", "perflab.ranks.worker"]
     start = Start(f"rank {rank} of {world_size}", command, variables, Path.cwd())
-    return Peer(start, RETURNS, _EndedError, silent_s=limit_s)
+    try:
+        return Peer(start, RETURNS, _EndedError, silent_s=limit_s)
+    except OSError as error:
+        raise RankError(f"{start.role} could not be started: {error.strerror or error}", rank) from error
 
 
 def _wait_for_all(peers: Sequence[Peer[Call, Returned]]) -> None:

@@ -70,3 +70,10 @@ def test_what_other_processes_cannot_import_is_refused() -> None:
         in_ranks(lambda: os.getpid(), 2)
     with pytest.raises(UsageError, match="world_size=0"):
         in_ranks(rank_functions.all_sums, 0, 1.0)
+
+
+def test_a_rank_that_cannot_be_started_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr("perflab.processes.child.with_lifeline", lambda command: command)
+    with pytest.raises(RankError, match=r"^rank 0 of 2 could not be started: No such file or directory"):
+        in_ranks(rank_functions.all_sums, 2, 1.0)
