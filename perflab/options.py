@@ -135,6 +135,12 @@ OPTIONS = (
         const="on",
         variable="PERFLAB_DRY_RUN",
     ),
+    Option(
+        "--perf-world-size",
+        "",
+        "numbers of processes for the cases that are marked with world_size (default: those of the mark)",
+        metavar="N[,N...]",
+    ),
     Option("--perf-snapshots", "false", "write a memory snapshot of each case to .perflab/snapshots/", flag=True),
     Option(
         "--perf-profile",
@@ -215,6 +221,7 @@ MARKER_ARGUMENTS = {
     "fresh_process": (
         "True: measure in a new process, where nothing is warm; the test's own process calls once, for the result"
     ),
+    "world_size": "processes that run the case at once, as ranks of one group, such as 2 or [1, 2, 4]",
     "side_by_side": "the parameter whose values are compared below the table",
     "study": "a title; cases of one title share a table",
     "columns": "what that table shows, such as 'median, tokens/s, peak, loss'",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from perflab.base.mode import Mode
 
-_MODE = re.compile(r" \{(?:cold|graph|cold, graph)\}$")
+_MODE = re.compile(r" \{(?:(?:cold|graph|\d+ ranks)(?:, )?)+\}$")
 
 
 def identity(case: str, mode: Mode) -> str:

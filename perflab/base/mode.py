@@ -11,11 +11,13 @@ from perflab.base.data import Data
 
 
 class Mode(Data, frozen=True):
-    """A mode: warm or cold caches, and calls launched one after another or replayed in a CUDA graph."""
+    """A mode: warm or cold caches, calls launched one by one or replayed in a CUDA graph, one process or several."""
 
     cache: Literal["warm", "cold"] = "warm"
     """The state of the device's caches: ``cold`` evicts their content before each call."""
     cuda_graph: bool = False
+    world_size: int = 1
+    """The number of processes that run the case at once, as ranks of one group."""
 
     @property
     def suffix(self) -> str:
@@ -26,10 +28,12 @@ class Mode(Data, frozen=True):
     def variant(self) -> str:
         """The text of the mode alone, such as ``{cold, graph}``; empty for the default mode."""
         words = ["cold"] * (self.cache == "cold") + ["graph"] * self.cuda_graph
+        words += [f"{self.world_size} ranks"] * (self.world_size > 1)
         return f"{{{', '.join(words)}}}" if words else ""
 
     def __str__(self) -> str:
-        return f"a {self.cache} cache{' in a CUDA graph' if self.cuda_graph else ''}"
+        ranks = f" in {self.world_size} ranks" if self.world_size > 1 else ""
+        return f"a {self.cache} cache{' in a CUDA graph' if self.cuda_graph else ''}{ranks}"
 
 
 DEFAULT = Mode()

@@ -34,6 +34,16 @@ def values_of(replicates: Sequence[Replicate]) -> dict[str, list[int]]:
     return {name: [r.counts[name] for r in replicates] for name in names if all(name in r.counts for r in replicates)}
 
 
+def with_parts(known: Mapping[str, Sequence[int]], others: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """Return ``known`` with zeros for the parts of its totals that only ``others`` has.
+
+    ``collectives:broadcast:float32`` is a part of the total ``collectives``: a side that has the total and no such part
+    has counted none.
+    """
+    totals = {name: name.partition(":")[0] for name in others if ":" in name and name not in known}
+    return {**known, **{name: [0] * len(known[total]) for name, total in totals.items() if total in known}}
+
+
 def judge_counts(
     now: Sequence[Replicate],
     before: Mapping[str, Sequence[int]],
@@ -55,7 +65,9 @@ def judge_counts(
     """
     changes: dict[str, Change] = {}
     missed: list[Uncompared] = []
-    here = values_of(now)
+    here: Mapping[str, Sequence[int]] = values_of(now)
+    before = with_parts(before, here)
+    here = with_parts(here, before)
     if gated and lacking is not None:
         missed += [Uncompared(name, lacking) for name in here if name not in {*before, *SLACK}]
     for name, old in before.items():

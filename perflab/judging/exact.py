@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from perflab.base.data import changed
 from perflab.devices.kinds import block_bytes_on
-from perflab.judging.counts import CALLGRIND, CALLS_DIFFER, SLACK, judge_counts, values_of
+from perflab.judging.counts import CALLGRIND, CALLS_DIFFER, SLACK, judge_counts, values_of, with_parts
 from perflab.judging.finding import NOT_COMPARED, Finding, worse_of_two
 from perflab.results.environment import differing, exact_environment
 from perflab.results.measured import Entry, Exact
@@ -176,7 +176,7 @@ def judge_exact(
         return Needs(NOT_COMPARED, counts, {}, missed)
     exact = found.exact
     memory, drift, missed = _memory(found, now, record.environment.device, policy)
-    before: dict[str, Sequence[int]] = {name: [value] for name, value in exact.counts.items()}
+    before = with_parts({name: [value] for name, value in exact.counts.items()}, values_of(now))
     counts, uncounted = judge_counts(now, {**before, **counted}, gated=policy.gate_counts)
     missed += uncounted
     if exact.varying is not None and policy.gate_counts:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from perflab.attribution.live_tensors import held_storages
 from perflab.measure.machine.devices import collector_off, synchronize
+from perflab.ranks.together import together
 from perflab.results.measurement import Leak
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
             workload.make_ready(1)
             workload.run()
             levels.append(_alive_bytes(device))
-            if levels[-1] <= levels[-2]:
+            if together().most(levels[-1] - levels[-2])[0] <= 0:
                 return None
     from perflab.measurement.measurement import tried
     from perflab.profiles.keepers import take_keepers

@@ -45,6 +45,8 @@ from perflab.measure.sampling.generation import generation_of
 from perflab.measure.sampling.statistics import relative_half_width
 from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.leaks import find_leak
+from perflab.measurement.ranks import of_all_ranks, slowest
+from perflab.ranks.together import together
 from perflab.results.measurement import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 
 if TYPE_CHECKING:
@@ -127,32 +129,42 @@ def measure(
     stopwatch = stopwatch_for(device, mode)
     calibration = CalibrationWorkload(device)
     cpu_ns: list[int] = []
-    witness = Witness(device)
+    in_step = together()
+    own_ns: list[int] = []
+    witness = Witness(device, in_step)
 
     is_cold_start = plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or is captured in a graph
 
+    def read_ns() -> float:
+        return in_step.most(clock.read_ns())[0]
+
+    def most_calls(budget_ns: float) -> float:
+        return -in_step.most(-workload.most_calls(budget_ns))[0]
+
     keep_freed_memory()
-    began_ns = clock.read_ns()
+    began_ns = read_ns()
 
     def time_once(repetitions: int) -> Sample:
         set_up_ns = workload.make_ready(repetitions)
+        in_step.wait()
         before_ns = time.process_time_ns()
         sample = stopwatch.time(workload if cpu_ns or is_cold_start else watched, repetitions)
         used_ns = time.process_time_ns() - before_ns
         cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
-        return replace(sample, set_up_ns=set_up_ns, outputs=workload.outputs())
+        own_ns.append(sample.total_ns)
+        return slowest(replace(sample, set_up_ns=set_up_ns, outputs=workload.outputs()), in_step)
 
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
-            warmup = warm_up(time_once, plan, progress, workload.most_calls)
+            warmup = warm_up(time_once, plan, progress, most_calls, read_ns)
         watched.look_early(warmup.calls)
         # The time that the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
-        left_ns = max(0.0, plan.budget_ns - (clock.read_ns() - began_ns) - later_calls * call_ns)
+        left_ns = max(0.0, plan.budget_ns - (read_ns() - began_ns) - later_calls * call_ns)
         with nvtx_range(f"{label}: {SAMPLES}", device):
             end_of_samples = witness.begin()
-            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, between=calibration.read)
+            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, calibration.read, read_ns)
             evidence = end_of_samples()
         check_agreement([sample.reading for sample in samples])
         empty_call_ns = stopwatch.empty_call_ns()
@@ -174,26 +186,30 @@ def measure(
         with current_device(device):
             leak, unknown = tried(lambda: find_leak(workload, device, leak_calls))
     return Measured(
-        Measurement(
-            samples_ns=[sample.total_ns for sample in samples],
-            repetitions=warmup.repetitions,
-            warmup_calls=warmup.calls,
-            settled=warmup.settled,
-            clock=stopwatch.name,
-            phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
-            memory=weight.memory,
-            calibration_ns=calibration.results_ns(),
-            cores_busy=_cores_busy(cpu_ns, samples),
-            evidence=evidence,
-            counts=weight.counts,
-            launch_ns=weight.launch_ns if mode == DEFAULT else None,
-            leak=leak,
-            off=weight.off if unknown is None else {**weight.off, "memory kept by calls": unknown},
-            evicted_bytes=stopwatch.evicted_bytes,
-            empty_call_ns=empty_call_ns,
-            profile=profiled,
-            not_profiled=problem,
-            generation=generation,
+        of_all_ranks(
+            own_ns[-len(samples) :],
+            in_step,
+            Measurement(
+                samples_ns=[sample.total_ns for sample in samples],
+                repetitions=warmup.repetitions,
+                warmup_calls=warmup.calls,
+                settled=warmup.settled,
+                clock=stopwatch.name,
+                phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
+                memory=weight.memory,
+                calibration_ns=calibration.results_ns(),
+                cores_busy=_cores_busy(cpu_ns, samples),
+                evidence=evidence,
+                counts=weight.counts,
+                launch_ns=weight.launch_ns if mode == DEFAULT else None,
+                leak=leak,
+                off=weight.off if unknown is None else {**weight.off, "memory kept by calls": unknown},
+                evicted_bytes=stopwatch.evicted_bytes,
+                empty_call_ns=empty_call_ns,
+                profile=profiled,
+                not_profiled=problem,
+                generation=generation,
+            ),
         ),
         weight.result,
     )
@@ -299,11 +315,11 @@ def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, dev
     """
     if repetitions == 1:
         return False
-    stopwatch, empty = stopwatch_for(device), workload.without_work()
+    stopwatch, empty, in_step = stopwatch_for(device), workload.without_work(), together()
 
-    def time_of(one: Workload) -> int:
+    def time_of(one: Workload) -> float:
         one.make_ready(repetitions)
-        return stopwatch.time(one, repetitions).total_ns
+        return in_step.most(stopwatch.time(one, repetitions).total_ns)[0]
 
     if call_ns > LOOKS_LIKE_NONE * time_of(empty) / repetitions:
         return False

@@ -15,9 +15,33 @@ from collections.abc import Generator
 import pytest
 
 from perflab import noting, options  # modules only: pytest inspects every name of this module
-from perflab.plugin.fixtures import autocast, compiled_kernel, device, memory_snapshot, nvtx_range, perf, sync, warmup
+from perflab.plugin.fixtures import (
+    autocast,
+    compiled_kernel,
+    device,
+    memory_snapshot,
+    nvtx_range,
+    perf,
+    process_group,
+    rank,
+    sync,
+    warmup,
+    world_size,
+)
 
-__all__ = ["autocast", "compiled_kernel", "device", "memory_snapshot", "nvtx_range", "perf", "sync", "warmup"]
+__all__ = [
+    "autocast",
+    "compiled_kernel",
+    "device",
+    "memory_snapshot",
+    "nvtx_range",
+    "perf",
+    "process_group",
+    "rank",
+    "sync",
+    "warmup",
+    "world_size",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -111,7 +135,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Let the tier whose fixture a test uses parametrize the test, such as by every registered kernel."""
+    """Let the tier whose fixture a test uses parametrize the test, such as by every registered kernel.
+
+    A case that is marked with several numbers of processes is parametrized by them.
+    """
+    if any("world_size" in mark.kwargs for mark in metafunc.definition.iter_markers("perf")):
+        from perflab.running.config.worlds import spread
+
+        spread(metafunc)
     for name in options.TIER_OF:
         if name in metafunc.fixturenames:
             from perflab.tiers.interface import tier

@@ -6,7 +6,7 @@ Every run loads this module; ``tools.py``, which makes the fixtures' values, is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,37 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     from perflab.running.case.tools import device_of
 
     return device_of(request.config)
+
+
+@pytest.fixture
+def rank() -> int:
+    """The rank of this process in its process group, from 0; 0 without a group.
+
+    A case that is marked ``@pytest.mark.perf(world_size=2)`` runs in two processes at once, the ranks of one group.
+    """
+    from perflab.running.case.tools import rank_here
+
+    return rank_here()[0]
+
+
+@pytest.fixture
+def world_size() -> int:
+    """The number of processes in this process's group; 1 without a group."""
+    from perflab.running.case.tools import rank_here
+
+    return rank_here()[1]
+
+
+@pytest.fixture
+def process_group(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]:
+    """The default process group of ``torch.distributed``: that of the case's ranks, or else of this process alone.
+
+    gloo on a CPU, NCCL on CUDA. Its collectives, and those of any group made from it, are counted.
+    """
+    from perflab.running.case.tools import group_here
+
+    with group_here(device) as group:
+        yield group
 
 
 @pytest.fixture

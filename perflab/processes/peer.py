@@ -246,7 +246,11 @@ class Peer(Generic[Question, Answer]):
         """Send a last question, and let the process end by itself; leaving the ``with`` block waits for that."""
         with contextlib.suppress(OSError):
             send(self._connection, farewell)
-            self._leaves_within_s = _LEAVING_S
+            self.leave()
+
+    def leave(self) -> None:
+        """Let a process that has given its last answer end by itself; leaving the ``with`` block waits for that."""
+        self._leaves_within_s = _LEAVING_S
 
     def kill(self) -> None:
         """End the process now, from any thread; a thread that waits for its answer gets the error."""

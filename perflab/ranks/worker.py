@@ -5,27 +5,21 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
 from perflab.base.data import Data
 from perflab.processes.channel import Alive, hear, say, show_stacks_when_asked
+from perflab.ranks.place import Place, join, leave
 
 
 class Call(Data, frozen=True, tag=True):
     """The function that a rank is to call, and its place among the ranks."""
 
-    rank: int
-    world_size: int
+    place: Place
     folder: str
     """The folder with the pickled function and arguments (``call``), the group's store, and a file for each result."""
-    backend: str
-    threads: int
-    """The number of threads of PyTorch's operators in this rank."""
-    limit_s: float
-    """The time in seconds that the function may take."""
 
 
 class Returned(Data, frozen=True, tag=True):
@@ -35,6 +29,11 @@ class Returned(Data, frozen=True, tag=True):
     """The traceback; None if the function returned."""
     at_ns: int = 0
     """The moment of the error on the machine's monotonic clock, to tell which rank was first."""
+
+    @property
+    def how(self) -> str:
+        """The way in which the rank failed."""
+        return "raised"
 
 
 CALLS = msgspec.json.Decoder(Call)
@@ -53,24 +52,12 @@ def _call(call: Call) -> None:
         Exception: whatever the function raises, or what its module raises when it is imported here.
     """
     import torch
-    from torch import distributed
-    from torch.distributed import FileStore  # type: ignore[attr-defined] # public, and not in __all__
 
     folder = Path(call.folder)
-    torch.set_num_threads(call.threads)
-    if call.backend == "nccl":
-        torch.cuda.set_device(call.rank)
-    distributed.init_process_group(
-        call.backend,
-        store=FileStore(str(folder / "store"), call.world_size),  # a port could be somebody else's by now
-        rank=call.rank,
-        world_size=call.world_size,
-        timeout=timedelta(seconds=call.limit_s),
-    )
+    join(call.place)
     function, arguments = pickle.loads((folder / "call").read_bytes())
-    torch.save(function(*arguments), result_file(folder, call.rank))
-    distributed.barrier()  # a rank that leaves early closes connections that others may still read from
-    distributed.destroy_process_group()
+    torch.save(function(*arguments), result_file(folder, call.place.rank))
+    leave()
 
 
 def main() -> None:

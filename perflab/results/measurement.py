@@ -163,10 +163,22 @@ class Generation(Data, frozen=True):
         ]
 
 
-class Measurement(Data, frozen=True):
-    """A case's samples and memory in one process.
+class RankFigures(Data, frozen=True):
+    """One rank's own figures, of a case that runs in several processes at once."""
 
-    A sample is the time of ``repetitions`` successive calls. Samples keep their order and are never trimmed.
+    median_ns: Positive
+    """The rank's median time of a call in nanoseconds, in which it may have waited for other ranks."""
+    peak_bytes: Amount | None = None
+    """The rank's peak memory; None if memory was not measured or is not exact."""
+    counts: dict[str, Amount] = {}
+    """The counts that are not the same in all ranks."""
+
+
+class Measurement(Data, frozen=True):
+    """A case's samples and memory in one process, or in the ranks of one group.
+
+    A sample is the time of ``repetitions`` successive calls. Samples keep their order and are never trimmed. In ranks
+    it is the time of the slowest rank, memory is that of the rank with the highest peak, and a count is the largest.
     """
 
     samples_ns: list[Amount]
@@ -204,6 +216,8 @@ class Measurement(Data, frozen=True):
     """CUDA: host time to launch one call without waiting; None if the call makes the host wait, or was not counted."""
     leak: Leak | None = None
     """Memory that calls keep; None if they keep none, or if no check was asked for."""
+    ranks: list[RankFigures] = []
+    """The figures of each rank, by rank; empty for a case in one process."""
     off: dict[str, str] = {}
     """The reason why a quantity, ``memory`` or a count, was not measured: PyTorch's internals are other ones."""
 
@@ -361,6 +375,16 @@ class Record(TierRecord, frozen=True):
     """Differences in what a case does from before, if the case became worse."""
     explained_peak: PeakExplanation | None = None
     """Blocks that are alive at the case's peak and were not before, if the case needs more memory."""
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that ran the case at once."""
+        return len(self.measurement.ranks) or 1 if self.measurement is not None else 1
+
+    @property
+    def lacks_cores(self) -> bool:
+        """Whether a CPU ran more ranks than it has cores: they waited for each other, so time is shown, not judged."""
+        return self.environment.device == "cpu" and self.num_ranks > self.environment.cores
 
 
 def per_call_ns(samples_ns: list[int], repetitions: int) -> list[float]:

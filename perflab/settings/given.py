@@ -122,6 +122,18 @@ def parse_leak_calls(text: str) -> int:
     return int(text)
 
 
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """Parse numbers of processes, separated by commas; an empty text gives none.
+
+    Raises:
+        ValueError: a part is not a number of processes.
+    """
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{text!r} is no list of numbers of processes: 2, or 1,2,4")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 def parse_choice(text: str, choices: tuple[str, ...]) -> str:
     """Return the text if it is one of the choices.
 

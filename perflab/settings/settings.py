@@ -96,10 +96,19 @@ class Settings:
     """Whether the case may be predicted. Only the marker sets it."""
     fresh_process: bool = False
     """Whether the case is measured in its own fresh process. Only the marker sets it."""
+    world_sizes: tuple[int, ...] = ()
+    """The numbers of ranks for cases that the marker runs in ranks; empty: those that the marker names."""
+    world_size: int = 1
+    """The number of processes that run the case at once, as ranks of one group. Only the marker sets it."""
 
     def part(self, kind: type[Part]) -> Part:
         """Return a tier's own settings, by their type."""
         return next(one for one in self.parts if isinstance(one, kind))
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the case is always measured in processes of its own, so that none can hold it for turns."""
+        return self.fresh_process or self.world_size > 1
 
     @property
     def policy(self) -> Policy:
@@ -144,7 +153,7 @@ class Settings:
     @property
     def mode(self) -> Mode:
         """The timing mode of calls: the state of the cache, and whether a CUDA graph is replayed."""
-        return Mode(cache=self.cache, cuda_graph=self.cuda_graph)
+        return Mode(cache=self.cache, cuda_graph=self.cuda_graph, world_size=self.world_size)
 
     @property
     def time_is_over(self) -> str:

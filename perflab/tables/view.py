@@ -15,6 +15,8 @@ COUNTS = (
     "allocations",
     "kernel_launches",
     "host_syncs",
+    "collectives",
+    "collective_bytes",
     "graph_breaks",
     "recompiles",
     "instructions",

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from perflab.base.data import Data
+from perflab.base.data import Data, Parameters
 from perflab.processes.channel import Alive
-from perflab.results.measurement import Measurement, OutOfMemory
+from perflab.ranks.place import Place
+from perflab.results.measurement import Measurement, OutOfMemory, Quote
+from perflab.results.records import Environment
 
 
 class Serve(Data, frozen=True):
@@ -39,8 +41,23 @@ class Job(Data, frozen=True):
     """The path to which one profiled call is written for other tools, as in ``ProfilePlan``; None: no file."""
     under_callgrind: bool = False
     """Whether the process only counts the instructions of a call, and reports nothing itself."""
+    place: Place | None = None
+    """The process's place among the ranks that run the job's one case together; None: it runs alone."""
+    once: bool = False
+    """Whether each case is called once, untimed, as in a run that measures nothing."""
     serve: Serve | None = None
     """The code to use in a process of a paired run, which measures in turns and answers on a socket; else None."""
+
+
+class Stated(Data, frozen=True):
+    """The statements of the body of a case in ranks (work, facts, quotes), and where the case ran."""
+
+    environment: Environment | None = None
+    work: dict[str, float] = {}
+    quotes: list[Quote] = []
+    facts: Parameters = {}
+    matmul_flops_per_second: float | None = None
+    matmul_precision: str | None = None
 
 
 class JobResult(Data, frozen=True, tag=True):
@@ -51,6 +68,17 @@ class JobResult(Data, frozen=True, tag=True):
     out_of_memory: OutOfMemory | None = None
     problem: str | None = None
     """Why there is neither a measurement nor an out-of-memory record, if the process knows the reason."""
+    at_ns: int = 0
+    """The moment of the problem on the machine's monotonic clock, to tell which rank was first; 0: unknown."""
+    skipped: str | None = None
+    """Why the case was skipped in its rank; None if it was not, or is in no rank."""
+    stated: Stated | None = None
+    """The statements of the case's body; None for a case that is in no rank."""
+
+    @property
+    def how(self) -> str:
+        """The way in which a rank failed, as the predicate of a sentence."""
+        return "failed"
 
 
 JOB_RESULTS: msgspec.json.Decoder[JobResult | Alive] = msgspec.json.Decoder(JobResult | Alive)

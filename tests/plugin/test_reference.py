@@ -11,6 +11,7 @@ import pytest
 
 from perflab import plugin
 from perflab.cli import COMMANDS, build_parser
+from perflab.measure.counts.collectives import BY_KIND
 from perflab.measure.counts.events import ON_THE_CPU
 from perflab.options import MARKER_ARGUMENTS, OPTIONS
 from perflab.plugin import hooks
@@ -63,7 +64,7 @@ def test_every_standard_column_stands_there() -> None:
     named = {name for cell in columns for name in re.findall(r"`([\w/]+)`", cell)}
     counted = {name.strip("`") for name, _, _ in rows("## Counts")}
     assert named | counted >= set(STANDARD)
-    assert counted == {*COUNTS, f"{ON_THE_CPU}OPERATOR"}
+    assert counted == {*COUNTS, f"{ON_THE_CPU}OPERATOR", f"{BY_KIND}KIND:DTYPE"}
 
 
 def test_every_verdict_stands_there() -> None:

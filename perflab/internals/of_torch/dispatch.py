@@ -67,10 +67,13 @@ def is_composite(operator: OpOverload) -> bool:
 
 @needs(TORCH, "torch.library:Library._destroy", to="take kernels back after a prediction")
 @contextmanager
-def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -> Iterator[None]:
+def kernels_registered(
+    kernels: Iterable[tuple[str, Callable[..., Any], str]], *, with_keyset: bool = False
+) -> Iterator[None]:
     """Register kernels with the dispatcher for the length of the block.
 
-    ``kernels`` are tuples of name (``softmax.int``, ``vision::nms``), kernel and dispatch key.
+    ``kernels`` are tuples of name (``softmax.int``, ``vision::nms``), kernel and dispatch key. ``with_keyset``: each
+    kernel gets the call's dispatch keys before its arguments.
     ``torch.library.Library`` is public, and so is its ``impl``; destroying a library is not. A registration that is not
     destroyed stays until the library is collected, at a moment of its own.
     """
@@ -85,11 +88,36 @@ def kernels_registered(kernels: Iterable[tuple[str, Callable[..., Any], str]]) -
                 namespace = name.partition("::")[0] if "::" in name else "aten"
                 if namespace not in libraries:
                     libraries[namespace] = library(namespace, "IMPL")
-                libraries[namespace].impl(name, kernel, key, allow_override=True)  # PyTorch 2.13's default
+                # PyTorch 2.13 allows overriding by default.
+                libraries[namespace].impl(name, kernel, key, with_keyset=with_keyset, allow_override=True)
         yield
     finally:
         for one in libraries.values():
             one._destroy()
+
+
+@needs(TORCH, "torch:_C._dispatch_get_all_op_names", "torch:_C.DispatchKey.BackendSelect", to="count collectives")
+def seeing_operators(namespace: str, see: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextManager[None]:
+    """Return a context in which ``see`` gets the name and arguments of each call of a namespace's operators.
+
+    Kernels for the key that is just above all backends see also the calls of C++ and of other operators' kernels, which
+    no mode sees, in every thread.
+    """
+    import torch
+
+    def watching(name: str) -> Callable[..., Any]:
+        packet, _, overload = name.partition(".")
+        operator = operator_or_none(namespace, packet, overload or "default")
+
+        def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
+            see(packet, arguments)
+            return operator.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *arguments, **keywords)
+
+        return kernel
+
+    known = [full for full in torch._C._dispatch_get_all_op_names() if full.startswith(f"{namespace}::")]
+    kernels = [(full, watching(full.partition("::")[2]), "BackendSelect") for full in known]
+    return kernels_registered(kernels, with_keyset=True)
 
 
 @needs(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to="know which operators CUDA's autocast casts")

@@ -11,6 +11,7 @@ plain events, and the counts are pure functions of these (``measure/counts/event
   ``torch.cuda.set_sync_debug_mode``, which sees neither ``torch.cuda.synchronize`` nor what other libraries do.
 - ``on_the_cpu:aten::nonzero`` (other accelerators): calls of an operator for which the device has no kernel of its own,
   so that its tensors are copied to the host and back (``PYTORCH_ENABLE_MPS_FALLBACK``).
+- ``collectives``, ``collective_bytes``, ``collectives:all_reduce:float32``: see ``measure/counts/collectives.py``.
 - ``graph_breaks``, ``recompiles``: where the call enters frames of torch.compile, see ``measure/counts/compiling.py``.
 - ``instructions`` (CPU, in one thread): see ``measure/counts/instructions.py``; not quite the same from run to run.
 """
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import host_events, kineto_results
+from perflab.measure.counts.collectives import collectives_of, communicates
 from perflab.measure.counts.compiling import CompilerState, compiler_state, counts_of_compiler
 from perflab.measure.counts.events import (
     COUNTED,
@@ -72,7 +74,8 @@ class CallCounter:
         self._backend = backend_of(device)
         self._before = before
         self._compiled_frames: list[int] = []
-        self._instructions = instructions and self._backend.is_host and instructions_are_counted()
+        alone = instructions and not communicates()  # other threads and the waiting for ranks would be counted too
+        self._instructions = alone and self._backend.is_host and instructions_are_counted()
         self.counts: dict[str, int] = {}
         self.each: list[dict[str, int]] = []
         """The counts of each counted call, in order."""
@@ -85,14 +88,17 @@ class CallCounter:
     @property
     def extra_calls(self) -> int:
         """Number of calls that counting needs on a CPU in addition to the calls of the memory pass."""
-        return int(self._instructions)
+        return int(self._instructions) + int(communicates())
 
     def count_apart(self, workload: Workload) -> None:
-        """Count the quantities that need a call of their own: all on an accelerator, instructions on a CPU.
+        """Count what needs a call of its own: collectives; on an accelerator everything, on a CPU instructions.
 
         Raises:
             Exception: whatever the workload raises.
         """
+        if communicates():
+            workload.make_ready(1)
+            self.counts |= collectives_of(workload.run)
         if not self._backend.is_host:
             _count_on_device(workload, self._backend, self)
         elif self._instructions:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from perflab.devices.kinds import backend_of
+from perflab.ranks.together import ALONE, Together
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import Evidence, GpuState
 
@@ -57,7 +58,8 @@ class Host:
 class Witness:
     """Records what may have disturbed the samples, from readings before and after them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, in_step: Together = ALONE) -> None:
+        self._in_step = in_step
         self._read_gpu = backend_of(device).state_reader()  # opens NVML, which takes a while, ahead of the samples
 
     def begin(self) -> Callable[[], Evidence]:
@@ -67,6 +69,9 @@ class Witness:
 
         def end() -> Evidence:
             after = read_host()
+            if self._in_step.world_size > 1:  # other ranks are part of the case, and no disturbance
+                ranks_ns = self._in_step.gathered((after.own_ns or 0) - (before.own_ns or 0))
+                after = replace(after, own_ns=(before.own_ns or 0) + sum(ranks_ns))
             return between(before, after, gpu_before, self._read_gpu())
 
         return end

@@ -77,8 +77,14 @@ class Warmup:
 
 TimeOnce = Callable[[int], Sample]
 """Function that calls the workload a given number of times and returns the times as a sample."""
+ReadNs = Callable[[], float]
+"""Function that reads a clock in nanoseconds. Processes that take samples in step read the same value."""
 Progress = Callable[[str], None]
 """Function that is called between samples with a description of the current work."""
+
+
+def _read_ns() -> float:
+    return clock.read_ns()
 
 
 def repetitions_for(sample_ns: int, repetitions: int, most: int | None = None) -> int:
@@ -94,7 +100,11 @@ def repetitions_for(sample_ns: int, repetitions: int, most: int | None = None) -
 
 
 def warm_up(
-    time_once: TimeOnce, plan: Plan, progress: Progress, most_calls: Callable[[float], float] = lambda _: math.inf
+    time_once: TimeOnce,
+    plan: Plan,
+    progress: Progress,
+    most_calls: Callable[[float], float] = lambda _: math.inf,
+    read_ns: ReadNs = _read_ns,
 ) -> Warmup:
     """Call the workload until two successive readings agree, or exactly ``plan.warmup`` times if that is set.
 
@@ -111,7 +121,7 @@ def warm_up(
         set_up_ns = taken[-1].set_up_ns if taken else 0
         return Warmup(plan.warmup, None, repetitions, tuple(one.total_ns for one in taken), lasts_ns + set_up_ns)
 
-    start = clock.read_ns()
+    start = read_ns()
     repetitions, calls = 1, 0
     readings_ns: list[int] = []
     previous: float | None = None
@@ -130,7 +140,7 @@ def warm_up(
         reading = total_ns / repetitions
         readings_ns.append(round(reading))
         wanted = int(min(repetitions_for(lasted_ns, repetitions), most_calls(plan.budget_ns)))
-        overdue = clock.read_ns() - start > WARMUP_SHARE * plan.budget_ns
+        overdue = read_ns() - start > WARMUP_SHARE * plan.budget_ns
         if wanted > repetitions and not (overdue and total_ns > 0):
             # Readings with few repetitions are not comparable with those that follow.
             if total_ns <= 0 and repetitions >= MOST_REPETITIONS:
@@ -151,22 +161,23 @@ def collect(
     left_ns: float,
     progress: Progress,
     between: Callable[[], None],
+    read_ns: ReadNs = _read_ns,
 ) -> list[Sample]:
     """Take samples until their median is known to 2 % or ``left_ns`` is spent. No sample is thrown away.
 
     At least MIN_SAMPLES are taken even if ``left_ns`` is spent, as long as they take no more than ``plan.longest_ns``.
     ``between`` runs before each sample, outside of the timed span.
     """
-    start = clock.read_ns()
+    start = read_ns()
     samples: list[Sample] = []
     next_look = TIGHT_MIN_SAMPLES
     while True:
-        spent_s = (clock.read_ns() - start) / 1e9
+        spent_s = (read_ns() - start) / 1e9
         within = f", {spent_s:.0f} s of {left_ns / 1e9:.0f} s" if spent_s * 1e9 < left_ns else f" of {MIN_SAMPLES}"
         progress(f"sample {len(samples) + 1}{within}")
         between()
         samples.append(time_once(repetitions))
-        elapsed = clock.read_ns() - start
+        elapsed = read_ns() - start
         taken = len(samples)
         if taken >= MAX_SAMPLES or (taken >= MIN_SAMPLES and elapsed >= left_ns):
             return samples

@@ -8,6 +8,7 @@ from statistics import median
 from perflab.base.data import changed
 from perflab.measured.report.columns import generation_in, quantiles_of
 from perflab.measured.report.judged import judged
+from perflab.measured.report.ranks import ranks_table
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.text import by_category, by_device, notes_of, on_host, top_rows
 from perflab.results.measurement import Measurement, Memory, Record, Replicate, is_compared, per_call_ns
@@ -48,7 +49,10 @@ def describe(result: Result, case: Case) -> Case:
         memory_beside=_beside(memory) if memory is not None else {},
         paired=record.paired,
         paired_to_anchor=record.paired_to_anchor,
-        tables=_profile(measurement.profile) if measurement is not None and measurement.profile is not None else [],
+        tables=[
+            *(_profile(measurement.profile) if measurement is not None and measurement.profile is not None else []),
+            *ranks_table(record),
+        ],
         noted=record.facts,
         quotes=record.quotes,
         explained=record.explained,

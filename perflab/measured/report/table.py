@@ -27,6 +27,7 @@ from perflab.measured.report.columns import (
 )
 from perflab.measured.report.judged import Reading, judged
 from perflab.measured.report.launching import launching_fact
+from perflab.measured.report.ranks import ranks_facts
 from perflab.results.measurement import PER_TOKEN, Record
 from perflab.results.records import Verdict
 from perflab.results.result import Result
@@ -224,6 +225,7 @@ def _measured_facts(record: Record, reading: Reading) -> list[str]:
     if record.measurement is not None and record.measurement.ran_on:
         names = format_names(record.measurement.ran_on)
         facts.append(f"{names} ran on after a call; the time excludes that work")
+    facts += ranks_facts(record)
     if empty_ns is not None and empty_ns >= WORTH_TELLING * reading.median_ns:
         facts.append(f"timing alone {format_ns(empty_ns)}")
     return facts

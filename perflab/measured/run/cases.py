@@ -32,7 +32,7 @@ from perflab.measured.run.held_reports import HeldReports
 from perflab.measured.run.recheck import Recheck, needs_recheck
 from perflab.measured.run.state import Learned
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
-from perflab.measured.run.ways import Callgrind, Local, Replicate, Served, Serves
+from perflab.measured.run.ways import Callgrind, InRank, Local, Replicate, Served, Serves
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
@@ -44,6 +44,7 @@ from perflab.running.case.device_lock import device_turn
 from perflab.running.case.hanging import expect, suspended
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
+from perflab.running.case.ranked import FOUND, leave_to_ranks, run_in_ranks, too_few_gpus
 from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.case.verdicts import unmeasured
@@ -54,7 +55,7 @@ from perflab.running.session.moved import Moved
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import GRACE_S, TotalBudget
 from perflab.store.json_files import check_writable
-from perflab.tiers.job import Job, JobResult
+from perflab.tiers.job import Job, JobResult, Stated
 from perflab.turns.evidence import kept_s
 
 if TYPE_CHECKING:
@@ -99,7 +100,10 @@ class Cases:
             PerflabError: the first problem found.
         """
         for item in items:
-            self._case_settings[case_id(item)] = for_case(self._settings, item)
+            settings = for_case(self._settings, item)
+            if self._job is None:
+                leave_to_ranks(item, settings)
+            self._case_settings[case_id(item)] = settings
         self._ids = {item.nodeid for item in items}
         # Rows of tables are measured once more when all tests have ended.
         in_tables = sum(one.versus is not None or one.side_by_side is not None for one in self._case_settings.values())
@@ -149,9 +153,32 @@ class Cases:
             return Local(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
         if self._server is not None:
             return Served(state, device, progress, self._config, self._budget, self._server)
+        if job.place is not None:
+            return InRank(state, device, progress, self._config, job)
         if job.under_callgrind:
             return Callgrind(state, device, progress, self._config)
         return Replicate(state, device, progress, self._config, job)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Run the body of a case in ranks, in their processes."""
+        state = pyfuncitem.stash.get(STATE, None)
+        if state is None or self._job is not None or state.settings.world_size == 1:
+            return None
+        settings = state.settings
+        if settings.predict:
+            pytest.skip("a case in ranks is not predicted")
+        device = state.device = resolve_device(settings.device, worker_number(self._config))
+        if (unmet := too_few_gpus(settings.world_size, device)) is not None:
+            pytest.skip(unmet)
+        self._progress.for_case(pyfuncitem)(f"in {settings.world_size} ranks")
+        saves = settings.update or settings.update_new
+        share_s = None if saves else self._budget.case_share_s()
+        found = run_in_ranks(self._config, state, str(device), share_s, self._budget.measuring_s())
+        learned = state.part(Learned)
+        learned.measurement, learned.out_of_memory = found.measurement, found.out_of_memory
+        learned.environment = found.stated.environment if found.stated is not None else None
+        return True
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Generator[None]:
@@ -270,7 +297,10 @@ class Cases:
             learned = state.part(Learned)
             if learned.measurement is not None or learned.out_of_memory is not None:
                 found = JobResult(case=state.case, measurement=learned.measurement, out_of_memory=learned.out_of_memory)
-                say(found)
+                if self._job.place is None:
+                    say(found)
+                else:  # said once the body has ended: it may still fail
+                    item.stash[FOUND] = changed(found, stated=_stated(state))
             return
         one = judged(state, self._baselines, self._moved)
         if needs_recheck(one) or self._recheck.evidence.wanted(one):
@@ -302,6 +332,17 @@ def _is_plain(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     return type(value) in (str, int, bool, type(None))
+
+
+def _stated(state: CaseState) -> Stated:
+    return Stated(
+        environment=state.part(Learned).environment,
+        work=state.work,
+        quotes=state.quotes,
+        facts=state.facts,
+        matmul_flops_per_second=state.matmul_flops_per_second,
+        matmul_precision=state.matmul_precision,
+    )
 
 
 def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:

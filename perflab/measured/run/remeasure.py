@@ -104,7 +104,8 @@ class Remeasuring:
         if problem is None:
             budget_s = self._budget.share_s(among)
             try:
-                found = measure_fresh(self._config, [one.case], str(state.device), budget_s, left_s=left_s)[one.case]
+                cases = {one.case: one.settings.world_size}
+                found = measure_fresh(self._config, cases, str(state.device), budget_s, left_s=left_s)[one.case]
             except FreshProcessError as error:
                 if left_s is not None and (self._budget.measuring_s() or 0.0) <= 0.0:
                     return one.settings.over_before(_AGAIN)

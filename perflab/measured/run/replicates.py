@@ -58,6 +58,8 @@ class Replicates:
         self._profiles: dict[str, Profile] = {}
         self._took_s: dict[str, float] = {}
         """Case -> its share, in seconds, of the last fresh process's time; only if the run's time is limited."""
+        self._world_sizes: dict[str, int] = {}
+        """Case -> the number of processes that run it at once."""
         self._given_up: set[str] = set()
         """Cases of a device whose last process failed: the next one would fail too."""
         self._to_profile: list[str] = []
@@ -65,6 +67,7 @@ class Replicates:
         for result in chosen:
             if result.record is not None and result.record.summary is not None:
                 self._records[result.case] = result.record
+                self._world_sizes[result.case] = result.mode.world_size
                 self._policies[result.case] = result.policy or Policy()
                 self._taken[result.case] = [result.record.summary]
                 profile = result.record.measurement.profile if result.record.measurement is not None else None
@@ -141,7 +144,8 @@ class Replicates:
             profiled = [case for case in here if case in self._to_profile]
             try:
                 with device_turn(device, ProgressLine(self._config).waiting):
-                    found = measure_fresh(self._config, here, device, budget_s, profiled=profiled)
+                    world_sizes = {case: self._world_sizes[case] for case in here}
+                    found = measure_fresh(self._config, world_sizes, device, budget_s, profiled=profiled)
             except FreshProcessError as error:
                 self._notes.append(f"baselines with fewer replicates: {error}")
                 self._given_up |= {*here}

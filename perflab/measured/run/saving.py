@@ -131,8 +131,9 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
 def _cases_to_save(saving: Saving, baselines: Baselines) -> tuple[list[str], list[str]]:
     """Return the cases whose exact quantities are to be saved, and the cases whose times are."""
     measured = _measured(saving)
+    timed = {case: record for case, record in measured.items() if not record.lacks_cores}
     if saving.settings.update:
-        return list(measured), list(measured)
+        return list(measured), list(timed)
     if not saving.settings.update_new:
         return [], []
     held = {
@@ -143,7 +144,7 @@ def _cases_to_save(saving: Saving, baselines: Baselines) -> tuple[list[str], lis
     names = {case: saving.results[case].identity for case in held}
     return (
         [case for case, one in held.items() if not baselines.has_exact(names[case], one.environment)],
-        [case for case, one in held.items() if not baselines.has_times(names[case], one.environment)],
+        [case for case in held.keys() & timed.keys() if not baselines.has_times(names[case], held[case].environment)],
     )
 
 
@@ -169,7 +170,7 @@ def _keep_times(saving: Saving, baselines: Baselines, refused: dict[str, Entry])
 def _reading(saving: Saving, baselines: Baselines, result: Result, refused: Entry | None) -> Reading | None:
     """Return the reading of a case for the machine's own history; None if there is none to keep."""
     record, verdict = result.record, result.judgement.verdict
-    if record is None or record.summary is None or result.saved:
+    if record is None or record.summary is None or result.saved or record.lacks_cores:
         return None
     if baselines.has_times(result.identity, record.environment):
         return None

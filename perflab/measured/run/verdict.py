@@ -25,7 +25,7 @@ from perflab.running.case.verdicts import compared_with, unless_beyond, unless_u
 from perflab.running.config.folder import OWN_TIMES
 from perflab.running.session.moved import Moved
 from perflab.settings.settings import Settings
-from perflab.units import format_names
+from perflab.units import format_count, format_names
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def judged(state: CaseState, baselines: Baselines, moved: Moved) -> Judged:
     if baseline.exact is None and (baseline.times is None or baseline.times_are_own):
         was = moved.of(name, learned.environment)
         baseline = changed(baselines.of(was, learned.environment), moved_from=was) if was is not None else baseline
-    if settings.check == "exact":
+    if settings.check == "exact" or record.lacks_cores:
         baseline = changed(baseline, times=None)
     judgement = _judgement(record, baseline, settings)
     judgement = unless_unchecked(judgement, settings)
@@ -127,6 +127,9 @@ def _judgement(record: Record, baseline: Baseline, settings: Settings) -> Judgem
     judgement = unless_beyond(judgement, settings, memory.peak_bytes if memory is not None else None, said)
     if settings.check == "exact":
         judgement = changed(judgement, no_times=None)  # a verdict on times was not asked for
+    elif record.lacks_cores and judgement.no_times is not None:
+        ranks = f"{record.num_ranks} ranks on {format_count(record.environment.cores, 'core')}"
+        judgement = changed(judgement, no_times=f"{ranks} wait for each other")
     ran_on = record.measurement.ran_on if record.measurement is not None else []
     if judgement.verdict is not Verdict.IMPROVED or not ran_on:
         return judgement

@@ -29,6 +29,7 @@ from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
 from perflab.profiles.take import ProfilePlan
+from perflab.ranks.together import together
 from perflab.results.measurement import Measurement, per_call_ns
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.perf import CaseState, Way
@@ -198,10 +199,33 @@ class Replicate(Measuring):
         return ProfilePlan(budget_ns, Path(job.profile_files) if job.profile_files is not None else None)
 
     def _leak_calls(self) -> int:
-        return self.state.settings.leak_calls if self.state.settings.fresh_process else 0
+        return self.state.settings.leak_calls if self.state.settings.is_apart else 0
 
     def _share_s(self) -> float | None:
         return self.job.budget_s
+
+
+class InRank(Replicate):
+    """Measures in this process in step with the other ranks of its case."""
+
+    def requires(self, claim: Claim) -> Way:
+        """Skip the case in all ranks if it does not fit in one of them."""
+        needs = needs_of(claim, self.state, self.device, None, sides=self.state.settings.world_size)
+        for unmet in together().gathered(needs.unmet()):
+            if unmet is not None:
+                pytest.skip(unmet)
+        return self
+
+    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> NoReturn:
+        """Refuse: two callables would have to take turns in all ranks at once.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            f"{self.state.case}: perf.compare in {self.state.settings.world_size} ranks",
+            "measure each of the two in a case of its own, and compare them with versus=",
+        )
 
 
 @dataclass
@@ -285,7 +309,7 @@ class Local(Measuring):
         plan = self._profile()
         found = measure_fresh(
             self.config,
-            [case],
+            {case: 1},
             str(self.device),
             self._share_s(),
             profiled=[case] if plan is not None else [],
@@ -341,7 +365,7 @@ class Served(Measuring):
         return self
 
     def _measured(self, workload: Workload) -> Any:
-        if self.state.settings.fresh_process:
+        if self.state.settings.is_apart:
             pytest.skip("a cold start cannot be taken in turns")
         try:
             result = self.server.measure(self.state, workload, self.device, self._counter())

@@ -6,11 +6,14 @@ only the cases of its job, judges nothing, and sends each measurement at once.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,6 +25,8 @@ from perflab.noting import case_id
 from perflab.options import REPLICATE_OPTION
 from perflab.processes.child import Start, variables_of_a_child, workplace
 from perflab.processes.peer import Ending, How, Peer
+from perflab.ranks.place import places, variables_of_a_rank
+from perflab.ranks.waiting import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
 from perflab.tiers.job import JOB_RESULTS, Job, JobResult
@@ -90,7 +95,7 @@ class FreshProcess:
 
 def measure_fresh(
     config: pytest.Config,
-    cases: Sequence[str],
+    cases: Mapping[str, int],
     device: str,
     budget_s: float | None = None,
     *,
@@ -99,11 +104,11 @@ def measure_fresh(
     profile_ns: float | None = None,
     profile_files: Path | None = None,
 ) -> dict[str, JobResult]:
-    """Measure cases in one fresh process.
+    """Measure cases in one fresh process; a case in ranks in fresh processes of its own.
 
     Args:
         config: the running session's configuration, whose command is repeated.
-        cases: node ids.
+        cases: node id -> the number of processes that run the case at once.
         device: the exact device to measure on, since ``auto`` in the child may be another GPU than the worker's.
         budget_s: the time limit for measuring a case, if it is less than the case's budget.
         left_s: the time left for the run, after which the process is ended; None: only its own limits apply.
@@ -117,18 +122,93 @@ def measure_fresh(
     Raises:
         FreshProcessError: the child measured none of the cases; its last output is in the error.
     """
+    alone = [case for case, world_size in cases.items() if world_size == 1]
+    found: dict[str, JobResult] = {}
+    problem: FreshProcessError | None = None
+    for case in cases.keys() - {*alone}:
+        try:
+            found[case] = measure_in_ranks(config, case, cases[case], device, budget_s, left_s=left_s)
+        except RankError as error:
+            problem = FreshProcessError(error.problem, error.remedy)
+    if not alone:
+        if problem is not None and not found:
+            raise problem
+        return found
     job = Job(
-        cases=list(cases),
+        cases=alone,
         budget_s=budget_s,
         profiled=list(profiled),
         profile_ns=profile_ns,
         profile_files=None if profile_files is None else str(profile_files),
     )
     told, ending = run_job(config, job, device, left_s=left_s)
-    found = {result.case: result for result in told if result.problem is None}
+    found |= {result.case: result for result in told if result.problem is None}
     if not found:
-        raise FreshProcessError(*_no_result(ending, told[0] if told else JobResult(case=cases[0])))
+        raise FreshProcessError(*_no_result(ending, told[0] if told else JobResult(case=alone[0])))
     return found
+
+
+def measure_in_ranks(
+    config: pytest.Config,
+    case: str,
+    world_size: int,
+    device: str,
+    budget_s: float | None = None,
+    *,
+    left_s: float | None = None,
+    once: bool = False,
+) -> JobResult:
+    """Run a case in several fresh processes at once, the ranks of one group, and return the group's result.
+
+    Args:
+        config: the running session's configuration, whose command is repeated.
+        case: its node id.
+        world_size: the number of processes.
+        device: the device to measure on; on CUDA rank r has GPU r.
+        budget_s: the time limit for measuring, if it is less than the case's budget.
+        left_s: the time left for the run, after which the processes are ended; None: no limit.
+        once: whether the case is called once, untimed.
+
+    Raises:
+        RankError: a rank failed; the error tells which was first, and where the others were.
+    """
+    until_s = math.inf if left_s is None else time.monotonic() + left_s
+    on_cuda = device.startswith("cuda")
+    with workplace() as folder, suspended(config), contextlib.ExitStack() as processes:
+        peers: list[Peer[Job, JobResult]] = []
+        patience_s = START_S + patience_of(config, Job(cases=[case]))
+        for place in places(folder, world_size, "nccl" if on_cuda else "gloo", patience_s):
+            job = Job(cases=[case], budget_s=budget_s, place=place, once=once)
+            start = _start(config, job, f"cuda:{place.rank}" if on_cuda else device, folder)
+            start = replace(
+                start,
+                role=f"rank {place.rank} of {world_size}",
+                environment=variables_of_a_rank(start.environment),
+            )
+            try:
+                peer = Peer[Job, JobResult](
+                    start,
+                    JOB_RESULTS,
+                    EndedError,
+                    silent_s=patience_s,
+                    seconds_left=lambda: until_s - time.monotonic(),
+                )
+            except OSError as error:
+                raise RankError(f"{start.role} could not be started: {error.strerror or error}", place.rank) from error
+            peers.append(processes.enter_context(peer))
+        found = wait_for_all(peers, _ends_all)
+        early = [one for one in found.answers.values() if one.out_of_memory is not None or one.skipped is not None]
+        if early:
+            return early[0]
+        found.check()
+        for peer in peers:
+            peer.leave()  # fixtures are torn down
+        return found.answers[0]
+
+
+def _ends_all(answer: JobResult) -> bool:
+    """Whether a rank's answer is no measurement, so that the other ranks would wait for it in vain."""
+    return any(one is not None for one in (answer.problem, answer.skipped, answer.out_of_memory))
 
 
 def _no_result(ending: Ending, result: JobResult) -> tuple[str, str]:
@@ -145,14 +225,6 @@ def _no_result(ending: Ending, result: JobResult) -> tuple[str, str]:
         )
     said = "\n".join(ending.last_lines(_LINES_SHOWN))
     return f"a fresh process {ending.told}, before it had measured {result.case}; its output:\n{said}", remedy
-
-
-class _EndedError(Exception):
-    """The conversation with a fresh process has ended, as it always does."""
-
-    def __init__(self, ending: Ending) -> None:
-        super().__init__(ending)
-        self.ending = ending
 
 
 def run_job(
@@ -177,18 +249,31 @@ def run_job(
         left_s: the time in seconds after which the process is ended at the latest; None: no limit.
     """
     with workplace() as folder, suspended(config):  # the process has its own time limit
-        job_file = folder / "job.json"
-        job_file.write_bytes(msgspec.json.encode(job))
-        words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={job_file}"]
-        # The parent's import path, however it was made (rootdir, conftest, `python -m`, pythonpath).
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        start = Start(
-            role="a fresh process",
-            command=[*wrapper, sys.executable, "-m", "pytest", *words],
-            environment={**variables_of_a_child(), "PYTHONPATH": path, **(extra or {})},
-            directory=config.invocation_params.dir,
-        )
+        start = _start(config, job, device, folder, wrapper, extra)
         return results_from(start, START_S + patience_of(config, job), left_s)
+
+
+def _start(
+    config: pytest.Config,
+    job: Job,
+    device: str,
+    folder: Path,
+    wrapper: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> Start:
+    """Return the start of a process that repeats the session's command for a job, whose file is put into ``folder``."""
+    handle, job_file = tempfile.mkstemp(suffix=".json", dir=folder)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.encode(job))
+    words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={job_file}"]
+    # The parent's import path, however it was made (rootdir, conftest, `python -m`, pythonpath).
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return Start(
+        role="a fresh process",
+        command=[*wrapper, sys.executable, "-m", "pytest", *words],
+        environment={**variables_of_a_child(), "PYTHONPATH": path, **(extra or {})},
+        directory=config.invocation_params.dir,
+    )
 
 
 def results_from(start: Start, silent_s: float, left_s: float | None = None) -> tuple[list[JobResult], Ending]:
@@ -200,7 +285,7 @@ def results_from(start: Start, silent_s: float, left_s: float | None = None) -> 
     results: list[JobResult] = []
     try:
         started = Peer[Job, JobResult](
-            start, JOB_RESULTS, _EndedError, silent_s=silent_s, seconds_left=lambda: until_s - time.monotonic()
+            start, JOB_RESULTS, EndedError, silent_s=silent_s, seconds_left=lambda: until_s - time.monotonic()
         )
     except OSError as error:
         return results, Ending(How.UNSTARTED, problem=str(error.strerror or error))
@@ -208,7 +293,7 @@ def results_from(start: Start, silent_s: float, left_s: float | None = None) -> 
         while True:
             try:
                 results.append(process.answer())
-            except _EndedError as end:
+            except EndedError as end:
                 return results, end.ending
 
 

@@ -180,7 +180,8 @@ class Watch:
                 self._limit_s = patience_of(self._config, self._job, settings)
 
             def interrupt(stacks: str) -> NoReturn:
-                self._note_problem(item)
+                # A rank's own report tells more, and comes soon; others wait for it in vain, but not for long.
+                self._note_problem(item, says=self._job is None or self._job.place is None)
                 raise pytest.fail.Exception(self._told(item, phase, stacks), pytrace=False)
 
             def give_up(stacks: str) -> None:
@@ -245,12 +246,12 @@ class Watch:
         finally:
             os.write(self._stderr, ("\n".join(said) + "\n").encode("utf-8", "replace"))
 
-    def _note_problem(self, item: pytest.Item) -> None:
+    def _note_problem(self, item: pytest.Item, *, says: bool = True) -> None:
         from perflab.running.case.perf import STATE
         from perflab.tiers.job import JobResult
 
         if STATE in item.stash:
             item.stash[STATE].problem = self._problem
-        if self._reports:
+        if self._reports and says:
             with contextlib.suppress(OSError):  # the process that started this one has ended
                 say(JobResult(case=case_id(item), problem=self._problem))

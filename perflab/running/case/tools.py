@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from perflab.running.config.stash import FAKING, RUNS_ONCE, worker_number
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed
 
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
     from perflab.measure.sampling.stopping import Warmup
@@ -49,6 +50,42 @@ def device_of(config: pytest.Config) -> torch.device:
     if faking is not None:
         return faking.device()
     return resolve_device(settings_of(config).device, worker_number(config))
+
+
+def rank_here() -> tuple[int, int]:
+    """Return this process's rank and the number of processes of its group; 0 and 1 without a group."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+@contextlib.contextmanager
+def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]:
+    """Yield the default process group; if there is none, one of this process alone, for the length of the block."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        yield default_group()
+        return
+    from torch.distributed import HashStore  # type: ignore[attr-defined] # public, and not in __all__
+
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    try:
+        yield default_group()
+    finally:
+        distributed.destroy_process_group()
+
+
+def default_group() -> torch.distributed.ProcessGroup:
+    """Return the default process group of this process, which must have one."""
+    from torch import distributed
+
+    group = distributed.group.WORLD
+    assert group is not None
+    return group
 
 
 def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:

@@ -24,19 +24,21 @@ from perflab.measure.machine.devices import (
 )
 from perflab.noting import UNTIMED, case_id
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
+from perflab.running.case.ranked import leave_to_ranks, run_in_ranks, too_few_gpus
 from perflab.running.case.raw_launches import kernels_have_a_gpu
 from perflab.running.case.requirements import Claim, Needs
 from perflab.running.case.returned import refuse_nan, refuse_unfinished
 from perflab.running.config.kinds import measures_elsewhere, tier_asked_by
 from perflab.running.config.marker import for_case
 from perflab.running.config.run_mode import RAN
-from perflab.running.config.stash import RUNS_ONCE
+from perflab.running.config.stash import RUNS_ONCE, worker_number
 from perflab.settings.settings import Settings
 
 if TYPE_CHECKING:
     import torch
 
     from perflab.measure.calls.workload import Workload
+    from perflab.tiers.job import Job
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -94,8 +96,9 @@ class Once:
 class UntimedCases:
     """Hooks around the perf cases of this process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, job: Job | None = None) -> None:
         self._settings = settings
+        self._job = job
         self._case_settings: dict[str, Settings] = {}
 
     def check(self, items: Sequence[pytest.Item]) -> None:
@@ -105,7 +108,9 @@ class UntimedCases:
             PerflabError: the first problem found.
         """
         for item in items:
-            self._case_settings[case_id(item)] = for_case(self._settings, item)
+            settings = self._case_settings[case_id(item)] = for_case(self._settings, item)
+            if self._job is None:
+                leave_to_ranks(item, settings)
         if not all(map(tier_asked_by, items)):
             resolve_device(self._settings.device)
 
@@ -114,6 +119,18 @@ class UntimedCases:
         state = item.stash[STATE]
         device = state.device = device_of(item, device)
         return Perf(state, device, Once(state, device))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Run the body of a case in ranks, in their processes."""
+        state = pyfuncitem.stash.get(STATE, None)
+        if state is None or self._job is not None or state.settings.world_size == 1:
+            return None
+        device = resolve_device(self._settings.device, worker_number(pyfuncitem.config))
+        if (unmet := too_few_gpus(state.settings.world_size, device)) is not None:
+            pytest.skip(unmet)
+        run_in_ranks(pyfuncitem.config, state, str(device), once=True)
+        return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

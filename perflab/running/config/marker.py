@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +70,23 @@ _marker_warmup = _marker_value(
 )
 
 
+def world_sizes_of(marks: Iterable[pytest.Mark], asked: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers of ranks of a test: those ``asked`` for, if a mark names any; empty without such a mark.
+
+    Raises:
+        ValueError: the mark's argument is no number and no list of numbers.
+    """
+    given = next((mark.kwargs["world_size"] for mark in marks if "world_size" in mark.kwargs), None)
+    return () if given is None else asked or _marker_worlds(given)
+
+
+def _marker_worlds(value: Any) -> tuple[int, ...]:
+    sizes = value if isinstance(value, list | tuple) else [value]
+    if not sizes or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in sizes):
+        raise ValueError(f"{value!r} is neither a number of processes (1 or more) nor a list of such numbers")
+    return tuple(dict.fromkeys(sizes))
+
+
 _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "threshold": ("threshold", _from_marker(parse_fraction)),
     "memory_threshold": ("memory_threshold", _from_marker(parse_fraction)),
@@ -83,6 +100,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "timeout": ("timeout_s", _from_marker(parse_timeout)),
     "warmup": ("warmup", _marker_warmup),
     "fresh_process": ("fresh_process", _marker_bool),
+    "world_size": ("world_sizes", _marker_worlds),
     "side_by_side": ("side_by_side", _marker_name),
     "study": ("study", _marker_title),
     "columns": ("columns", _marker_columns),
@@ -134,6 +152,10 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
     if "budget_s" in changes:
         changes["budget_by"] = "the mark's budget"
     changes["graph_by_mark"] = changes.get("cuda_graph", False) and not settings.cuda_graph
+    if "world_sizes" in changes:
+        sizes = settings.world_sizes or changes["world_sizes"]
+        given = getattr(item, "callspec", None)
+        changes["world_size"] = given.params["world_size"] if given and "world_size" in given.params else sizes[0]
     chosen = replace(settings, **changes)
     if chosen.cuda_graph and chosen.warmup is not None:
         raise SettingError(

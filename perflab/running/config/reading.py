@@ -9,7 +9,14 @@ import pytest
 from perflab.base.errors import SettingError
 from perflab.devices.kinds import CHOICES, DEVICE_CHOICES
 from perflab.measure.calls.nvtx import ASKED, ranges_asked
-from perflab.settings.given import Given, parse_flag, parse_leak_calls, parse_memory_limit, parse_timeout
+from perflab.settings.given import (
+    Given,
+    parse_flag,
+    parse_leak_calls,
+    parse_memory_limit,
+    parse_timeout,
+    parse_world_sizes,
+)
 from perflab.settings.settings import Settings
 from perflab.tables.view import View, parse_columns, parse_sort
 from perflab.tiers.interface import tiers
@@ -115,6 +122,7 @@ def read_settings(config: pytest.Config) -> Settings:
             value("perf_sort", parse_sort, "give one of them, with - before it for the largest first"),
         ),
         side_by_side=given.text("perf_side_by_side").strip() or None,
+        world_sizes=value("perf_world_size", parse_world_sizes),
     )
 
 

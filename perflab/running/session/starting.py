@@ -17,6 +17,7 @@ from perflab.base.data import speakable, to_plain
 from perflab.base.errors import UsageError
 from perflab.base.identity import file_of
 from perflab.noting import NOTES, AllNotes, Notes, case_id
+from perflab.ranks.place import Place
 from perflab.results.documents import weave
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import is_perf_case
@@ -56,7 +57,11 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     selected = [item for item in items if is_perf_case(item)]
     if job_path is not None:
         job = read_job(job_path)
-        if selected or job.serve is not None:  # a side without cases has to report that
+        if job.place is not None and selected:
+            _join(config, job.place)
+        if job.once:
+            _run_once(config, settings, selected, job)
+        elif selected or job.serve is not None:  # a side without cases has to report that
             watch(config, selected, job)
             _offer(config, settings, selected, job)
         return
@@ -72,7 +77,7 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     if config.option.collectonly or not selected or mode is RunMode.SKIP:
         return
     if mode is RunMode.ONCE:
-        _run_once(config, settings, selected)
+        _run_once(config, settings, selected, None)
         return
     watch(config, selected, None)
     _offer(config, settings, selected, None)
@@ -103,12 +108,23 @@ def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
             raise UsageError(f"{speakable(case_id(item))}: the name of its file is not UTF-8", "rename the file")
 
 
-def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item]) -> None:
+def _join(config: pytest.Config, place: Place) -> None:
+    """Make this process a rank of its case's group, and let it measure in step with the others."""
+    from perflab.ranks.place import join
+    from perflab.ranks.together import measure_together
+    from perflab.running.case.ranked import InRank
+
+    join(place)
+    measure_together()
+    config.pluginmanager.register(InRank(), "perflab-in-rank")
+
+
+def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item], job: Job | None) -> None:
     """Register the hooks that run each case once, as a plain test, untimed."""
     from perflab.running.case.untimed import UntimedCases
 
-    watch(config, selected, None)
-    cases = UntimedCases(settings)
+    watch(config, selected, job)
+    cases = UntimedCases(settings, job)
     config.stash[PERF_FOR] = cases.perf_for
     config.pluginmanager.register(cases, "perflab-untimed")
     cases.check(selected)

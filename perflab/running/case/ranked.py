@@ -1,0 +1,112 @@
+"""Cases in ranks: the session leaves their bodies to the ranks' processes, and a rank reports how its body ended.
+
+In the session nothing of such a case is set up: its fixtures may communicate, which only the ranks can.
+"""
+
+from __future__ import annotations
+
+import time
+import unittest
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from perflab.base.errors import UsageError
+from perflab.noting import case_id
+from perflab.processes.channel import say
+from perflab.ranks.place import leave
+from perflab.ranks.waiting import RankError
+from perflab.running.case.fresh_process import measure_in_ranks
+from perflab.running.case.perf import CaseState
+from perflab.settings.settings import Settings
+from perflab.tiers.job import JobResult, Stated
+
+if TYPE_CHECKING:
+    import torch
+
+FOUND: pytest.StashKey[JobResult] = pytest.StashKey()
+"""The answer of a rank that has measured its case, until the case's body has ended."""
+
+
+def leave_to_ranks(item: pytest.Item, settings: Settings) -> None:
+    """Set up no fixtures for a case in ranks.
+
+    Raises:
+        UsageError: the case is a test of unittest, which has a set-up of its own.
+    """
+    if settings.world_size == 1:
+        return
+    if issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.perf(world_size={settings.world_size}) on a test of unittest.TestCase",
+            "write it as a function, or as a method of a plain class",
+        )
+    item.fixturenames = []  # type: ignore[attr-defined] # of a Function
+
+
+def too_few_gpus(world_size: int, device: torch.device) -> str | None:
+    """Return why a case in ranks cannot run on a device; None if it can: each rank has a GPU of its own."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    known = torch.cuda.device_count()
+    return f"{world_size} ranks need as many GPUs, and there are {known}" if known < world_size else None
+
+
+def run_in_ranks(
+    config: pytest.Config,
+    state: CaseState,
+    device: str,
+    budget_s: float | None = None,
+    left_s: float | None = None,
+    *,
+    once: bool = False,
+) -> JobResult:
+    """Run a case in its ranks, and put what its body stated into ``state``.
+
+    Raises:
+        RankError: a rank failed.
+        pytest.skip.Exception: the ranks skipped the case.
+    """
+    size = state.settings.world_size
+    try:
+        found = measure_in_ranks(config, state.case, size, device, budget_s, left_s=left_s, once=once)
+    except RankError as error:
+        state.problem = f"rank {error.rank} of {size} failed"
+        raise
+    if found.skipped is not None:
+        pytest.skip(found.skipped)
+    stated = found.stated or Stated()
+    state.work, state.quotes, state.facts = stated.work, stated.quotes, stated.facts
+    state.matmul_flops_per_second, state.matmul_precision = stated.matmul_flops_per_second, stated.matmul_precision
+    state.done = True
+    return found
+
+
+class InRank:
+    """Hooks of a rank's process that report how the body of its case ended."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Send the rank's answer once the body has ended, or could not be set up."""
+        report = yield
+        if report.when == "teardown" or (report.when == "setup" and report.passed):
+            return report
+        answer = item.stash.get(FOUND, JobResult(case=case_id(item)))
+        if report.failed:
+            answer = JobResult(case=case_id(item), problem=report.longreprtext, at_ns=time.monotonic_ns())
+        elif report.skipped and answer.out_of_memory is None:
+            answer = JobResult(case=case_id(item), skipped=_reason_of(report))
+        say(answer)
+        return report
+
+    def pytest_unconfigure(self) -> None:
+        """Leave the group."""
+        leave()
+
+
+def _reason_of(report: pytest.TestReport) -> str:
+    told = report.longrepr
+    return told[2].removeprefix("Skipped: ") if isinstance(told, tuple) else str(told)

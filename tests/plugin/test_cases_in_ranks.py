@@ -1,0 +1,237 @@
+"""Cases that run in several processes at once, from outside: one verdict for all ranks, and one failure for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import REFUSED, Project, one_line
+
+EXCHANGE = """
+import os
+import pytest, torch
+from pathlib import Path
+from torch import distributed
+from conftest import Virtual
+
+@pytest.fixture
+def group(process_group):
+    Path(f"set-up-{os.getpid()}").write_text(str(process_group.size()))
+    yield process_group
+    Path(f"torn-down-{os.getpid()}").touch()
+
+@pytest.mark.perf(world_size=[1, 2])
+def test_exchange(perf, group, rank, world_size):
+    x, held = torch.ones(256), torch.ones(1024 * (1 + rank))
+    cost_ms, dtype = 10, torch.float32
+
+    def call():
+        Virtual.now_ns += 1_000_000 * cost_ms * (1 + rank)
+        distributed.all_reduce(x.to(dtype))
+        return held.numel()
+
+    perf.work(bytes=x.nbytes)
+    perf.note(ranks=world_size, owner=rank)
+    perf(call)
+"""
+
+
+def of_workers() -> set[int]:
+    """The processes on this machine that measure for another one."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"--perf-replicate" in path.read_bytes():
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_slowest_rank_is_timed_the_hungriest_is_weighed_and_a_change_in_what_they_exchange_is_a_regression(
+    project: Project,
+) -> None:
+    project.test_file.write_text(EXCHANGE)
+    project.run("--perf-update", "--perf-json=results.json", passed=2)
+    alone, ranked = (one["outcome"] for one in project.results())
+    assert project.results()[1]["mode"] == {"world_size": 2}
+    assert [alone["summary"]["median_ns"], ranked["summary"]["median_ns"]] == [1e7, 2e7]
+    assert [one["median_ns"] for one in ranked["measurement"]["ranks"]] == [1e7, 2e7]
+    assert [one["peak_bytes"] for one in ranked["measurement"]["ranks"]] == [5120, 9216]
+    assert ranked["summary"]["memory"]["peak_bytes"] == 9216
+    assert "ranks" not in alone["measurement"]
+    for one, size in ((alone, 1), (ranked, 2)):
+        counts = one["summary"]["counts"]
+        assert counts["collectives"] == counts["collectives:all_reduce:float32"] == 1
+        assert counts["collective_bytes"] == one["work"]["bytes"] == 1024
+        assert one["facts"] == {"ranks": size, "owner": 0}
+    assert ranked["environment"]["threads"] == 1, "two cores, shared by two"
+    assert set(project.saved_cases()) == {"test_exchange[world1]", "test_exchange[world2] {2 ranks}"}
+    sizes = [int(path.read_text()) for path in project.pytester.path.glob("set-up-*")]
+    assert sizes.count(1) == 3, "three processes alone: nothing of a case in ranks is set up in the session"
+    assert sizes.count(2) == 2 * 3, "two ranks for each of three replicates"
+    assert len(list(project.pytester.path.glob("torn-down-*"))) == len(sizes)
+
+    text = project.test_file.read_text()
+    project.edit("dtype = 10, torch.float32", "dtype = 10, torch.bfloat16")
+    one_dtype = project.run("-k", "world2", "--perf-json=results.json", failed=1)
+    change = project.result()["judgement"]["counts"]["collectives:all_reduce:bfloat16"]
+    assert (change["before"], change["now"]) == (0, 1)
+    assert "collectives:all reduce:bfloat16" in one_line(one_dtype)
+
+    project.test_file.write_text(text.replace("cost_ms, dtype = 10", "cost_ms, dtype = 20"))
+    slower = project.run("-k", "world2", "--perf-json=results.json", failed=1)
+    result = project.result()
+    assert result["judgement"]["worse"] == ["latency"]
+    assert len(result["outcome"]["fresh"]) == 3
+    assert "ranks 20.0 ms to 40.0 ms (skew 100%) peak of a rank 5.00 KiB to 9.00 KiB" in one_line(slower)
+
+
+FAILURES = """
+import os, time, unittest
+import pytest, torch
+from torch import distributed
+
+@pytest.mark.perf(world_size=2)
+def test_raises(perf, process_group, rank):
+    if rank == 1:
+        raise ValueError("of its own")
+    perf(distributed.all_reduce, torch.ones(8))
+
+@pytest.mark.perf(world_size=2)
+def test_dies(perf, process_group, rank):
+    if rank == 1:
+        print("last words", flush=True)
+        os._exit(3)
+    distributed.barrier()
+    perf(distributed.all_reduce, torch.ones(8))
+
+@pytest.mark.perf(world_size=2)
+def test_skips(perf):
+    pytest.skip("no such thing")
+
+@pytest.mark.perf(world_size=2)
+def test_is_checked_after_it_was_measured(perf, process_group, rank):
+    perf(distributed.all_reduce, torch.ones(8))
+    assert rank == 0
+
+@pytest.mark.perf(world_size=2, timeout=4)
+def test_hangs(perf, process_group, rank):
+    if rank == 1:
+        time.sleep(100)
+    perf(distributed.all_reduce, torch.ones(8))
+
+@pytest.mark.perf(world_size=2)
+def test_needs_too_much(perf):
+    perf.requires(memory_bytes=1 << 50)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed in /proc")
+def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(project: Project) -> None:
+    before = of_workers()
+    project.pytester.makeconftest("")
+    project.test_file.write_text(FAILURES)
+    result = project.run("--perf-json=results.json", failed=4, skipped=2)
+    failures = {one["case"].rpartition("::")[2]: one for one in project.results()}
+    reasons = {name: one["judgement"]["reasons"] for name, one in failures.items()}
+    assert all(reasons[f"test_{name}"] == ["rank 1 of 2 failed"] for name in ("raises", "dies", "hangs"))
+    told = result.stdout.str()
+    assert "rank 1 of 2 failed\n" in told
+    assert "ValueError: of its own\n" in told
+    assert "rank 0 was still running:\n" in told
+    assert "in all_reduce\n" in told
+    assert "rank 1 of 2 ended (exit status 3)\n" in told
+    assert "assert 1 == 0" in told
+    assert "hung: no progress for 4.00 s, in its call" in told
+    assert "time.sleep(100)" in told
+    assert reasons["test_skips"] == ["no such thing"]
+    assert failures["test_needs_too_much"]["judgement"]["verdict"] == "skipped"
+    assert "TiB" in reasons["test_needs_too_much"][0]
+    assert of_workers() <= before
+
+
+MANY = """
+import pytest, torch
+from torch import distributed
+from conftest import Virtual
+
+@pytest.mark.perf(world_size=3)
+def test_three(perf, process_group, world_size):
+    def call():
+        Virtual.now_ns += 1_000_000 * 10
+        distributed.all_reduce(torch.ones(8))
+
+    perf(call)
+    assert distributed.get_world_size() == world_size
+"""
+
+
+def test_times_of_more_ranks_than_cores_are_shown_and_not_judged_and_an_option_sets_their_number(
+    project: Project,
+) -> None:
+    project.test_file.write_text(MANY)
+    project.run("--perf-update", "--perf-replicates=1", passed=1)
+    assert not list((project.pytester.path / "baselines").glob("cpu-*/*.json"))
+    assert project.needs()["test_three {3 ranks}"]["counts"]["collectives"] == 1
+    project.edit("1_000_000 * 10", "1_000_000 * 30")
+    result = project.run(passed=1)
+    assert "3 ranks on 2 cores: time is not judged" in one_line(result)
+    assert "3 ranks on 2 cores wait for each other" in one_line(result)
+
+    project.run("--perf-world-size=1,2", "--perf-json=results.json", "-k", "world", passed=2)
+    assert [one["mode"] for one in project.results()] == [{}, {"world_size": 2}]
+
+
+def test_a_run_that_measures_nothing_runs_the_bodies_in_their_ranks_too(project: Project) -> None:
+    project.test_file.write_text(
+        MANY
+        + """
+@pytest.mark.perf(world_size=2)
+def test_two(perf, process_group, rank):
+    total = torch.tensor(float(rank))
+    perf(distributed.all_reduce, total)
+    assert total == 1.0
+
+@pytest.mark.perf(world_size=2)
+def test_wrong(perf, process_group, rank):
+    perf(distributed.all_reduce, torch.ones(1))
+    assert rank == 1
+
+def test_plain(rank, world_size, process_group):
+    assert (rank, world_size, process_group.size()) == (0, 1, 1)
+"""
+    )
+    result = project.pytest(passed=3, failed=1)
+    assert "rank 0 of 2 failed" in one_line(result)
+    predicted = project.run("--perf-predict", "-k", "two", skipped=1)
+    assert "a case in ranks is not predicted" in one_line(predicted)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("0", "0 is neither a number of processes (1 or more) nor a list of such numbers"),
+        ("'two'", "'two' is neither a number of processes"),
+        ("[]", "[] is neither a number of processes"),
+        ("True", "True is neither a number of processes"),
+    ],
+)
+def test_what_is_no_number_of_processes_is_refused(project: Project, argument: str, said: str) -> None:
+    project.test_file.write_text(MANY.replace("world_size=3", f"world_size={argument}"))
+    result = project.run(ret=REFUSED)
+    assert said in " ".join(result.stderr.str().split())
+
+
+def test_a_test_of_unittest_and_an_option_that_is_no_number_are_refused(project: Project) -> None:
+    project.test_file.write_text(
+        "import pytest, unittest\n\n@pytest.mark.perf(world_size=2)\nclass TestOld(unittest.TestCase):\n"
+        "    @pytest.fixture(autouse=True)\n    def take(self, perf):\n        self.perf = perf\n\n"
+        "    def test_it(self):\n        self.perf(sum, range(9))\n"
+    )
+    result = project.run(ret=REFUSED)
+    assert "on a test of unittest.TestCase" in " ".join(result.stderr.str().split())
+    for wrong in ("0", "two", "1,,2"):
+        result = project.run(f"--perf-world-size={wrong}", ret=REFUSED)
+        assert "is no list of numbers of processes" in " ".join(result.stderr.str().split())
