@@ -9,6 +9,12 @@ import time
 import torch
 from torch import distributed
 
+from perflab.measure.calls.workload import Workload
+from perflab.measure.counts.collectives import collectives_of
+from perflab.measure.sampling.stopping import Plan
+from perflab.measurement.measurement import measure
+from perflab.ranks.together import measure_together, together
+
 
 def all_sums(factor: float) -> float:
     total = torch.tensor(distributed.get_rank() + 1.0)
@@ -35,3 +41,77 @@ def second_rank_leaves_a_collective() -> None:
         distributed.all_reduce(torch.ones(3))
     else:
         time.sleep(600)
+
+
+@torch.library.custom_op("perflab_ranks::sum_of_all", mutates_args=())
+def sum_of_all(x: torch.Tensor) -> torch.Tensor:
+    total = x.clone()
+    distributed.all_reduce(total)
+    return total
+
+
+@sum_of_all.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def counted_collectives() -> dict[str, dict[str, int]]:
+    """The counts of calls whose collectives are known, by name."""
+    from torch.distributed._functional_collectives import all_reduce
+    from torch.distributed.fsdp import fully_shard
+
+    rank, group = distributed.get_rank(), distributed.group.WORLD
+    assert group is not None
+    x, two, half = torch.ones(8), torch.empty(16), torch.empty(4)
+    wide = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*(torch.nn.Linear(300, 300) for _ in range(4))), bucket_cap_mb=1
+    )
+    sharded = fully_shard(torch.nn.Linear(4, 8))
+    given = torch.randn(3, 300)
+    for _ in range(2):  # DDP lays its buckets out anew after the first backward pass
+        wide(given).sum().backward()
+    compiled = torch.compile(lambda x: all_reduce(x, "sum", group) + 1, backend="aot_eager")
+    compiled(x)
+
+    def sharded_step() -> None:
+        sharded(torch.randn(3, 4)).sum().backward()
+
+    def one_way() -> None:
+        if rank == 0:
+            distributed.send(x, 1)
+        else:
+            distributed.recv(x, 0)
+
+    calls = {
+        "nothing": lambda: x + x,
+        "all_reduce": lambda: distributed.all_reduce(x),
+        "in the background": lambda: distributed.all_reduce(x.bfloat16(), async_op=True).wait(),
+        "all_gather": lambda: distributed.all_gather([half, half.clone()], half),
+        "all_gather_into_tensor": lambda: distributed.all_gather_into_tensor(two, x),
+        "reduce_scatter_tensor": lambda: distributed.reduce_scatter_tensor(half, x),
+        "reduce_scatter": lambda: distributed.reduce_scatter(half, [half.clone(), half.clone()]),
+        "broadcast": lambda: distributed.broadcast(x, 0),
+        "all_to_all_single": lambda: distributed.all_to_all_single(torch.empty(8), x),
+        "one way": one_way,
+        "barrier": distributed.barrier,
+        "functional": lambda: all_reduce(x, "sum", group) + 1,
+        "compiled": lambda: compiled(x),
+        "custom operator": lambda: sum_of_all(x),
+        "DDP, four layers in buckets": lambda: wide(given).sum().backward(),
+        "FSDP2": sharded_step,
+    }
+    return {name: collectives_of(call) for name, call in calls.items()}
+
+
+def slower_ranks_measure() -> tuple[list[int], list[float], list[float]]:
+    """Measure a call that takes longer in each further rank; return samples, each rank's median, and decisions."""
+    measure_together()
+    rank, in_step = distributed.get_rank(), together()
+
+    def call() -> None:
+        time.sleep(0.002 * (1 + rank))
+
+    found = measure(
+        Workload(call, (), {}), torch.device("cpu"), Plan(budget_ns=3e8), lambda _: None, "ranks"
+    ).measurement
+    return found.samples_ns, [one.median_ns for one in found.ranks], in_step.most(rank, -rank)

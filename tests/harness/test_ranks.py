@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import UsageError
+from perflab.measure.counts.collectives import communicates
 from perflab.ranks.run import RankError, in_ranks
+from perflab.ranks.together import ALONE, together
 from tests.harness import rank_functions
 
 
@@ -77,3 +79,53 @@ def test_a_rank_that_cannot_be_started_is_named_with_the_reason(monkeypatch: pyt
     monkeypatch.setattr("perflab.processes.child.with_lifeline", lambda command: command)
     with pytest.raises(RankError, match=r"^rank 0 of 2 could not be started: No such file or directory"):
         in_ranks(rank_functions.all_sums, 2, 1.0)
+
+
+def test_each_kind_of_collective_is_counted_whoever_calls_it() -> None:
+    first, second = in_ranks(rank_functions.counted_collectives, 2)
+    received = second.pop("one way")
+    assert second == {name: found for name, found in first.items() if name != "one way"}
+
+    def counts(kind: str, dtype: str, times: int, size: int) -> dict[str, int]:
+        return {"collectives": times, "collective_bytes": size, f"collectives:{kind}:{dtype}": times}
+
+    of_ddp = first.pop("DDP, four layers in buckets")
+    assert of_ddp["collectives"] == of_ddp["collectives:all_reduce:float32"] > 1
+    assert of_ddp["collective_bytes"] == 4 * 4 * (300 * 300 + 300)
+    assert first.pop("FSDP2") == {
+        "collectives": 2,
+        "collective_bytes": 2 * 4 * (4 * 8 + 8),
+        "collectives:all_gather:float32": 1,
+        "collectives:reduce_scatter:float32": 1,
+    }
+    assert first == {
+        "nothing": {"collectives": 0, "collective_bytes": 0},
+        "all_reduce": counts("all_reduce", "float32", 1, 32),
+        "in the background": counts("all_reduce", "bfloat16", 1, 16),
+        "all_gather": counts("all_gather", "float32", 1, 32),
+        "all_gather_into_tensor": counts("all_gather", "float32", 1, 64),
+        "reduce_scatter_tensor": counts("reduce_scatter", "float32", 1, 32),
+        "reduce_scatter": counts("reduce_scatter", "float32", 1, 32),
+        "broadcast": counts("broadcast", "float32", 1, 32),
+        "all_to_all_single": counts("all_to_all", "float32", 1, 32),
+        "one way": counts("send", "float32", 1, 32),
+        "barrier": {"collectives": 1, "collective_bytes": 0, "collectives:barrier": 1},
+        "functional": counts("all_reduce", "float32", 1, 32),
+        "compiled": counts("all_reduce", "float32", 1, 32),
+        "custom operator": counts("all_reduce", "float32", 1, 32),
+    }
+    assert received == counts("recv", "float32", 1, 32)
+
+
+def test_ranks_measure_in_step_and_the_slowest_counts() -> None:
+    (samples, medians, decisions), other = in_ranks(rank_functions.slower_ranks_measure, 2)
+    assert (samples, medians, decisions) == other
+    assert decisions == [1, 0]
+    assert 2e6 <= medians[0] < medians[1] <= max(samples)
+
+
+def test_alone_nothing_is_agreed_on() -> None:
+    assert together() is ALONE
+    assert ALONE.most(1, 2.5) == [1, 2.5]
+    assert ALONE.gathered("one") == ["one"]
+    assert not communicates()
