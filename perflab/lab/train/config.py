@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perflab.lab.models import CHECKPOINTING
+from perflab.lab.parallel.exchange import EXCHANGES
+from perflab.lab.train.compiled import CUDA_GRAPH_MODES
 from perflab.lab.train.precision import PRECISIONS
 
 COMPILE = ("eager", "default", "reduce-overhead", "max-autotune", "attention")
@@ -44,6 +46,10 @@ class TrainingConfig:
             fastest. A model without convolutions, such as `TransformerLM`, is not changed by it.
         empty_cache: give back the blocks that the accelerator's allocator keeps, after each update, as scripts do that
             ran out of memory; the next step asks the driver for them again. A CPU keeps none.
+        exchange: how the processes of `torch.distributed` make their gradients one: one of
+            `perflab.lab.parallel.EXCHANGES`, or "none" for a process that trains alone.
+        bucket_mb: the size in MiB of the buckets of "bucketed" and "ddp".
+        shard_optimizer: keep AdamW's state of each parameter in one process only (ZeRO stage 1); wants an exchange.
         skip_non_finite: skip steps whose loss is not finite, see `skipping.py`. On a GPU AdamW that is not fused waits
             for the device then. `False`: plain PyTorch, for comparing optimizers; fp16's loss scaling skips anyway.
 
@@ -71,6 +77,9 @@ class TrainingConfig:
     fused_loss: bool = False
     cudnn_benchmark: bool = False
     empty_cache: bool = False
+    exchange: str = "none"
+    bucket_mb: float = 25.0
+    shard_optimizer: bool = False
     skip_non_finite: bool = True
 
     def __post_init__(self) -> None:
@@ -78,6 +87,9 @@ class TrainingConfig:
         _check_choice("compile", self.compile, COMPILE)
         _check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("checkpointing", self.checkpointing, CHECKPOINTING)
+        _check_choice("exchange", self.exchange, ("none", *EXCHANGES))
+        _check_number("bucket_mb", self.bucket_mb, least=0.0)
+        self._check_parallel()
         _check_whole("micro_batches", self.micro_batches, least=1)
         _check_whole("warmup_steps", self.warmup_steps, least=0)
         if self.total_steps is not None:
@@ -98,9 +110,31 @@ class TrainingConfig:
         for name in ("max_grad_norm", "loss_clamp"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), above=0.0, otherwise=", or None to switch it off")
-        for name in ("fused_loss", "cudnn_benchmark", "empty_cache", "skip_non_finite"):
+        for name in ("fused_loss", "cudnn_benchmark", "empty_cache", "skip_non_finite", "shard_optimizer"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: wanted True or False")
+
+    def _check_parallel(self) -> None:
+        """Refuse combinations with an exchange that make no sense.
+
+        Raises:
+            ValueError: the combination, and what to leave out.
+        """
+        if self.shard_optimizer is True and self.exchange == "none":
+            raise ValueError(
+                "shard_optimizer=True shares out the work of processes that train together, and exchange='none' trains "
+                "alone; give an exchange such as exchange='bucketed'"
+            )
+        if self.shard_optimizer is True and PRECISIONS[self.precision].loss_scaling:
+            raise ValueError(
+                f"shard_optimizer=True with precision={self.precision!r}: loss scaling looks at the gradients of a "
+                "process's own parameters alone; give precision='bf16'"
+            )
+        if self.exchange != "none" and self.compile in CUDA_GRAPH_MODES:
+            raise ValueError(
+                f"exchange={self.exchange!r} with compile={self.compile!r}: a CUDA graph replays a backward pass "
+                "without the hooks that exchange gradients; give compile='default'"
+            )
 
 
 def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:

@@ -19,6 +19,9 @@ never waits.
 
 `Unwatched` is plain PyTorch: nothing is looked at, no step is skipped, and the host waits for nothing.
 
+Of several processes that train together (`perflab.lab.parallel`) all skip a step that one of them has to skip: its
+gradient is part of everybody's mean.
+
 A fake tensor (`torch._subclasses.FakeTensorMode`), with which shapes and memory are predicted and nothing is computed,
 has no value to be read: it counts as finite, and fused AdamW keeps its answer on the device, as it would on a GPU.
 """
@@ -27,10 +30,13 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from perflab.lab.parallel.exchange import Exchange
 
 
 class WatchOnHost:
@@ -47,6 +53,12 @@ class WatchOnHost:
     def overflow(self, found_inf: Tensor) -> None:
         """Take over from loss scaling that gradients overflowed: a scalar, 0 or 1."""
         self._found |= has_numbers(found_inf) and bool(found_inf.item())
+
+    def agree(self, exchange: Exchange, device: torch.device) -> None:
+        """Skip the step in all processes if any of them has found a value that is not finite."""
+        found = torch.tensor(float(self._found), device=device)
+        exchange.agree(found)
+        self.overflow(found)
 
     def update(self, adamw: torch.optim.AdamW) -> None:
         """Take the step or skip it, and begin the next."""
@@ -77,6 +89,10 @@ class WatchOnDevice:
     def overflow(self, found_inf: Tensor) -> None:
         """Take over from loss scaling that gradients overflowed: a scalar, 0 or 1."""
         torch.maximum(self._found, found_inf, out=self._found)
+
+    def agree(self, exchange: Exchange, device: torch.device) -> None:
+        """Skip the step in all processes if any of them has found a value that is not finite."""
+        exchange.agree(self._found)
 
     def update(self, adamw: torch.optim.AdamW) -> None:
         """Let the kernel take the step or skip it, and begin the next."""
@@ -109,6 +125,9 @@ class Unwatched:
             RuntimeError: always.
         """
         raise RuntimeError("loss scaling has to skip steps that overflow; give skip_non_finite=True")
+
+    def agree(self, exchange: Exchange, device: torch.device) -> None:
+        """Skip nothing in any process."""
 
     def update(self, adamw: torch.optim.AdamW) -> None:
         """Take the step."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from perflab.lab.experts.mixture import collecting, expert_layers
 from perflab.lab.experts.router import weighted_loss
+from perflab.lab.parallel import ShardedUpdate, make_exchange
 from perflab.lab.train.compiled import compiled_model, replays_cuda_graphs
 from perflab.lab.train.config import TrainingConfig
 from perflab.lab.train.loss import clamp_loss, cross_entropy_loss
@@ -54,7 +55,7 @@ class TrainingStep:
         config: the switches; a plain float32 step by default.
 
     Attributes:
-        model: as it was given, uncompiled unless its attention is.
+        model: as it was given, uncompiled unless its attention is, and without the wrapper of an exchange.
         adamw: the optimizer.
         steps_done: calls of `optimizer()`, skipped steps too: where the schedule is. Set it to go on from there.
 
@@ -75,10 +76,15 @@ class TrainingStep:
         self.model = self._precision.prepare(model).train()
         _set_checkpointing(model, config.checkpointing)
         self._experts = expert_layers(model)
-        self._logits = compiled_model(model, config.compile, self._device)
+        self._exchange = make_exchange(config.exchange, model, config.bucket_mb) if config.exchange != "none" else None
+        self._logits = compiled_model(
+            model if self._exchange is None else self._exchange.model, config.compile, self._device
+        )
         self._keeps_gradients = replays_cuda_graphs(config.compile, self._device)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        self._shards = ShardedUpdate(trained) if config.shard_optimizer else None
         self.adamw = torch.optim.AdamW(
-            model.parameters(),
+            model.parameters() if self._shards is None else self._shards.own,
             lr=config.learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
@@ -113,6 +119,7 @@ class TrainingStep:
                 f"{-(-size // parts) * parts} sequences, or another micro_batches"
             )
         self._tokens, self._position = tokens, 0
+        self._weight: Tensor | None = None
 
     @property
     def skipped_steps(self) -> int:
@@ -130,6 +137,8 @@ class TrainingStep:
         if self._keeps_gradients:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         config = self.config
+        if self._exchange is not None:
+            self._exchange.begin(last=(self._backwards + 1) % config.micro_batches == 0)
         with self._switched(), self._precision.applied(self._device.type), collecting(self._experts) as of_routers:
             logits = self._logits(tokens)
         loss = cross_entropy_loss(logits, tokens, fused=config.fused_loss)
@@ -143,6 +152,9 @@ class TrainingStep:
         if self._keeps_gradients:
             self._make_gradients()
         share = loss if self.config.micro_batches == 1 else loss / self.config.micro_batches
+        if self._exchange is not None:
+            self._weight = self._exchange.weight(self._tokens.numel()) if self._weight is None else self._weight
+            share = share * self._weight
         scaled = share if self._scaler is None else self._scaler.scale(share)
         with self._switched(), self._precision.products_applied():
             scaled.backward()  # type: ignore[no-untyped-call]
@@ -161,6 +173,8 @@ class TrainingStep:
                 f"optimizer() after {self._backwards} of {parts} micro-batches: call "
                 f"backward(forward()) {parts - self._backwards % parts} more times, or the step itself, step()"
             )
+        if self._exchange is not None:
+            self._exchange.finish()
         if self._scaler is not None:
             self._scaler.unscale_(self.adamw)
             for found_inf in self._scaler._found_inf_per_device(self.adamw).values():
@@ -169,12 +183,18 @@ class TrainingStep:
             # Dividing by a norm that is infinite would leave a gradient of zeros and NaN.
             self._watch.watch(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
         self._set_learning_rate()
+        if self._exchange is not None:
+            self._watch.agree(self._exchange, self._device)
         self._watch.update(self.adamw)
+        if self._shards is not None:
+            self._shards.send()
         if self._scaler is not None:
             self._scaler.update()
         for layer in self._experts:
             layer.move_bias(self.config.router_bias_rate)
-        self.adamw.zero_grad(set_to_none=not self._keeps_gradients)
+        # The optimizer of a process that updates a share has only that; all gradients are there.
+        holder = self.adamw if self._shards is None else self.model
+        holder.zero_grad(set_to_none=not self._keeps_gradients)
         self._backwards = self._position = 0
         self.steps_done += 1
         if self.config.empty_cache and self._device.type != "cpu":

@@ -1,0 +1,120 @@
+"""The base of all exchanges of gradients between processes, and their registry.
+
+    exchange = make_exchange("bucketed", model, bucket_mb=25.0)
+    for part in range(parts):
+        exchange.begin(last=part == parts - 1)          # before each forward pass
+        (loss * exchange.weight(tokens.numel()) / parts).backward()
+    exchange.finish()                                   # every gradient is now that of all processes
+
+Nothing is exchanged before the last backward pass of a step: gradients of earlier micro-batches only add up.
+
+A parameter that no process used in a step keeps no gradient, as in one process: AdamW would decay it otherwise. One
+that some process used has a gradient in all. Which these are is found by one more small all-reduce a step.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, distributed, nn
+
+EXCHANGES = {
+    "naive": "perflab.lab.parallel.naive:NaiveExchange",
+    "flat": "perflab.lab.parallel.flat:FlatExchange",
+    "overlapped": "perflab.lab.parallel.bucketed:OverlappedExchange",
+    "bucketed": "perflab.lab.parallel.bucketed:BucketedExchange",
+    "ddp": "perflab.lab.parallel.ddp:DdpExchange",
+}
+"""The classes of exchanges by name."""
+
+
+class Exchange:
+    """Makes the gradients of all processes of the default group one: their mean.
+
+    Weights and buffers of all processes become those of rank 0 at construction.
+
+    Args:
+        model: the model; parameters that need no gradient are left alone.
+        bucket_mb: the size of a bucket in MiB, where there are any.
+
+    Attributes:
+        model: called for the forward pass: the model, or a wrapper around it.
+
+    Raises:
+        RuntimeError: there is no process group.
+    """
+
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise RuntimeError(
+                "an exchange of gradients without a process group: call torch.distributed.init_process_group() first, "
+                "or train alone, exchange='none'"
+            )
+        self.model = model
+        self.world_size = distributed.get_world_size()
+        self.parameters: Sequence[nn.Parameter] = [one for one in model.parameters() if one.requires_grad]
+        self._bucket_bytes = int(bucket_mb * 2**20)
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                distributed.broadcast(tensor, 0)
+
+    def begin(self, *, last: bool) -> None:
+        """Prepare a forward and backward pass, the `last` of the step or an earlier one."""
+
+    def average(self) -> None:
+        """Replace each gradient by its mean over the processes; one that is None here counts as zero."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Complete the step's gradients, after its last backward pass."""
+        used = torch.tensor([one.grad is not None for one in self.parameters], dtype=torch.uint8)
+        used = used.to(self.parameters[0].device)
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        self.average()
+        for parameter, is_used in zip(self.parameters, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
+
+    def weight(self, num_tokens: int) -> Tensor:
+        """Return n_r W / sum n, a scalar on the device: by it the loss of this process counts in the mean of all."""
+        count = torch.tensor(float(num_tokens), device=self.parameters[0].device)
+        whole = count.clone()
+        distributed.all_reduce(whole)
+        return count * self.world_size / whole
+
+    def agree(self, found: Tensor) -> None:
+        """Set a scalar, 0 or 1, to 1 where any process has 1."""
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return a parameter's gradient, and make one of zeros where it has none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one dtype one after the other, in one buffer (n,)."""
+    return torch.cat([one.flatten() for one in tensors])
+
+
+@torch.no_grad()
+def write_back(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy a buffer that `joined` has made into the tensors that it was made of."""
+    parts = torch.split(buffer, [one.numel() for one in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def make_exchange(name: str, model: nn.Module, bucket_mb: float = 25.0) -> Exchange:
+    """Return an exchange by its name, one of `EXCHANGES`.
+
+    Raises:
+        KeyError: there is none of this name.
+        RuntimeError: there is no process group.
+    """
+    made: Exchange = pkgutil.resolve_name(EXCHANGES[name])(model, bucket_mb)
+    return made

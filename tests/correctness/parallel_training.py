@@ -1,0 +1,346 @@
+"""Training of the lab in ranks and alone, many variants in one set of processes, for test_parallel.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from perflab.lab.models import build_model
+from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange
+from perflab.lab.parallel.exchange import gradient_of
+from perflab.lab.parallel.flat import FlatExchange
+from perflab.lab.train import TrainingConfig, TrainingStep
+
+VOCAB, LENGTH, STEPS, CLIP = 64, 12, 3, 0.1
+OF_RANKS = ("shard_optimizer", "bucket_mb")
+"""Switches that a process alone has no use for."""
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A training: the model, the switches of its step, and how many sequences each rank has."""
+
+    exchange: str
+    model: dict[str, Any] = field(default_factory=dict)
+    kind: str = "plain"
+    switches: dict[str, Any] = field(default_factory=dict)
+    rows: tuple[int, ...] = (2, 2)
+
+
+def make_model(variant: Variant) -> nn.Module:
+    torch.manual_seed(0)
+    model = build_model("tiny", num_layers=2, vocab_size=VOCAB, **variant.model)
+    if variant.kind == "frozen":
+        model.blocks[0].requires_grad_(False)
+    if variant.kind == "unused":
+        model.unused = nn.Parameter(torch.ones(3))
+    return model
+
+
+def shard(rank: int, rows: int) -> Tensor:
+    return torch.randint(VOCAB, (rows, LENGTH), generator=torch.Generator().manual_seed(rank))
+
+
+def state_of(step: TrainingStep) -> State:
+    """Parameters, and AdamW's state of those that this process updates."""
+    found: State = {}
+    for name, parameter in step.model.named_parameters():
+        found[name] = parameter.detach().clone()
+        for key, value in step.adamw.state.get(parameter, {}).items():
+            found[f"{name} {key}"] = value.clone()
+    return found
+
+
+def in_this_rank(variants: list[Variant]) -> list[State]:
+    """Train each variant in this rank, on its own shard."""
+    rank, found = distributed.get_rank(), []
+    for variant in variants:
+        model = make_model(variant)
+        if rank:  # what rank 0 has counts
+            for parameter in model.parameters():
+                parameter.data.add_(1.0)
+        config = TrainingConfig(exchange=variant.exchange, learning_rate=1e-2, **variant.switches)
+        step = TrainingStep(model, shard(rank, variant.rows[rank]), config)
+        for _ in range(STEPS):
+            step()
+        found.append(state_of(step))
+    return found
+
+
+def alone(variants: list[Variant]) -> list[State]:
+    """Train each variant on the shards of all ranks, one after the other, in this process."""
+    found = []
+    for variant in variants:
+        tokens = torch.cat([shard(rank, rows) for rank, rows in enumerate(variant.rows)])
+        switches = {
+            name: value for name, value in variant.switches.items() if name not in ("shard_optimizer", "bucket_mb")
+        }
+        parts = switches.pop("micro_batches", 1) * len(variant.rows) if len(set(variant.rows)) == 1 else 1
+        config = TrainingConfig(learning_rate=1e-2, micro_batches=parts, **switches)
+        step = TrainingStep(make_model(variant), tokens, config)
+        for _ in range(STEPS):
+            step()
+        found.append(state_of(step))
+    return found
+
+
+# --- exchanges by themselves ----------------------------------------------------------------------------------------
+
+
+def known_gradient(rank: int, number: int, shape: torch.Size) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * rank + number))
+
+
+def means() -> dict[str, list[Tensor | None]]:
+    """The gradients that each exchange makes of known ones, of which rank 1 has none for the second parameter."""
+    rank, found = distributed.get_rank(), {}
+    for name in EXCHANGES:
+        if name == "ddp":
+            continue  # its gradients come from a backward pass alone
+        model = nn.ParameterList([torch.ones(7), torch.ones(3, 5), torch.ones(2), torch.ones(11)])
+        exchange = make_exchange(name, model, 60 / 2**20)
+        exchange.begin(last=True)
+        for number, parameter in enumerate(model):
+            if number != 2 and (number, rank) != (1, 1):
+                parameter.grad = known_gradient(rank, number, parameter.shape)
+        exchange.finish()
+        found[name] = [parameter.grad for parameter in model]
+    return found
+
+
+def weights() -> list[float]:
+    """What the loss of each rank counts, which has one more token than the rank before."""
+    exchange = make_exchange("naive", nn.Linear(2, 2))
+    return [exchange.weight(1 + distributed.get_rank()).item(), exchange.weight(5).item()]
+
+
+def skipped() -> tuple[int, bool]:
+    """Train where one rank's loss is not finite; give the steps skipped, and whether all ranks are alike after it."""
+    model = make_model(Variant("flat"))
+    rank = distributed.get_rank()
+    step = TrainingStep(model, shard(rank, 2), TrainingConfig(exchange="flat", learning_rate=1e-2))
+    step()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loss = step.forward()
+    step.backward(loss * (float("nan") if rank == 1 else 1.0))
+    step.optimizer()
+    return step.skipped_steps, all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def orders() -> list[tuple[str, ...]]:
+    """The collectives of one backward pass, and where among the gradients they start, with buckets of one layer."""
+    told: list[str] = []
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+    for number, layer in enumerate(model):
+        layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: told.append(f"layer {number}"))
+    exchange = make_exchange("bucketed", model, 4 * (16 * 16 + 16) / 2**20)
+    plain = distributed.all_reduce
+
+    def noted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        told.append(f"all-reduce of {tensor.numel()}")
+        return plain(tensor, *args, **kwargs)
+
+    distributed.all_reduce = noted
+    try:
+        passes = []
+        for last in (False, True):
+            told.clear()
+            exchange.begin(last=last)
+            model(torch.ones(2, 16)).sum().backward()
+            passes.append(tuple(told))
+        exchange.finish()
+    finally:
+        distributed.all_reduce = plain
+    return passes
+
+
+# --- wrong on purpose -----------------------------------------------------------------------------------------------
+
+
+class Summed(Exchange):
+    """The average is forgotten."""
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+
+
+class AveragedTwice(Exchange):
+    """Divided by the number of ranks where it is an average already."""
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size**2
+
+
+class NotExchanged(Exchange):
+    """Each rank keeps its own gradient."""
+
+    def average(self) -> None:
+        pass
+
+
+class InBfloat16(Exchange):
+    """The sum is made of narrow numbers."""
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            narrow = gradient_of(parameter).bfloat16()
+            distributed.all_reduce(narrow)
+            parameter.grad.copy_(narrow / self.world_size)
+
+
+class LeftOut(Exchange):
+    """The last parameter is not in any bucket."""
+
+    def average(self) -> None:
+        for parameter in self.parameters[:-1]:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size
+
+
+class TooEarly(Exchange):
+    """Reduced after the first micro-batch already, and the second one added to it."""
+
+    def begin(self, *, last: bool) -> None:
+        if last and self.parameters[0].grad is not None:
+            for parameter in self.parameters:
+                distributed.all_reduce(gradient_of(parameter))
+                parameter.grad /= self.world_size
+
+    def average(self) -> None:
+        pass
+
+
+class FiredTwice(Exchange):
+    """A parameter that is in two buckets is averaged, and summed once more."""
+
+    def average(self) -> None:
+        for number, parameter in enumerate([*self.parameters, self.parameters[0]]):
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size if number < len(self.parameters) else 1
+
+
+class Unweighted(Exchange):
+    """Each rank's mean counts the same, however many tokens it is of."""
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size
+
+    def weight(self, num_tokens: int) -> Tensor:
+        return torch.ones(())
+
+
+class ByOwnTokens(Exchange):
+    """The sum over tokens is divided by the rank's own number, and by the number of ranks once more."""
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size
+
+    def weight(self, num_tokens: int) -> Tensor:
+        return super().weight(num_tokens) / self.world_size
+
+
+class UsedByNobody(Exchange):
+    """A parameter that nobody used gets a gradient of zeros, by which AdamW decays it."""
+
+    def finish(self) -> None:
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size
+
+
+class OwnWeights(Exchange):
+    """Each rank keeps the weights that it was made with."""
+
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        super().__init__(model, bucket_mb)
+        for parameter, own in zip(model.parameters(), before, strict=True):
+            parameter.data.copy_(own)
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size
+
+
+class FirstRanks(Exchange):
+    """The gradient of rank 0 goes to all."""
+
+    def average(self) -> None:
+        for parameter in self.parameters:
+            distributed.broadcast(gradient_of(parameter), 0)
+
+
+class ClippedByOwnNorm(Exchange):
+    """Gradients are clipped by the norm that they have in their own rank, and then averaged."""
+
+    def average(self) -> None:
+        nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        for parameter in self.parameters:
+            distributed.all_reduce(gradient_of(parameter))
+            parameter.grad /= self.world_size
+
+
+class Stale(FlatExchange):
+    """With sharded state: what other ranks have updated never arrives."""
+
+
+class TwoOwners(FlatExchange):
+    """With sharded state: both ranks update the first rank's share, and nobody the second's."""
+
+
+FAULTS = (
+    ClippedByOwnNorm,
+    Stale,
+    TwoOwners,
+    Summed,
+    AveragedTwice,
+    NotExchanged,
+    InBfloat16,
+    LeftOut,
+    TooEarly,
+    FiredTwice,
+    Unweighted,
+    ByOwnTokens,
+    UsedByNobody,
+    OwnWeights,
+    FirstRanks,
+)
+
+
+def variant_of(fault: type[Exchange]) -> Variant:
+    """The training that shows a fault."""
+    uneven, unused = fault in (Unweighted, ByOwnTokens), fault is UsedByNobody
+    switches: dict[str, Any] = {"micro_batches": 2} if fault is TooEarly else {}
+    switches |= {"max_grad_norm": CLIP} if fault is ClippedByOwnNorm else {}
+    switches |= {"shard_optimizer": True} if fault in (Stale, TwoOwners) else {}
+    rows = (2, 4) if uneven else (2, 2)
+    return Variant(fault.__name__, kind="unused" if unused else "plain", rows=rows, switches=switches)
+
+
+def with_faults(variants: list[Variant]) -> list[State]:
+    """Train each variant in this rank, with the wrong exchanges registered."""
+    EXCHANGES.update({fault.__name__: f"{__name__}:{fault.__name__}" for fault in FAULTS})
+    found, plain, send = [], ShardedUpdate.__init__, ShardedUpdate.send
+
+    def by_two(self: ShardedUpdate, parameters: Sequence[nn.Parameter]) -> None:
+        plain(self, parameters)
+        self.own = self._shares[0]
+
+    for variant in variants:
+        ShardedUpdate.send = (lambda self: None) if variant.exchange == "Stale" else send
+        ShardedUpdate.__init__ = by_two if variant.exchange == "TwoOwners" else plain
+        found += in_this_rank([variant])
+    return found

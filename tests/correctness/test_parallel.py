@@ -1,0 +1,170 @@
+"""The lab's data-parallel training: in two ranks bit for bit as in one process, and wrong exchanges are noticed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from perflab.lab.parallel import EXCHANGES
+from perflab.lab.train import TrainingConfig, TrainingStep
+from perflab.ranks.run import in_ranks
+
+from . import parallel_training
+from .parallel_training import FAULTS, State, Variant, variant_of
+
+pytestmark = pytest.mark.correctness
+SMALL_BUCKETS = {"bucket_mb": 0.02}
+EXACT = {
+    **{name: Variant(name) for name in EXCHANGES},
+    "bucketed, small buckets": Variant("bucketed", switches=SMALL_BUCKETS),
+    "ddp, small buckets": Variant("ddp", switches=SMALL_BUCKETS),
+    **{f"{name}, tied head": Variant(name, {"tied_head": True}, switches=SMALL_BUCKETS) for name in EXCHANGES},
+    **{f"{name}, frozen block": Variant(name, kind="frozen", switches=SMALL_BUCKETS) for name in EXCHANGES},
+    **{f"{name}, unused parameter": Variant(name, kind="unused", switches=SMALL_BUCKETS) for name in EXCHANGES},
+    **{f"{name}, sharded state": Variant(name, switches={"shard_optimizer": True}) for name in EXCHANGES},
+    "sharded state, unused parameter": Variant("flat", kind="unused", switches={"shard_optimizer": True}),
+    "checkpointing": Variant("bucketed", switches={"checkpointing": "every-block", **SMALL_BUCKETS}),
+}
+"""Trainings in two ranks with the bits of one process that adds the same two gradients."""
+ROUNDED = {
+    **{f"{name}, two micro-batches": Variant(name, switches={"micro_batches": 2}) for name in EXCHANGES},
+    **{f"{name}, uneven batches": Variant(name, rows=(1, 4)) for name in EXCHANGES},
+    **{f"{name}, clipped": Variant(name, switches={"max_grad_norm": 0.1}) for name in EXCHANGES},
+    "sharded state, clipped": Variant("flat", switches={"max_grad_norm": 0.1, "shard_optimizer": True}),
+}
+"""Trainings whose sums have another order in two ranks than in one process."""
+AdamW_MOMENTS = (" exp_avg", " exp_avg_sq")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> object:
+    """As many threads alone as in each rank: sums of as many parts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, list[State]]:
+    """The states of all ranks by variant."""
+    variants = {**EXACT, **ROUNDED}
+    ranks = in_ranks(parallel_training.in_this_rank, 2, list(variants.values()), threads=1)
+    return {name: list(states) for name, *states in zip(variants, *ranks, strict=True)}
+
+
+def together(states: list[State]) -> State:
+    """The state of all ranks, which have to agree where more than one has a part."""
+    whole: State = {}
+    for state in states:
+        for name, tensor in state.items():
+            assert torch.equal(tensor, whole.setdefault(name, tensor)), f"ranks differ in {name}"
+    return whole
+
+
+def distance(got: State, wanted: Mapping[str, Tensor]) -> float:
+    """The largest difference of a tensor, as a share of its norm; those of moments that are all zero left out."""
+    assert got.keys() == wanted.keys()
+    return max(
+        float((got[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted if wanted[name].norm() > 0
+    )
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_ranks_have_the_bits_of_one_process(trained: dict[str, list[State]], name: str) -> None:
+    got, (wanted,) = together(trained[name]), parallel_training.alone([EXACT[name]])
+    assert got.keys() == wanted.keys()
+    assert [key for key in wanted if not torch.equal(got[key], wanted[key])] == []
+    if "sharded" in name:
+        moments = [sum(key.endswith(AdamW_MOMENTS[0]) for key in state) for state in trained[name]]
+        assert min(moments) > 0
+        assert sum(moments) == sum(key.endswith(AdamW_MOMENTS[0]) for key in wanted), "each state in one rank only"
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_two_ranks_are_one_process_but_for_the_order_of_sums(trained: dict[str, list[State]], name: str) -> None:
+    (wanted,) = parallel_training.alone([ROUNDED[name]])
+    # The moments are sums of gradients: three steps of some 25 rows each, with float32's 6e-8 at every addition. A
+    # parameter moves by AdamW's sign of them: 1e-2 a step, whose direction rounding turns where a gradient is near 0.
+    got = together(trained[name])
+    moments = {key: tensor for key, tensor in wanted.items() if key.endswith(AdamW_MOMENTS)}
+    assert distance({key: got[key] for key in moments}, moments) < 1e-4
+    assert distance(got, wanted) < 1e-2
+
+
+def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_any() -> None:
+    ranks = in_ranks(parallel_training.means, 3, threads=1)
+    for name, gradients in ranks[0].items():
+        for number, got in enumerate(gradients):
+            assert all(torch.equal(got, other[name][number]) for other in ranks if got is not None)
+            if number == 2:
+                assert all(other[name][number] is None for other in ranks), "nobody has used it"
+                continue
+            parts = [parallel_training.known_gradient(rank, number, got.shape).double() for rank in range(3)]
+            parts = [part * (0.0 if (number, rank) == (1, 1) else 1.0) for rank, part in enumerate(parts)]
+            # Two additions and a division, each rounded: at most 3 eps of the sum of magnitudes, over 3.
+            limit = 3 * torch.finfo(torch.float32).eps * sum(part.abs() for part in parts) / 3
+            assert ((got.double() - sum(parts) / 3).abs() <= limit).all()
+
+
+def test_a_rank_counts_by_its_tokens_and_exactly_one_where_all_have_as_many() -> None:
+    assert in_ranks(parallel_training.weights, 2, threads=1) == [
+        [pytest.approx(2 / 3), 1.0],
+        [pytest.approx(4 / 3), 1.0],
+    ]
+
+
+def test_a_step_that_one_rank_has_to_skip_is_skipped_by_all() -> None:
+    assert in_ranks(parallel_training.skipped, 2, threads=1) == [(1, True), (1, True)]
+
+
+def test_a_bucket_starts_once_its_layer_is_done_and_only_in_the_last_pass() -> None:
+    layers = ("layer 2", "layer 1", "layer 0")
+    early, last = in_ranks(parallel_training.orders, 2, threads=1)[0]
+    assert early == layers
+    assert last == tuple(one for layer in layers for one in (layer, "all-reduce of 272"))
+
+
+@pytest.fixture(scope="module")
+def wrong() -> dict[str, list[State]]:
+    """The states of all ranks by fault."""
+    ranks = in_ranks(parallel_training.with_faults, 2, [variant_of(fault) for fault in FAULTS], threads=1)
+    return {fault.__name__: list(states) for fault, *states in zip(FAULTS, *ranks, strict=True)}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_wrong_exchange_is_noticed(wrong: dict[str, list[State]], fault: type) -> None:
+    states, (wanted,) = wrong[fault.__name__], parallel_training.alone([variant_of(fault)])
+    agree = all(torch.equal(states[0][name], states[1][name]) for name in states[0].keys() & states[1].keys())
+    got = {**states[1], **states[0]}
+    moments = {key: tensor for key, tensor in wanted.items() if key.endswith(AdamW_MOMENTS)}
+    is_same = agree and got.keys() == wanted.keys() and distance({k: got[k] for k in moments}, moments) < 1e-4
+    assert not is_same
+
+
+@pytest.mark.parametrize(
+    ("switches", "said"),
+    [
+        ({"shard_optimizer": True}, "exchange='none' trains alone"),
+        ({"exchange": "bucketd"}, "did you mean 'bucketed'?"),
+        ({"exchange": "ddp", "bucket_mb": -1.0}, "bucket_mb=-1.0: wanted a finite number at least 0"),
+        ({"exchange": "flat", "compile": "reduce-overhead"}, "a CUDA graph replays a backward pass without the hooks"),
+        ({"exchange": "flat", "shard_optimizer": True, "precision": "fp16"}, "give precision='bf16'"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(switches: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        TrainingConfig(**switches)
+
+
+def test_an_exchange_without_a_process_group_says_what_to_call() -> None:
+    model = parallel_training.make_model(Variant("flat"))
+    make: Callable[[], object] = lambda: TrainingStep(  # noqa: E731
+        model, parallel_training.shard(0, 2), TrainingConfig(exchange="flat")
+    )
+    with pytest.raises(RuntimeError, match=r"init_process_group\(\) first"):
+        make()
