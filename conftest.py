@@ -70,6 +70,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--batch-size", default=4, type=int, metavar="N", help="sequences in a batch (default: 4)")
     group.addoption(
+        "--collective-size",
+        default="1MB,10MB,100MB",
+        metavar="SIZE[,SIZE...]",
+        help="sizes of the cases of collectives, in decimal units (default: 1MB,10MB,100MB)",
+    )
+    group.addoption(
         "--attention-grid",
         default="quick",
         choices=("quick", "reference", "training", "all"),

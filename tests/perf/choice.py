@@ -6,6 +6,7 @@ import pytest
 
 ALL = "all"
 """The five published sizes."""
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 LEAST_TRAINING = 10
 """Steps: the first few belong to the set-up, and a schedule has to have a shape."""
 
@@ -26,6 +27,21 @@ def context_lengths(config: pytest.Config) -> list[int]:
     return list(dict.fromkeys(int(length) for length in _listed(config, "--context-length")))
 
 
+def collective_sizes(config: pytest.Config) -> dict[str, int]:
+    """The sizes that --collective-size names -> bytes.
+
+    Raises:
+        pytest.UsageError: a size that is none.
+    """
+    found = {}
+    for text in _listed(config, "--collective-size"):
+        number, unit = text[:-2], text[-2:]
+        if not number.isdecimal() or unit not in _UNITS or not int(number):
+            raise pytest.UsageError(f"--collective-size={text}: wanted sizes such as 1MB,10MB or 1GB")
+        found[text] = int(number) * _UNITS[unit]
+    return found
+
+
 def check_choices(config: pytest.Config) -> None:
     """Refuse what cannot be run, in one line.
 
@@ -41,6 +57,7 @@ def check_choices(config: pytest.Config) -> None:
         given: str = config.getoption("--study-model")
         raise pytest.UsageError(f"--study-model={given}: wanted one model, such as --study-model=small")
     _check_models("--study-model", study_models)
+    collective_sizes(config)
     lengths: str = config.getoption("--context-length")
     listed = _listed(config, "--context-length")
     if not listed or not all(length.isdecimal() and int(length) >= 2 for length in listed):

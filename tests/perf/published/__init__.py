@@ -70,3 +70,11 @@ def _transformer() -> dict[tuple[str, int, str, str], Quotes]:
         quotes = {source: float(row[column]) for source, column in ways.items()}
         found.setdefault((model, int(row["context_length"]), "fp32", "train_step"), {}).update(quotes)
     return found
+
+
+def all_reduce_quotes(size: str, world_size: int) -> Quotes:
+    """What an all-reduce over gloo of a float32 array took on one machine, by its size ("10MB") and processes."""
+    for row in rows("cpu_gloo_all_reduce.csv"):
+        if row["size"] in (size, size.replace("GB", "000MB")) and f"world_{world_size}_s" in row:
+            return {"gloo on one machine": float(row[f"world_{world_size}_s"])}
+    return {}

@@ -1,0 +1,77 @@
+"""Training steps of processes that train together, each on its own batch: every exchange of gradients of the lab.
+
+The time is the slowest process's; memory is the hungriest one's. Collectives and their bytes are exact, and gated.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed
+
+from perflab import Perf
+from perflab.lab.parallel import EXCHANGES
+from perflab.lab.train import TrainingConfig, TrainingStep, random_tokens
+
+from .choice import context_lengths, model_names
+from .setup import Setup, phases_of
+
+pytestmark = pytest.mark.perf(
+    study="data-parallel training",
+    columns="mean, forward, backward, optimizer, tokens/s, collectives, collective_bytes, peak",
+)
+BATCH_SIZE = 2
+"""Sequences of each process."""
+
+
+def measure(perf: Perf, request: pytest.FixtureRequest, device: torch.device, training: TrainingConfig) -> None:
+    """Measure a step of the first model and length that the options name."""
+    length = context_lengths(request.config)[0]
+    setup = Setup(model_names(request.config)[0], BATCH_SIZE, length, device, training)
+    setup.declare(perf, "train_step")
+    world_size = distributed.get_world_size()
+    perf.work(tokens=BATCH_SIZE * length * world_size)
+    perf.note(world_size=world_size, exchange=training.exchange)
+    tokens = random_tokens(BATCH_SIZE, length, vocab_size=setup.vocab_size, device=device, seed=distributed.get_rank())
+    perf.step(**phases_of(TrainingStep(setup.model(), tokens, training)))
+
+
+@pytest.mark.perf(world_size=[2])
+@pytest.mark.parametrize("exchange", ["none", *EXCHANGES])
+def test_step(
+    perf: Perf,
+    process_group: distributed.ProcessGroup,
+    device: torch.device,
+    request: pytest.FixtureRequest,
+    exchange: str,
+) -> None:
+    """``none``: the same two processes without any exchange, which is what the exchange costs nothing of."""
+    measure(perf, request, device, TrainingConfig(exchange=exchange, bucket_mb=1.0))
+
+
+@pytest.mark.perf(world_size=[4])
+@pytest.mark.parametrize("exchange", ["bucketed", "ddp"])
+def test_step_of_four(
+    perf: Perf,
+    process_group: distributed.ProcessGroup,
+    device: torch.device,
+    request: pytest.FixtureRequest,
+    exchange: str,
+) -> None:
+    measure(perf, request, device, TrainingConfig(exchange=exchange, bucket_mb=1.0))
+
+
+@pytest.mark.perf(world_size=[2])
+def test_step_with_sharded_state(
+    perf: Perf, process_group: distributed.ProcessGroup, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """AdamW's state in one process only: less memory, one more message for each process."""
+    measure(perf, request, device, TrainingConfig(exchange="bucketed", bucket_mb=1.0, shard_optimizer=True))
+
+
+@pytest.mark.perf(world_size=[2])
+def test_accumulated_step(
+    perf: Perf, process_group: distributed.ProcessGroup, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    """Two micro-batches: as many messages as one."""
+    measure(perf, request, device, TrainingConfig(exchange="bucketed", bucket_mb=1.0, micro_batches=2))
