@@ -31,6 +31,11 @@ class Mode(Data, frozen=True):
         words += [f"{self.world_size} ranks"] * (self.world_size > 1)
         return f"{{{', '.join(words)}}}" if words else ""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether calls are timed as they follow each other, with warm caches, in however many processes."""
+        return self.cache == "warm" and not self.cuda_graph
+
     def __str__(self) -> str:
         ranks = f" in {self.world_size} ranks" if self.world_size > 1 else ""
         return f"a {self.cache} cache{' in a CUDA graph' if self.cuda_graph else ''}{ranks}"

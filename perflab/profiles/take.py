@@ -32,6 +32,7 @@ from perflab.profiles.python_rows import PlainPython
 from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.text import CANT_TELL
+from perflab.ranks.together import together
 from perflab.results.profile import Profile
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def take_profile(
         )
     on_cuda = device.type == "cuda"
     workload.make_ready(1)
-    turns = _turns(plan.budget_ns, max(1.0, stopwatch.time(workload, 1).total_ns), on_cuda=on_cuda)
+    (call_ns,) = together().most(stopwatch.time(workload, 1).total_ns)  # ranks make as many calls
+    turns = _turns(plan.budget_ns, max(1.0, call_ns), on_cuda=on_cuda)
     backward = any(one.name.startswith(NODE) for one in known)
     reading = Reading(known, FREE if on_cuda else cost_of(workload.spans, backward=backward))
     plain_ns: list[float] = []

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from perflab.base.data import changed
 from perflab.base.errors import RivalError
-from perflab.base.mode import DEFAULT
 from perflab.profiles.difference import explain
 from perflab.profiles.peak_difference import explain_peak
 from perflab.results.measurement import Record
@@ -77,7 +76,7 @@ class Asked:
     def problem(self) -> str | None:
         """The reason why no profile is possible; None if one is possible."""
         mode = self.settings.mode
-        return None if mode == DEFAULT else f"profiles measure plain calls, but the case is timed with {mode}"
+        return None if mode.is_plain else f"profiles measure plain calls, but the case is timed with {mode}"
 
     @property
     def look(self) -> Look | None:

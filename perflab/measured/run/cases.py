@@ -32,7 +32,7 @@ from perflab.measured.run.held_reports import HeldReports
 from perflab.measured.run.recheck import Recheck, needs_recheck
 from perflab.measured.run.state import Learned
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
-from perflab.measured.run.ways import Callgrind, InRank, Local, Replicate, Served, Serves
+from perflab.measured.run.ways import Callgrind, InRank, Local, Replicate, Served, Serves, profile_plan
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
@@ -174,7 +174,15 @@ class Cases:
         self._progress.for_case(pyfuncitem)(f"in {settings.world_size} ranks")
         saves = settings.update or settings.update_new
         share_s = None if saves else self._budget.case_share_s()
-        found = run_in_ranks(self._config, state, str(device), share_s, self._budget.measuring_s())
+        plan = profile_plan(self._config, state, self._budget)
+        job = Job(
+            cases=[state.case],
+            budget_s=share_s,
+            profiled=[state.case] if plan is not None else [],
+            profile_ns=plan.budget_ns if plan is not None else None,
+            profile_files=str(plan.files) if plan is not None and plan.files is not None else None,
+        )
+        found = run_in_ranks(self._config, state, job, str(device), self._budget.measuring_s())
         learned = state.part(Learned)
         learned.measurement, learned.out_of_memory = found.measurement, found.out_of_memory
         learned.environment = found.stated.environment if found.stated is not None else None

@@ -8,7 +8,6 @@ from statistics import median
 import pytest
 
 from perflab.base.errors import FreshProcessError
-from perflab.base.mode import DEFAULT
 from perflab.judging.fitness import Fitness, calmest, fitness
 from perflab.judging.interference import disturbances
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
@@ -73,7 +72,7 @@ class Replicates:
                 profile = result.record.measurement.profile if result.record.measurement is not None else None
                 if profile is not None:
                     self._profiles[result.case] = profile
-                elif result.mode == DEFAULT and LEAST_CALLS * result.record.summary.median_ns <= profile_ns:
+                elif result.mode.is_plain and LEAST_CALLS * result.record.summary.median_ns <= profile_ns:
                     self._to_profile.append(result.case)
 
     @property

@@ -286,15 +286,7 @@ class Local(Measuring):
                 raise self._not_measured(error) from error
 
     def _profile(self) -> ProfilePlan | None:
-        if self.state.settings.profile_ns is None:
-            return None
-        folder = self.config.rootpath / ".perflab"
-        with contextlib.suppress(OSError):  # the profile then reports that its files cannot be written
-            folder = own_folder(self.config.rootpath)
-        left_s = self.budget.measuring_s()
-        budget_ns = min(self.state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
-        name = file_name_for(identity(self.state.case, self.state.settings.mode))
-        return ProfilePlan(budget_ns, folder / "profiles" / name)
+        return profile_plan(self.config, self.state, self.budget)
 
     def _skip_if_late(self) -> None:
         left_s = self.budget.measuring_s()
@@ -387,6 +379,18 @@ class Callgrind(Measuring):
     def _measured(self, workload: Workload) -> Any:
         self.state.done = True
         return run_counted(workload)
+
+
+def profile_plan(config: pytest.Config, state: CaseState, budget: TotalBudget) -> ProfilePlan | None:
+    """Return how the run profiles a case, and where its files go; None: it does not."""
+    if state.settings.profile_ns is None:
+        return None
+    folder = config.rootpath / ".perflab"
+    with contextlib.suppress(OSError):  # the profile then reports that its files cannot be written
+        folder = own_folder(config.rootpath)
+    left_s = budget.measuring_s()
+    budget_ns = min(state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
+    return ProfilePlan(budget_ns, folder / "profiles" / file_name_for(identity(state.case, state.settings.mode)))
 
 
 def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float | None, *, sides: int = 1) -> Needs:

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from perflab.base.data import changed
 from perflab.base.errors import FreshProcessError
 from perflab.base.identity import file_of
 from perflab.noting import case_id
@@ -127,7 +128,14 @@ def measure_fresh(
     problem: FreshProcessError | None = None
     for case in cases.keys() - {*alone}:
         try:
-            found[case] = measure_in_ranks(config, case, cases[case], device, budget_s, left_s=left_s)
+            plan = Job(
+                cases=[case],
+                budget_s=budget_s,
+                profiled=[case] if case in profiled else [],
+                profile_ns=profile_ns,
+                profile_files=None if profile_files is None else str(profile_files),
+            )
+            found[case] = measure_in_ranks(config, plan, cases[case], device, left_s=left_s)
         except RankError as error:
             problem = FreshProcessError(error.problem, error.remedy)
     if not alone:
@@ -149,25 +157,16 @@ def measure_fresh(
 
 
 def measure_in_ranks(
-    config: pytest.Config,
-    case: str,
-    world_size: int,
-    device: str,
-    budget_s: float | None = None,
-    *,
-    left_s: float | None = None,
-    once: bool = False,
+    config: pytest.Config, job: Job, world_size: int, device: str, *, left_s: float | None = None
 ) -> JobResult:
     """Run a case in several fresh processes at once, the ranks of one group, and return the group's result.
 
     Args:
         config: the running session's configuration, whose command is repeated.
-        case: its node id.
+        job: the one case, and how it is measured or called once. Rank 0 alone writes a profile's files.
         world_size: the number of processes.
         device: the device to measure on; on CUDA rank r has GPU r.
-        budget_s: the time limit for measuring, if it is less than the case's budget.
         left_s: the time left for the run, after which the processes are ended; None: no limit.
-        once: whether the case is called once, untimed.
 
     Raises:
         RankError: a rank failed; the error tells which was first, and where the others were.
@@ -176,10 +175,10 @@ def measure_in_ranks(
     on_cuda = device.startswith("cuda")
     with workplace() as folder, suspended(config), contextlib.ExitStack() as processes:
         peers: list[Peer[Job, JobResult]] = []
-        patience_s = START_S + patience_of(config, Job(cases=[case]))
+        patience_s = START_S + patience_of(config, job)
         for place in places(folder, world_size, "nccl" if on_cuda else "gloo", patience_s):
-            job = Job(cases=[case], budget_s=budget_s, place=place, once=once)
-            start = _start(config, job, f"cuda:{place.rank}" if on_cuda else device, folder)
+            own = changed(job, place=place, profile_files=job.profile_files if place.rank == 0 else None)
+            start = _start(config, own, f"cuda:{place.rank}" if on_cuda else device, folder)
             start = replace(
                 start,
                 role=f"rank {place.rank} of {world_size}",

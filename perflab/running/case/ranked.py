@@ -20,7 +20,7 @@ from perflab.ranks.waiting import RankError
 from perflab.running.case.fresh_process import measure_in_ranks
 from perflab.running.case.perf import CaseState
 from perflab.settings.settings import Settings
-from perflab.tiers.job import JobResult, Stated
+from perflab.tiers.job import Job, JobResult, Stated
 
 if TYPE_CHECKING:
     import torch
@@ -56,15 +56,9 @@ def too_few_gpus(world_size: int, device: torch.device) -> str | None:
 
 
 def run_in_ranks(
-    config: pytest.Config,
-    state: CaseState,
-    device: str,
-    budget_s: float | None = None,
-    left_s: float | None = None,
-    *,
-    once: bool = False,
+    config: pytest.Config, state: CaseState, job: Job, device: str, left_s: float | None = None
 ) -> JobResult:
-    """Run a case in its ranks, and put what its body stated into ``state``.
+    """Run a job's case in its ranks, and put what its body stated into ``state``.
 
     Raises:
         RankError: a rank failed.
@@ -72,7 +66,7 @@ def run_in_ranks(
     """
     size = state.settings.world_size
     try:
-        found = measure_in_ranks(config, state.case, size, device, budget_s, left_s=left_s, once=once)
+        found = measure_in_ranks(config, job, size, device, left_s=left_s)
     except RankError as error:
         state.problem = f"rank {error.rank} of {size} failed"
         raise

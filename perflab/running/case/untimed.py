@@ -33,12 +33,12 @@ from perflab.running.config.marker import for_case
 from perflab.running.config.run_mode import RAN
 from perflab.running.config.stash import RUNS_ONCE, worker_number
 from perflab.settings.settings import Settings
+from perflab.tiers.job import Job
 
 if TYPE_CHECKING:
     import torch
 
     from perflab.measure.calls.workload import Workload
-    from perflab.tiers.job import Job
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -129,7 +129,7 @@ class UntimedCases:
         device = resolve_device(self._settings.device, worker_number(pyfuncitem.config))
         if (unmet := too_few_gpus(state.settings.world_size, device)) is not None:
             pytest.skip(unmet)
-        run_in_ranks(pyfuncitem.config, state, str(device), once=True)
+        run_in_ranks(pyfuncitem.config, state, Job(cases=[state.case], once=True), str(device))
         return True
 
     @pytest.hookimpl(tryfirst=True)
