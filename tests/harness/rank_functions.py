@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -115,3 +116,24 @@ def slower_ranks_measure() -> tuple[list[int], list[float], list[float]]:
         Workload(call, (), {}), torch.device("cpu"), Plan(budget_ns=3e8), lambda _: None, "ranks"
     ).measurement
     return found.samples_ns, [one.median_ns for one in found.ranks], in_step.most(rank, -rank)
+
+
+def die(victim: int, how: str, after_s: float) -> None:
+    """Call all-reduces without end; the victim ends after so many seconds."""
+    rank, begun = distributed.get_rank(), time.monotonic()
+
+    def end() -> None:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(0)
+
+    if rank == victim and how in ("kill", "exit"):
+        threading.Timer(after_s, end).start()  # in the middle of a collective, too
+    x = torch.ones(100_000)
+    while True:
+        if rank == victim and how == "raise" and time.monotonic() - begun >= after_s:
+            raise ValueError("of its own")
+        if rank == victim and how == "stop" and time.monotonic() - begun >= after_s:
+            time.sleep(3600)
+        distributed.all_reduce(x)

@@ -140,8 +140,7 @@ def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(proje
     told = result.stdout.str()
     assert "rank 1 of 2 failed\n" in told
     assert "ValueError: of its own\n" in told
-    assert "rank 0 was still running:\n" in told
-    assert "in all_reduce\n" in told
+    assert "rank 0 was still running:\n" in told  # its stacks are those of a real process: test_ranks.py
     assert "rank 1 of 2 ended (exit status 3)\n" in told
     assert "assert 1 == 0" in told
     assert "hung: no progress for 4.00 s, in its call" in told
