@@ -19,6 +19,8 @@ from perflab.correctness.poison import PoisonedMemory
 from perflab.correctness.run import same_bits
 from perflab.correctness.verify import expanded_ones, random_upstream, verify
 from perflab.internals.configurations import Configuration, configurations
+from perflab.ranks.run import in_ranks
+from perflab.ranks.waiting import RankError
 
 __all__ = [
     "Budget",
@@ -34,6 +36,7 @@ __all__ = [
     "OperatorCase",
     "PoisonedMemory",
     "PrunedError",
+    "RankError",
     "RankStep",
     "Report",
     "TensorReport",
@@ -46,6 +49,7 @@ __all__ = [
     "find_causes",
     "find_hints",
     "forced",
+    "in_ranks",
     "measure_errors",
     "random_upstream",
     "rounding_band",

@@ -125,6 +125,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from perflab.predicted.dry_run.forked import begin
 
         begin(config)
+    if _is_further_rank():
+        config.pluginmanager.set_blocked("terminalreporter")  # it is registered after this hook
+        return
     if _job_path(config):
         return
     is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
@@ -233,6 +236,11 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 def _job_path(config: pytest.Config) -> str | None:
     path: str | None = config.getoption("perf_replicate", default=None)
     return path
+
+
+def _is_further_rank() -> bool:
+    """Whether torchrun has started this process as another rank than the first, which alone reports."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _collected(config: pytest.Config, notes: noting.AllNotes) -> noting.Collects:

@@ -31,6 +31,25 @@ class Place(Data, frozen=True):
     """The time in seconds that a collective may take."""
 
 
+def launched() -> tuple[int, int] | None:
+    """Return the rank of this process and the number of ranks if ``torchrun`` has started several; else None."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not size.isdecimal() or int(size) < 2:
+        return None
+    return int(os.environ["RANK"]), int(size)
+
+
+def join_launched(backend: str) -> None:
+    """Join the group of the ranks that ``torchrun`` has started, unless this process has joined it already."""
+    import torch
+    from torch import distributed
+
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not distributed.is_initialized():
+        distributed.init_process_group(backend)
+
+
 def places(folder: Path, world_size: int, backend: str, limit_s: float, threads: int | None = None) -> list[Place]:
     """Return the places of all ranks of a new group, whose store lies in ``folder``.
 

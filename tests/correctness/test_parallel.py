@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab.correctness import in_ranks
 from perflab.lab.parallel import EXCHANGES
 from perflab.lab.train import TrainingConfig, TrainingStep
-from perflab.ranks.run import in_ranks
 
 from . import parallel_training
 from .parallel_training import FAULTS, State, Variant, variant_of

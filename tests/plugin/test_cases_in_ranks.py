@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from tests.plugin.conftest import REFUSED, Project, one_line
 EXCHANGE = """
 import os
 import pytest, torch
+import json
+import sys
 from pathlib import Path
 from torch import distributed
 from conftest import Virtual
@@ -234,3 +238,53 @@ def test_a_test_of_unittest_and_an_option_that_is_no_number_are_refused(project:
     for wrong in ("0", "two", "1,,2"):
         result = project.run(f"--perf-world-size={wrong}", ret=REFUSED)
         assert "is no list of numbers of processes" in " ".join(result.stderr.str().split())
+
+
+LAUNCHED = """
+import pytest, torch
+from torch import distributed
+
+@pytest.mark.perf(world_size=[1, 4], budget=0.3)
+def test_marked(perf, process_group, rank, world_size):
+    x = torch.ones(1024)
+    perf.note(rank=rank, size=world_size)
+    perf(distributed.all_reduce, x)
+
+def test_unmarked(perf):
+    perf(torch.ones(100_000).exp)
+
+@pytest.mark.perf
+def test_fails(perf, process_group, rank):
+    perf(distributed.all_reduce, torch.ones(8))
+    assert rank == 0, "of its own"
+"""
+
+
+def test_ranks_that_torchrun_has_started_are_joined_and_the_first_reports(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_launched=LAUNCHED)
+
+    def run(*arguments: str) -> pytest.RunResult:
+        command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python", sys.executable, "-m", "pytest"]
+        plugins = ["-p", "no:cacheprovider", "-m", "perf", "--perf-budget=0.3"]
+        return pytester.run(sys.executable, *command, *plugins, *arguments, timeout=240)
+
+    result = run("--perf-json=results.json", "-k", "marked")
+    assert result.ret == 0
+    assert result.stdout.str().count("test session starts") == 1, "the second rank prints nothing"
+    results = json.loads((pytester.path / "results.json").read_text())["results"]
+    assert [one["mode"] for one in results] == [{"world_size": 2}] * 2
+    assert [len(one["outcome"]["measurement"]["ranks"]) for one in results] == [2, 2]
+    assert results[0]["outcome"]["facts"] == {"rank": 0, "size": 2}
+    assert results[0]["outcome"]["summary"]["counts"]["collectives"] == 1
+    assert results[0]["case"].endswith("[world2]")
+
+    failed = run("-k", "fails")
+    assert failed.ret != 0
+    said = failed.stdout.str() + failed.stderr.str()
+    assert "perf: rank 1 failed in test_launched.py::test_fails, in its call" in said
+    assert "AssertionError: of its own" in said
+
+    refused = run("--perf-update")
+    assert (
+        "save, predict or compare without torchrun: --perf-world-size=2" in refused.stdout.str() + refused.stderr.str()
+    )

@@ -32,19 +32,27 @@ from perflab.measured.run.held_reports import HeldReports
 from perflab.measured.run.recheck import Recheck, needs_recheck
 from perflab.measured.run.state import Learned
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
-from perflab.measured.run.ways import Callgrind, InRank, Local, Replicate, Served, Serves, profile_plan
+from perflab.measured.run.ways import Callgrind, InRank, Launched, Local, Replicate, Served, Serves, profile_plan
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
 from perflab.predicted.settings import place_asked_for, predicts_by_itself
 from perflab.processes.channel import say
+from perflab.ranks.together import together
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from perflab.running.case.device_lock import device_turn
 from perflab.running.case.hanging import expect, suspended
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
-from perflab.running.case.ranked import FOUND, leave_to_ranks, run_in_ranks, too_few_gpus
+from perflab.running.case.ranked import (
+    FAILED_BY_VERDICT,
+    FOUND,
+    leave_to_ranks,
+    run_in_ranks,
+    runs_in_others,
+    too_few_gpus,
+)
 from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.case.verdicts import unmeasured
@@ -60,6 +68,10 @@ from perflab.turns.evidence import kept_s
 
 if TYPE_CHECKING:
     import torch
+
+
+_LAUNCHED = "ranks that torchrun has started are not measured again: run it without torchrun"
+"""Why a suspect is not re-measured."""
 
 
 class Cases:
@@ -101,8 +113,7 @@ class Cases:
         """
         for item in items:
             settings = for_case(self._settings, item)
-            if self._job is None:
-                leave_to_ranks(item, settings)
+            leave_to_ranks(item, settings)
             self._case_settings[case_id(item)] = settings
         self._ids = {item.nodeid for item in items}
         # Rows of tables are measured once more when all tests have ended.
@@ -150,6 +161,8 @@ class Cases:
         if job is None:
             instead = self._predictions if self._by_itself else None
             saves = settings.update or settings.update_new
+            if together().world_size > 1:
+                return Launched(state, device, progress, self._config, self._budget, instead=None, saves=False)
             return Local(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
         if self._server is not None:
             return Served(state, device, progress, self._config, self._budget, self._server)
@@ -163,7 +176,7 @@ class Cases:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run the body of a case in ranks, in their processes."""
         state = pyfuncitem.stash.get(STATE, None)
-        if state is None or self._job is not None or state.settings.world_size == 1:
+        if state is None or not runs_in_others(state.settings):
             return None
         settings = state.settings
         if settings.predict:
@@ -311,7 +324,9 @@ class Cases:
                     item.stash[FOUND] = changed(found, stated=_stated(state))
             return
         one = judged(state, self._baselines, self._moved)
-        if needs_recheck(one) or self._recheck.evidence.wanted(one):
+        if together().world_size > 1:
+            one = one.not_rechecked(_LAUNCHED) if needs_recheck(one) else one
+        elif needs_recheck(one) or self._recheck.evidence.wanted(one):
             if self._held_reports.hold(item, one):
                 if exactly_worse(one.judgement) and self._recheck.evidence.wanted(one):
                     self._budget.causes_s += kept_s([one.judgement])
@@ -323,6 +338,7 @@ class Cases:
         self._keep(item, one)
         failure = failure_of(self._config, one)
         if failure is not None:
+            item.stash[FAILED_BY_VERDICT] = True
             pytest.fail(failure, pytrace=False)
 
     def _keep(self, item: pytest.Item, one: Judged) -> None:

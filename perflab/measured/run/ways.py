@@ -205,7 +205,7 @@ class Replicate(Measuring):
         return self.job.budget_s
 
 
-class InRank(Replicate):
+class InStep(Measuring):
     """Measures in this process in step with the other ranks of its case."""
 
     def requires(self, claim: Claim) -> Way:
@@ -226,6 +226,10 @@ class InRank(Replicate):
             f"{self.state.case}: perf.compare in {self.state.settings.world_size} ranks",
             "measure each of the two in a case of its own, and compare them with versus=",
         )
+
+
+class InRank(InStep, Replicate):
+    """Measures in a rank that perflab has started."""
 
 
 @dataclass
@@ -329,6 +333,10 @@ class Local(Measuring):
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()
+
+
+class Launched(InStep, Local):
+    """Measures in rank 0 of those that something else has started."""
 
 
 class Serves(Protocol):

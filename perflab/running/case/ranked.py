@@ -5,6 +5,7 @@ In the session nothing of such a case is set up: its fixtures may communicate, w
 
 from __future__ import annotations
 
+import os
 import time
 import unittest
 from collections.abc import Generator
@@ -16,26 +17,35 @@ from perflab.base.errors import UsageError
 from perflab.noting import case_id
 from perflab.processes.channel import say
 from perflab.ranks.place import leave
+from perflab.ranks.together import together
 from perflab.ranks.waiting import RankError
 from perflab.running.case.fresh_process import measure_in_ranks
 from perflab.running.case.perf import CaseState
+from perflab.running.config.kinds import is_perf_case
 from perflab.settings.settings import Settings
 from perflab.tiers.job import Job, JobResult, Stated
 
 if TYPE_CHECKING:
     import torch
 
+FAILED_BY_VERDICT: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether a case fails because it got worse, and not because its body failed."""
 FOUND: pytest.StashKey[JobResult] = pytest.StashKey()
 """The answer of a rank that has measured its case, until the case's body has ended."""
 
 
+def runs_in_others(settings: Settings) -> bool:
+    """Whether a case in ranks is left to other processes: this one is none of its ranks."""
+    return settings.world_size > 1 and together().world_size == 1
+
+
 def leave_to_ranks(item: pytest.Item, settings: Settings) -> None:
-    """Set up no fixtures for a case in ranks.
+    """Set up no fixtures for a case that runs in other processes.
 
     Raises:
         UsageError: the case is a test of unittest, which has a set-up of its own.
     """
-    if settings.world_size == 1:
+    if not runs_in_others(settings):
         return
     if issubclass(getattr(item, "cls", None) or object, unittest.TestCase):
         raise UsageError(
@@ -94,6 +104,32 @@ class InRank:
         elif report.skipped and answer.out_of_memory is None:
             answer = JobResult(case=case_id(item), skipped=_reason_of(report))
         say(answer)
+        return report
+
+    def pytest_unconfigure(self) -> None:
+        """Leave the group."""
+        leave()
+
+
+class LaunchedRank:
+    """Hooks of a session that is one of the ranks that ``torchrun`` has started. Rank 0 alone writes anything.
+
+    A case whose body fails in a rank ends that process, and ``torchrun`` then the others, which would wait in vain.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """End this process if a case's body, or its set-up, has failed in it; a verdict is no such failure."""
+        report = yield
+        if report.failed and is_perf_case(item) and not item.stash.get(FAILED_BY_VERDICT, False):
+            lines = [f"perf: rank {self._rank} failed in {item.nodeid}, in its {report.when}", report.longreprtext, ""]
+            os.write(2, "\n".join(lines).encode("utf-8", "replace"))
+            os._exit(1)
         return report
 
     def pytest_unconfigure(self) -> None:

@@ -24,7 +24,7 @@ from perflab.measure.machine.devices import (
 )
 from perflab.noting import UNTIMED, case_id
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
-from perflab.running.case.ranked import leave_to_ranks, run_in_ranks, too_few_gpus
+from perflab.running.case.ranked import leave_to_ranks, run_in_ranks, runs_in_others, too_few_gpus
 from perflab.running.case.raw_launches import kernels_have_a_gpu
 from perflab.running.case.requirements import Claim, Needs
 from perflab.running.case.returned import refuse_nan, refuse_unfinished
@@ -96,9 +96,8 @@ class Once:
 class UntimedCases:
     """Hooks around the perf cases of this process."""
 
-    def __init__(self, settings: Settings, job: Job | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._job = job
         self._case_settings: dict[str, Settings] = {}
 
     def check(self, items: Sequence[pytest.Item]) -> None:
@@ -109,8 +108,7 @@ class UntimedCases:
         """
         for item in items:
             settings = self._case_settings[case_id(item)] = for_case(self._settings, item)
-            if self._job is None:
-                leave_to_ranks(item, settings)
+            leave_to_ranks(item, settings)
         if not all(map(tier_asked_by, items)):
             resolve_device(self._settings.device)
 
@@ -124,7 +122,7 @@ class UntimedCases:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run the body of a case in ranks, in their processes."""
         state = pyfuncitem.stash.get(STATE, None)
-        if state is None or self._job is not None or state.settings.world_size == 1:
+        if state is None or not runs_in_others(state.settings):
             return None
         device = resolve_device(self._settings.device, worker_number(pyfuncitem.config))
         if (unmet := too_few_gpus(state.settings.world_size, device)) is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from perflab.base.errors import SettingError
 from perflab.options import MARKER_ARGUMENTS
+from perflab.ranks.place import launched
 from perflab.settings.given import parse_choice, parse_leak_calls, parse_memory_limit, parse_timeout
 from perflab.settings.settings import Settings
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
@@ -152,7 +153,9 @@ def for_case(settings: Settings, item: pytest.Item) -> Settings:
     if "budget_s" in changes:
         changes["budget_by"] = "the mark's budget"
     changes["graph_by_mark"] = changes.get("cuda_graph", False) and not settings.cuda_graph
-    if "world_sizes" in changes:
+    if (ours := launched()) is not None:
+        changes["world_size"] = ours[1]
+    elif "world_sizes" in changes:
         sizes = settings.world_sizes or changes["world_sizes"]
         given = getattr(item, "callspec", None)
         changes["world_size"] = given.params["world_size"] if given and "world_size" in given.params else sizes[0]

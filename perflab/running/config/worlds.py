@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perflab.base.errors import SettingError
+from perflab.ranks.place import launched
 from perflab.running.config.marker import world_sizes_of
 from perflab.running.config.reading import settings_of
 
@@ -13,7 +14,8 @@ def spread(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test by ``world_size`` if it is to run with more than one number of processes."""
     marks = list(metafunc.definition.iter_markers("perf"))
     try:
-        sizes = world_sizes_of(marks, settings_of(metafunc.config).world_sizes)
+        ours = launched()
+        sizes = world_sizes_of(marks, settings_of(metafunc.config).world_sizes if ours is None else (ours[1],))
     except (SettingError, ValueError):
         return  # the session is refused once all tests are collected
     several = any(isinstance(mark.kwargs.get("world_size"), list | tuple) for mark in marks)

@@ -16,8 +16,9 @@ import pytest
 from perflab.base.data import speakable, to_plain
 from perflab.base.errors import UsageError
 from perflab.base.identity import file_of
+from perflab.devices.kinds import resolve_device
 from perflab.noting import NOTES, AllNotes, Notes, case_id
-from perflab.ranks.place import Place
+from perflab.ranks.place import Place, launched
 from perflab.results.documents import weave
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import is_perf_case
@@ -65,6 +66,10 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
             watch(config, selected, job)
             _offer(config, settings, selected, job)
         return
+    if (ours := launched()) is not None and ours[0] > 0:
+        if selected and mode_of(config, items, selected) is not RunMode.SKIP:
+            _begin_as_launched(config, settings, items, selected, ours)
+        return
     refuse_contradictions(config)  # this time including ini keys
     if not selected and not config.option.collectonly:
         refuse_an_empty_choice(config, sum(map(is_perf_case, config.stash[NOTES].items)))
@@ -75,6 +80,9 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     if settings.prune or (selected and mode is RunMode.MEASURE):
         _tell_what_was_collected(config, settings, items, selected)
     if config.option.collectonly or not selected or mode is RunMode.SKIP:
+        return
+    if ours is not None:
+        _begin_as_launched(config, settings, items, selected, ours)
         return
     if mode is RunMode.ONCE:
         _run_once(config, settings, selected, None)
@@ -108,6 +116,42 @@ def _refuse_names_that_are_no_text(selected: list[pytest.Item]) -> None:
             raise UsageError(f"{speakable(case_id(item))}: the name of its file is not UTF-8", "rename the file")
 
 
+def _begin_as_launched(
+    config: pytest.Config,
+    settings: Settings,
+    items: list[pytest.Item],
+    selected: list[pytest.Item],
+    ours: tuple[int, int],
+) -> None:
+    """Begin a session that is one of the ranks that ``torchrun`` has started: rank 0 judges and reports.
+
+    Raises:
+        UsageError: the run is to save baselines, for which processes are started.
+    """
+    from perflab.ranks.place import join_launched
+    from perflab.ranks.together import measure_together
+    from perflab.running.case.ranked import LaunchedRank
+
+    rank, world_size = ours
+    if settings.update or settings.update_new or settings.predict or settings.against is not None:
+        raise UsageError(
+            f"a run of {world_size} ranks that torchrun has started only measures and judges",
+            f"save, predict or compare without torchrun: --perf-world-size={world_size}",
+        )
+    mode = mode_of(config, items, selected)
+    skip_the_unwanted(config, mode, items, selected)
+    backend = "nccl" if resolve_device(settings.device).type == "cuda" else "gloo"
+    join_launched(backend)
+    measure_together()
+    config.pluginmanager.register(LaunchedRank(rank), "perflab-launched")
+    if mode is RunMode.ONCE:
+        _run_once(config, settings, selected, None)
+        return
+    place = Place(rank=rank, world_size=world_size, store="", backend=backend, threads=0, limit_s=0.0)
+    watch(config, selected, None)
+    _offer(config, settings, selected, None if rank == 0 else Job(cases=None, place=place))
+
+
 def _join(config: pytest.Config, place: Place) -> None:
     """Make this process a rank of its case's group, and let it measure in step with the others."""
     from perflab.ranks.place import join
@@ -124,7 +168,7 @@ def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.I
     from perflab.running.case.untimed import UntimedCases
 
     watch(config, selected, job)
-    cases = UntimedCases(settings, job)
+    cases = UntimedCases(settings)
     config.stash[PERF_FOR] = cases.perf_for
     config.pluginmanager.register(cases, "perflab-untimed")
     cases.check(selected)
