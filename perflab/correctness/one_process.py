@@ -33,8 +33,18 @@ _NAMED = 8
 _ALIKE = 1e-3
 """The largest difference, as a share of the norm, of what counts as the result of a cause."""
 State = dict[str, Tensor]
-_Job = tuple[tuple[int, ...], torch.dtype | None]
-"""The shards to train on, and the dtype to train in; None: the model's own."""
+_NARROW = (2.0**-13, 2.0**-7)
+"""Typical relative errors of a number that was rounded to 16 bits, by which half of the numbers are off."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A training in one process: its shards, its dtype (None: the model's own), and its steps."""
+
+    shards: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    steps: int | None = None
+    """The number of steps; None: as many as were asked for."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,10 @@ class Cause(enum.Enum):
     SUMMED = "the gradients of the ranks were added up, and not divided by their number"
     DIVIDED_TWICE = "the gradients of the ranks were divided by their number twice"
     NOT_EXCHANGED = "no gradient was exchanged: each rank trained on its own shard"
-    SAME_SHARD = "all ranks trained on the first rank's shard"
+    SAME_SHARD = "all ranks trained on the first rank's shard, or took its gradient"
+    OWN_WEIGHTS = "the ranks began with weights of their own"
+    LEFT_OUT = "some parameters were left out of the exchange: after one step the ranks differ in these alone"
+    NARROW = "the gradients were rounded to 16 bits when they were exchanged"
 
 
 class NotOneProcessError(AssertionError):
@@ -108,8 +121,8 @@ def same_as_one_process(
         raise UsageError(f"same_as_one_process(world_size={world_size})", "give the number of processes, 2 or more")
     train = _Trainings(make_model, make_step, world_size, steps, seed, backend, limit_s)
     every = tuple(range(world_size))
-    one, *wide = train.in_one([(every, None)] if exact else [(every, None), (every, torch.float64)])
-    ranks = train.in_ranks()
+    one, *wide = train.in_one([_Job(every)] if exact else [_Job(every), _Job(every, torch.float64)])
+    ranks = [states[0] for states in train.in_ranks()]
     told = _apart(ranks)
     got = {name: tensor for state in reversed(ranks) for name, tensor in state.items()}
     if exact:
@@ -122,8 +135,8 @@ def same_as_one_process(
         differing = [] if report.ok else [tensor.name for tensor in report.tensors if not tensor.ok]
     if not told and not differing:
         return report
-    causes = _causes(train, ranks, one)
-    said = [f"likely: {cause.value}" for cause in causes]
+    causes, where = _causes(train, ranks, one)
+    said = [*(f"likely: {cause.value}" for cause in causes), *where]
     raise NotOneProcessError("\n".join([*said, *told, *_shown(report, differing)]), causes)
 
 
@@ -139,9 +152,11 @@ class _Trainings:
     backend: str
     limit_s: float
 
-    def in_ranks(self) -> list[State]:
-        """Train in all ranks, each on its own shard; return the state of each."""
-        return [found for (found,) in self._trained([[((rank,), None)] for rank in range(self.world_size)])]
+    def in_ranks(self, *steps: int) -> list[list[State]]:
+        """Train in all ranks, each on its own shard, once for each number of steps; return the states of each rank."""
+        return self._trained(
+            [[_Job((rank,), steps=number) for number in steps or (self.steps,)] for rank in range(self.world_size)]
+        )
 
     def in_one(self, jobs: Sequence[_Job]) -> list[State]:
         """Train in one process, once for each job; return the states."""
@@ -163,20 +178,17 @@ def _train_all(
     seed: int,
 ) -> list[State]:
     """Do this rank's jobs, which are as many in each rank."""
-    return [
-        _train(make_model, make_step, shards, num_shards, steps, seed, dtype)
-        for shards, dtype in jobs[torch.distributed.get_rank()]
-    ]
+    own = jobs[torch.distributed.get_rank()]
+    return [_train(make_model, make_step, job, num_shards, steps, seed) for job in own]
 
 
 def _train(
     make_model: Callable[[], nn.Module],
     make_step: MakeStep,
-    shards: Sequence[int],
+    job: _Job,
     num_shards: int,
     steps: int,
     seed: int,
-    dtype: torch.dtype | None,
 ) -> State:
     """Train in this process, a rank of a group; return parameters and optimizer state, whole, on the CPU.
 
@@ -184,16 +196,16 @@ def _train(
     """
     torch.manual_seed(seed)
     model = make_model()
-    if dtype is not None:
-        model = _cast(model, dtype)
+    if job.dtype is not None:
+        model = _cast(model, job.dtype)
     torch.manual_seed(seed)
     try:
-        step = make_step(model, shards, num_shards)
-        for _ in range(steps):
+        step = make_step(model, job.shards, num_shards)
+        for _ in range(steps if job.steps is None else job.steps):
             step.run()
     except Exception as error:
-        if dtype is not None:
-            error.add_note(f"in one process, in {dtype}, from which the budget follows; exact=True needs none")
+        if job.dtype is not None:
+            error.add_note(f"in one process, in {job.dtype}, from which the budget follows; exact=True needs none")
         raise
     found = {name: _whole(parameter) for name, parameter in model.named_parameters()}
     state: Mapping[Any, Mapping[str, Any]] = {} if step.optimizer is None else step.optimizer.state
@@ -246,20 +258,50 @@ def _apart(ranks: Sequence[State]) -> list[str]:
     return lines
 
 
-def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> list[Cause]:
-    """Return the mistakes whose result the ranks have, the likeliest first."""
+def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> tuple[list[Cause], list[str]]:
+    """Return the mistakes whose result the ranks have, the likeliest first, and where the first step shows them."""
+    first = [_Job((0,) * train.world_size), *(_Job((rank,)) for rank in range(train.world_size))]
+    same, *own, one_early = train.in_one([*first, _Job(tuple(range(train.world_size)), steps=1)])
+    starts, early = zip(*train.in_ranks(0, 1), strict=True)
+    apart = _differing(early)
     causes = []
-    same, *own = train.in_one([((0,) * train.world_size, None), *(((rank,), None) for rank in range(train.world_size))])
-    if all(_alike(state, alone) for state, alone in zip(ranks, own, strict=True)):
+    if _differing(starts):
+        causes.append(Cause.OWN_WEIGHTS)
+    elif all(_alike(state, alone) for state, alone in zip(ranks, own, strict=True)):
         causes.append(Cause.NOT_EXCHANGED)
     elif all(_alike(state, same) for state in ranks):
         causes.append(Cause.SAME_SHARD)
+    elif 0 < len(apart) < len(early[0]):
+        causes.append(Cause.LEFT_OUT)
     scale = _scale_of_gradients(ranks[0], one)
     if scale is not None and abs(scale - train.world_size) < _ALIKE * train.world_size:
         causes.append(Cause.SUMMED)
     if scale is not None and abs(scale * train.world_size - 1) < _ALIKE:
         causes.append(Cause.DIVIDED_TWICE)
-    return causes
+    if not causes and _is_rounded(early[0], one_early):
+        causes.append(Cause.NARROW)
+    where = [f"after one step the ranks differ in {format_names(apart, _NAMED)}"] if Cause.LEFT_OUT in causes else []
+    return causes, where
+
+
+def _differing(ranks: Sequence[State]) -> list[str]:
+    """Return the names of the tensors of which two ranks have different bits."""
+    return [
+        name
+        for name, tensor in ranks[0].items()
+        if any(name in state and not same_bits(tensor, state[name]) for state in ranks[1:])
+    ]
+
+
+def _is_rounded(state: State, one: State) -> bool:
+    """Whether the gradients of the first step, by the optimizer's moments, are off by what 16 bits round away."""
+    names = [name for name in state if name.rpartition(" ")[2] in _MOMENTS and name in one]
+    if not names:
+        return False
+    got, wanted = (torch.cat([one_of[name].double().flatten() for name in names]) for one_of in (state, one))
+    off = ((got - wanted).abs() / wanted.abs())[wanted != 0]
+    least, most = _NARROW
+    return bool(off.numel()) and least < float(off.median()) < most
 
 
 def _alike(state: State, other: State) -> bool:

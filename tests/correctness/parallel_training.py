@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from perflab.lab.models import build_model
-from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange
+from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange, whole
 from perflab.lab.parallel.exchange import gradient_of
 from perflab.lab.parallel.flat import FlatExchange
 from perflab.lab.train import TrainingConfig, TrainingStep
@@ -50,9 +50,9 @@ def state_of(step: TrainingStep) -> State:
     """Parameters, and AdamW's state of those that this process updates."""
     found: State = {}
     for name, parameter in step.model.named_parameters():
-        found[name] = parameter.detach().clone()
+        found[name] = whole(parameter.detach()).clone()
         for key, value in step.adamw.state.get(parameter, {}).items():
-            found[f"{name} {key}"] = value.clone()
+            found[f"{name} {key}"] = whole(value).clone()
     return found
 
 
@@ -100,8 +100,8 @@ def means() -> dict[str, list[Tensor | None]]:
     """The gradients that each exchange makes of known ones, of which rank 1 has none for the second parameter."""
     rank, found = distributed.get_rank(), {}
     for name in EXCHANGES:
-        if name == "ddp":
-            continue  # its gradients come from a backward pass alone
+        if name in ("ddp", "fsdp2"):
+            continue  # their gradients come from a backward pass alone
         model = nn.ParameterList([torch.ones(7), torch.ones(3, 5), torch.ones(2), torch.ones(11)])
         exchange = make_exchange(name, model, 60 / 2**20)
         exchange.begin(last=True)

@@ -113,6 +113,34 @@ def in_bfloat16(model: nn.Module) -> None:
         gradient.copy_(narrow / world())
 
 
+def average_twice(model: nn.Module) -> None:
+    average(model)
+    for gradient in gradients(model):
+        gradient /= world()
+
+
+def without_the_head(model: nn.Module) -> None:
+    average(nn.ModuleList(model.blocks))
+
+
+def first_ranks(model: nn.Module) -> None:
+    for gradient in gradients(model):
+        distributed.broadcast(gradient, 0)
+
+
+def clipped_by_own_norm(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    average(model)
+
+
+def own_weights_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """Each rank draws weights of its own, and nobody sends any."""
+    if world() > 1:
+        for parameter in model.parameters():
+            parameter.data += 0.01 * distributed.get_rank()
+    return stepped(model, shards, num_shards, average)
+
+
 def step_with_fault(fault: Exchange, model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
     """The naive step with another exchange; bound by functools.partial."""
     return stepped(model, shards, num_shards, fault)

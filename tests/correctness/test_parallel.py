@@ -18,14 +18,15 @@ from .parallel_training import FAULTS, State, Variant, variant_of
 
 pytestmark = pytest.mark.correctness
 SMALL_BUCKETS = {"bucket_mb": 0.02}
+REPLICATED = [name for name in EXCHANGES if name != "fsdp2"]
 EXACT = {
-    **{name: Variant(name) for name in EXCHANGES},
+    **{name: Variant(name) for name in REPLICATED},
     "bucketed, small buckets": Variant("bucketed", switches=SMALL_BUCKETS),
     "ddp, small buckets": Variant("ddp", switches=SMALL_BUCKETS),
-    **{f"{name}, tied head": Variant(name, {"tied_head": True}, switches=SMALL_BUCKETS) for name in EXCHANGES},
-    **{f"{name}, frozen block": Variant(name, kind="frozen", switches=SMALL_BUCKETS) for name in EXCHANGES},
-    **{f"{name}, unused parameter": Variant(name, kind="unused", switches=SMALL_BUCKETS) for name in EXCHANGES},
-    **{f"{name}, sharded state": Variant(name, switches={"shard_optimizer": True}) for name in EXCHANGES},
+    **{f"{name}, tied head": Variant(name, {"tied_head": True}, switches=SMALL_BUCKETS) for name in REPLICATED},
+    **{f"{name}, frozen block": Variant(name, kind="frozen", switches=SMALL_BUCKETS) for name in REPLICATED},
+    **{f"{name}, unused parameter": Variant(name, kind="unused", switches=SMALL_BUCKETS) for name in REPLICATED},
+    **{f"{name}, sharded state": Variant(name, switches={"shard_optimizer": True}) for name in REPLICATED},
     "sharded state, unused parameter": Variant("flat", kind="unused", switches={"shard_optimizer": True}),
     "checkpointing": Variant("bucketed", switches={"checkpointing": "every-block", **SMALL_BUCKETS}),
 }
@@ -34,6 +35,9 @@ ROUNDED = {
     **{f"{name}, two micro-batches": Variant(name, switches={"micro_batches": 2}) for name in EXCHANGES},
     **{f"{name}, uneven batches": Variant(name, rows=(1, 4)) for name in EXCHANGES},
     **{f"{name}, clipped": Variant(name, switches={"max_grad_norm": 0.1}) for name in EXCHANGES},
+    "fsdp2": Variant("fsdp2"),
+    "fsdp2, tied head": Variant("fsdp2", {"tied_head": True}),
+    "fsdp2, frozen block": Variant("fsdp2", kind="frozen"),
     "sharded state, clipped": Variant("flat", switches={"max_grad_norm": 0.1, "shard_optimizer": True}),
 }
 """Trainings whose sums have another order in two ranks than in one process."""
@@ -153,6 +157,7 @@ def test_a_wrong_exchange_is_noticed(wrong: dict[str, list[State]], fault: type)
         ({"exchange": "bucketd"}, "did you mean 'bucketed'?"),
         ({"exchange": "ddp", "bucket_mb": -1.0}, "bucket_mb=-1.0: wanted a finite number at least 0"),
         ({"exchange": "flat", "compile": "reduce-overhead"}, "a CUDA graph replays a backward pass without the hooks"),
+        ({"exchange": "fsdp2", "shard_optimizer": True}, "which shards the optimizer's state already"),
         ({"exchange": "flat", "shard_optimizer": True, "precision": "fp16"}, "give precision='bf16'"),
     ],
 )

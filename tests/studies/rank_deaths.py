@@ -58,6 +58,9 @@ def main() -> None:
         except RankError as error:
             lasted = time.monotonic() - begun
             named = error.rank == victim or how == "stop"  # who has stopped and who waits are told alike
+            until = time.monotonic() + 1  # the kernel takes a moment to clear away what was killed
+            while ranks_alive() and time.monotonic() < until:
+                time.sleep(0.05)
             left, sockets = ranks_alive(), listening() - before
             took.setdefault(how, []).append(lasted - after_s)
             print(f"{number + 1:3} {how:5} of {world_size} after {after_s:.1f} s: ended in {lasted:.1f} s, ", end="")

@@ -26,6 +26,7 @@ EXCHANGES = {
     "overlapped": "perflab.lab.parallel.bucketed:OverlappedExchange",
     "bucketed": "perflab.lab.parallel.bucketed:BucketedExchange",
     "ddp": "perflab.lab.parallel.ddp:DdpExchange",
+    "fsdp2": "perflab.lab.parallel.fsdp2:Fsdp2Exchange",
 }
 """The classes of exchanges by name."""
 
@@ -94,6 +95,13 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is, and one that is in shards (`DTensor`) gathered from all processes."""
+    gather = getattr(tensor, "full_tensor", None)
+    gathered: Tensor = tensor if gather is None else gather()
+    return gathered
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -125,6 +125,8 @@ class TrainingConfig:
                 "shard_optimizer=True shares out the work of processes that train together, and exchange='none' trains "
                 "alone; give an exchange such as exchange='bucketed'"
             )
+        if self.shard_optimizer is True and self.exchange == "fsdp2":
+            raise ValueError("shard_optimizer=True with exchange='fsdp2', which shards the optimizer's state already")
         if self.shard_optimizer is True and PRECISIONS[self.precision].loss_scaling:
             raise ValueError(
                 f"shard_optimizer=True with precision={self.precision!r}: loss scaling looks at the gradients of a "

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from perflab.lab.experts.mixture import collecting, expert_layers
 from perflab.lab.experts.router import weighted_loss
-from perflab.lab.parallel import ShardedUpdate, make_exchange
+from perflab.lab.parallel import ShardedUpdate, make_exchange, whole
 from perflab.lab.train.compiled import compiled_model, replays_cuda_graphs
 from perflab.lab.train.config import TrainingConfig
 from perflab.lab.train.loss import clamp_loss, cross_entropy_loss
@@ -181,7 +181,8 @@ class TrainingStep:
                 self._watch.overflow(found_inf)
         if self.config.max_grad_norm is not None:
             # Dividing by a norm that is infinite would leave a gradient of zeros and NaN.
-            self._watch.watch(nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+            self._watch.watch(whole(norm))
         self._set_learning_rate()
         if self._exchange is not None:
             self._watch.agree(self._exchange, self._device)

@@ -1,0 +1,38 @@
+"""PyTorch's `fully_shard` (FSDP2) as an exchange: parameters, gradients and AdamW's state in shards (ZeRO stage 3).
+
+Each process keeps some rows of every parameter. A block's parameters are gathered before its forward pass and again
+before its backward pass, and let go after each. Its gradients are reduce-scattered as soon as they are there (Zhao et
+al. 2023).
+"""
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from perflab.lab.parallel.exchange import Exchange
+
+
+class Fsdp2Exchange(Exchange):
+    """Shards each block, and what is left as one more part. The model's parameters are `DTensor`s from then on.
+
+    Raises:
+        ValueError: the model has no `blocks`.
+    """
+
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
+        super().__init__(model, bucket_mb)
+        blocks = getattr(model, "blocks", None)
+        if not isinstance(blocks, nn.ModuleList):
+            raise ValueError(
+                f"exchange='fsdp2' shards a model block by block, and {type(model).__name__} has no `blocks`; "
+                "give exchange='ddp'"
+            )
+        for block in blocks:
+            fully_shard(block)
+        self._model: FSDPModule = fully_shard(model)
+
+    def begin(self, *, last: bool) -> None:
+        """Reduce gradients in the last pass alone: until then each process keeps all of them, whole."""
+        self._model.set_requires_gradient_sync(last)
+
+    def finish(self) -> None:
+        """Do nothing: the backward pass has ended with averaged gradients."""

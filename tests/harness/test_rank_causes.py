@@ -1,0 +1,70 @@
+"""The likely cause of a difference between ranks and one process, for mistakes of which each leaves its mark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from torch import nn
+
+from perflab.correctness import Cause, RankStep, in_ranks
+from perflab.correctness.one_process import State, _causes, _Job, _train, _Trainings
+from tests.correctness import rank_steps
+from tests.correctness.rank_steps import own_weights_step, same_batch_step, step_with_fault
+
+MakeStep = Callable[..., RankStep]
+FAULTS: dict[str, tuple[MakeStep, Cause | None]] = {
+    "no average": (partial(step_with_fault, rank_steps.forgotten_average), Cause.SUMMED),
+    "averaged twice": (partial(step_with_fault, rank_steps.average_twice), Cause.DIVIDED_TWICE),
+    "no exchange": (partial(step_with_fault, rank_steps.nothing_exchanged), Cause.NOT_EXCHANGED),
+    "one batch for all": (same_batch_step, Cause.SAME_SHARD),
+    "rank 0's gradient": (partial(step_with_fault, rank_steps.first_ranks), Cause.SAME_SHARD),
+    "own weights": (own_weights_step, Cause.OWN_WEIGHTS),
+    "head left out": (partial(step_with_fault, rank_steps.without_the_head), Cause.LEFT_OUT),
+    "in bfloat16": (partial(step_with_fault, rank_steps.in_bfloat16), Cause.NARROW),
+    "clipped by own norm": (partial(step_with_fault, rank_steps.clipped_by_own_norm), None),
+}
+STEPS = 3
+Trained = list[State]
+
+
+def trained(make_steps: list[MakeStep], jobs: list[list[_Job]]) -> list[Trained]:
+    """Do this rank's jobs with each step."""
+    rank = rank_steps.distributed.get_rank()
+    return [[_train(rank_steps.make_model, make, job, 2, STEPS, 0) for job in jobs[rank]] for make in make_steps]
+
+
+class _Known(_Trainings):
+    """Trainings that have been done."""
+
+    def __init__(self, alone: Trained, ranks: list[Trained]) -> None:
+        super().__init__(nn.Identity, rank_steps.naive_step, 2, STEPS, 0, "gloo", 1.0)
+        object.__setattr__(self, "known", (alone, ranks))
+
+    def in_one(self, jobs: object) -> Trained:
+        return self.known[0]  # type: ignore[attr-defined]
+
+    def in_ranks(self, *steps: int) -> list[Trained]:
+        return self.known[1]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Cause]]:
+    """The causes of each fault, from one set of processes for all."""
+    make_steps = [make for make, _ in FAULTS.values()]
+    alone = [_Job((0, 0)), _Job((0,)), _Job((1,)), _Job((0, 1), steps=1), _Job((0, 1))]
+    ranked = [[_Job((rank,), steps=steps) for steps in (0, 1, STEPS)] for rank in range(2)]
+    (ones,) = in_ranks(trained, 1, make_steps, [alone], threads=1)
+    ranks = in_ranks(trained, 2, make_steps, ranked, threads=1)
+    causes = {}
+    for name, one, *both in zip(FAULTS, ones, *ranks, strict=True):
+        known = _Known(one[:-1], [states[:-1] for states in both])
+        causes[name], _ = _causes(known, [states[-1] for states in both], one[-1])
+    return causes
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_likely_cause_of_a_difference_is_named(found: dict[str, list[Cause]], name: str) -> None:
+    cause = FAULTS[name][1]
+    assert found[name] == ([] if cause is None else [cause])
