@@ -108,6 +108,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     study="collectives",
     columns="median, spread, bytes/s, bus_bytes/s, quoted",
     budget=4,
+    last=True,
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import os
 import pytest, torch
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from torch import distributed
 from conftest import Virtual
@@ -288,3 +290,34 @@ def test_ranks_that_torchrun_has_started_are_joined_and_the_first_reports(pytest
     assert (
         "save, predict or compare without torchrun: --perf-world-size=2" in refused.stdout.str() + refused.stderr.str()
     )
+
+
+def test_a_case_in_ranks_that_the_runs_time_is_over_for_is_skipped(project: Project) -> None:
+    project.test_file.write_text(
+        MANY + "\n@pytest.mark.perf(world_size=2)\ndef test_late(perf, process_group):\n    pass\n"
+        "\nimport time\n\n@pytest.mark.perf(world_size=2)\ndef test_long(perf):\n    time.sleep(100)\n"
+    )
+    result = project.run("--perf-total-budget=8", "-k", "long", skipped=1)
+    assert "the run's 8.00 s were over" in one_line(result)
+
+
+def test_cases_in_ranks_share_the_machine_with_workers_and_a_second_session(project: Project) -> None:
+    pytest.importorskip("xdist")
+    project.pytester.makeconftest("")
+    body = "import pytest, torch\nfrom torch import distributed\n"
+    for name in ("a", "b"):
+        body += (
+            f"\n@pytest.mark.perf(world_size=2, budget=0.3)\ndef test_{name}(perf, process_group):\n"
+            "    perf(distributed.all_reduce, torch.ones(64))\n"
+        )
+    project.test_file.write_text(body)
+    with ThreadPoolExecutor(2) as both:
+        runs = [
+            both.submit(project.run, "-p", "xdist", "-n2", f"--perf-json={name}.json", "--perf-check=off")
+            for name in ("one", "two")
+        ]
+        for run in runs:
+            run.result().assert_outcomes(passed=2)
+    for name in ("one", "two"):
+        counts = [one["outcome"]["summary"]["counts"]["collectives"] for one in project.results(f"{name}.json")]
+        assert counts == [1, 1]

@@ -32,7 +32,7 @@ from perflab.measured.run.held_reports import HeldReports
 from perflab.measured.run.recheck import Recheck, needs_recheck
 from perflab.measured.run.state import Learned
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
-from perflab.measured.run.ways import Callgrind, InRank, Launched, Local, Replicate, Served, Serves, profile_plan
+from perflab.measured.run.ways import Callgrind, InRank, InStep, Local, Replicate, Served, Serves, profile_plan
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
@@ -156,13 +156,13 @@ class Cases:
 
     def _way(self, state: CaseState, device: torch.device, progress: Progress) -> Way:
         job, settings = self._job, self._settings
+        if together().world_size > 1 and (job is None or job.cases is None):
+            return InStep(state, device, progress, self._config)
         if state.predicts:
             return Predicted(state, self._predictions, self._budget)
         if job is None:
             instead = self._predictions if self._by_itself else None
             saves = settings.update or settings.update_new
-            if together().world_size > 1:
-                return Launched(state, device, progress, self._config, self._budget, instead=None, saves=False)
             return Local(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
         if self._server is not None:
             return Served(state, device, progress, self._config, self._budget, self._server)
@@ -184,6 +184,9 @@ class Cases:
         device = state.device = resolve_device(settings.device, worker_number(self._config))
         if (unmet := too_few_gpus(settings.world_size, device)) is not None:
             pytest.skip(unmet)
+        left_s = self._budget.measuring_s()
+        if left_s is not None and left_s <= 0:
+            state.skip_for_time()
         self._progress.for_case(pyfuncitem)(f"in {settings.world_size} ranks")
         saves = settings.update or settings.update_new
         share_s = None if saves else self._budget.case_share_s()
@@ -195,7 +198,7 @@ class Cases:
             profile_ns=plan.budget_ns if plan is not None else None,
             profile_files=str(plan.files) if plan is not None and plan.files is not None else None,
         )
-        found = run_in_ranks(self._config, state, job, str(device), self._budget.measuring_s())
+        found = run_in_ranks(self._config, state, job, str(device), left_s)
         learned = state.part(Learned)
         learned.measurement, learned.out_of_memory = found.measurement, found.out_of_memory
         learned.environment = found.stated.environment if found.stated is not None else None

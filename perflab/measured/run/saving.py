@@ -144,7 +144,7 @@ def _cases_to_save(saving: Saving, baselines: Baselines) -> tuple[list[str], lis
     names = {case: saving.results[case].identity for case in held}
     return (
         [case for case, one in held.items() if not baselines.has_exact(names[case], one.environment)],
-        [case for case in held.keys() & timed.keys() if not baselines.has_times(names[case], held[case].environment)],
+        [case for case, one in held.items() if case in timed and not baselines.has_times(names[case], one.environment)],
     )
 
 

@@ -199,14 +199,14 @@ class Replicate(Measuring):
         return ProfilePlan(budget_ns, Path(job.profile_files) if job.profile_files is not None else None)
 
     def _leak_calls(self) -> int:
-        return self.state.settings.leak_calls if self.state.settings.is_apart else 0
+        return self.state.settings.leak_calls if self.state.settings.fresh_process else 0
 
     def _share_s(self) -> float | None:
         return self.job.budget_s
 
 
 class InStep(Measuring):
-    """Measures in this process in step with the other ranks of its case."""
+    """Measures in this process in step with the other ranks of its case, whoever has started them."""
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case in all ranks if it does not fit in one of them."""
@@ -224,8 +224,15 @@ class InStep(Measuring):
         """
         raise UsageError(
             f"{self.state.case}: perf.compare in {self.state.settings.world_size} ranks",
-            "measure each of the two in a case of its own, and compare them with versus=",
+            "measure each of the two in a case of its own",
         )
+
+    def _leak_calls(self) -> int:
+        return self.state.settings.leak_calls
+
+    def _counted_apart(self, measurement: Measurement) -> Measurement:
+        """Return the measurement as it is: a process under callgrind would be no rank."""
+        return measurement
 
 
 class InRank(InStep, Replicate):
@@ -333,10 +340,6 @@ class Local(Measuring):
 
     def _share_s(self) -> float | None:
         return None if self.saves else self.budget.case_share_s()
-
-
-class Launched(InStep, Local):
-    """Measures in rank 0 of those that something else has started."""
 
 
 class Serves(Protocol):

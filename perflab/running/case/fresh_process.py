@@ -56,6 +56,8 @@ input, with the values that replace them."""
 
 
 _LINES_SHOWN = 15
+COLLECTIVE_S = 24 * 3600.0
+"""The time in seconds that a collective of a case may take: each rank is watched, and its case's own limit ends it."""
 START_S = 120.0
 """The time in seconds that a process may take before its first case, to load Python and PyTorch on a busy machine and
 to collect its files."""
@@ -126,22 +128,6 @@ def measure_fresh(
     alone = [case for case, world_size in cases.items() if world_size == 1]
     found: dict[str, JobResult] = {}
     problem: FreshProcessError | None = None
-    for case in cases.keys() - {*alone}:
-        try:
-            plan = Job(
-                cases=[case],
-                budget_s=budget_s,
-                profiled=[case] if case in profiled else [],
-                profile_ns=profile_ns,
-                profile_files=None if profile_files is None else str(profile_files),
-            )
-            found[case] = measure_in_ranks(config, plan, cases[case], device, left_s=left_s)
-        except RankError as error:
-            problem = FreshProcessError(error.problem, error.remedy)
-    if not alone:
-        if problem is not None and not found:
-            raise problem
-        return found
     job = Job(
         cases=alone,
         budget_s=budget_s,
@@ -149,6 +135,16 @@ def measure_fresh(
         profile_ns=profile_ns,
         profile_files=None if profile_files is None else str(profile_files),
     )
+    for case, world_size in cases.items():
+        try:
+            if world_size > 1:
+                found[case] = measure_in_ranks(config, changed(job, cases=[case]), world_size, device, left_s=left_s)
+        except RankError as error:
+            problem = FreshProcessError(error.problem, error.remedy)
+    if not alone:
+        if problem is not None and not found:
+            raise problem
+        return found
     told, ending = run_job(config, job, device, left_s=left_s)
     found |= {result.case: result for result in told if result.problem is None}
     if not found:
@@ -176,7 +172,7 @@ def measure_in_ranks(
     with workplace() as folder, suspended(config), contextlib.ExitStack() as processes:
         peers: list[Peer[Job, JobResult]] = []
         patience_s = START_S + patience_of(config, job)
-        for place in places(folder, world_size, "nccl" if on_cuda else "gloo", patience_s):
+        for place in places(folder, world_size, "nccl" if on_cuda else "gloo", COLLECTIVE_S):
             own = changed(job, place=place, profile_files=job.profile_files if place.rank == 0 else None)
             start = _start(config, own, f"cuda:{place.rank}" if on_cuda else device, folder)
             start = replace(

@@ -72,12 +72,14 @@ def run_in_ranks(
 
     Raises:
         RankError: a rank failed.
-        pytest.skip.Exception: the ranks skipped the case.
+        pytest.skip.Exception: the ranks skipped the case, or the run's time was over.
     """
-    size = state.settings.world_size
+    size, begun_s = state.settings.world_size, time.monotonic()
     try:
         found = measure_in_ranks(config, job, size, device, left_s=left_s)
     except RankError as error:
+        if left_s is not None and time.monotonic() - begun_s >= left_s:
+            state.skip_for_time()
         state.problem = f"rank {error.rank} of {size} failed"
         raise
     if found.skipped is not None:
