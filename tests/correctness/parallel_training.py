@@ -344,3 +344,39 @@ def with_faults(variants: list[Variant]) -> list[State]:
         ShardedUpdate.__init__ = by_two if variant.exchange == "TwoOwners" else plain
         found += in_this_rank([variant])
     return found
+
+
+# --- many ranks in one process --------------------------------------------------------------------------------------
+
+
+def simulated(world_size: int, exchanges: list[str]) -> dict[str, tuple[bool, State, State]]:
+    """Train in as many ranks as tensors of PyTorch's `LocalTensor` hold, and alone.
+
+    For each exchange: whether all ranks have the same bits, the state of rank 0, and that of one process.
+    """
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode, rank_map
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.destroy_process_group()
+    variants = [Variant(name, switches={"skip_non_finite": False}, rows=(1,) * world_size) for name in exchanges]
+    wanted, found = alone(variants), {}
+    distributed.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    # A number that is made from no tensor is one tensor there, which no collective adds up; all have as many tokens.
+    Exchange.weight = lambda self, num_tokens: torch.ones(())
+    for variant, of_one in zip(variants, wanted, strict=True):
+        with LocalTensorMode(world_size):
+            tokens = rank_map(lambda rank: shard(rank, 1))
+            switches = {"bucket_mb": 0.02, **variant.switches}
+            config = TrainingConfig(exchange=variant.exchange, learning_rate=1e-2, **switches)
+            step = TrainingStep(make_model(variant), tokens, config)
+            for _ in range(STEPS):
+                step()
+        held = {}
+        for name, parameter in step.model.named_parameters():
+            for key, tensor in {"": parameter.detach(), **step.adamw.state[parameter]}.items():
+                held[f"{name} {key}".strip()] = (
+                    tensor._local_tensors if isinstance(tensor, LocalTensor) else {0: tensor}
+                )
+        same = all(torch.equal(parts[0], part) for parts in held.values() for part in parts.values())
+        found[variant.exchange] = (same, {name: parts[0].clone() for name, parts in held.items()}, of_one)
+    return found

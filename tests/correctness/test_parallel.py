@@ -115,6 +115,16 @@ def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_
             assert ((got.double() - sum(parts) / 3).abs() <= limit).all()
 
 
+@pytest.mark.parametrize("world_size", [8, 64])
+def test_many_ranks_are_one_process_but_for_the_order_of_sums(world_size: int) -> None:
+    exchanges = ["flat"] if world_size == 64 else ["naive", "flat", "overlapped", "bucketed"]
+    (found,) = in_ranks(parallel_training.simulated, 1, world_size, exchanges, threads=1)
+    for name, (is_same, got, wanted) in found.items():
+        assert is_same, f"{name}: the ranks differ"
+        moments = {key: tensor for key, tensor in wanted.items() if key.endswith(AdamW_MOMENTS)}
+        assert distance({key: got[key] for key in moments}, moments) < 1e-4
+
+
 def test_a_rank_counts_by_its_tokens_and_exactly_one_where_all_have_as_many() -> None:
     assert in_ranks(parallel_training.weights, 2, threads=1) == [
         [pytest.approx(2 / 3), 1.0],

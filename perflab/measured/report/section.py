@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perflab.base.mode import DEFAULT
 from perflab.measured.report.columns import ordered, own_columns
 from perflab.measured.report.judged import judged
 from perflab.measured.report.matmul_rate import NO_TELLING, share_of_rate, with_best_rates
@@ -128,11 +127,11 @@ def _profiles(results: Sequence[Result], width: int, *, brief: bool) -> list[str
 def _other_time(result: Result, profile: Profile) -> list[str]:
     """Return a note if the case's own time differs from the time of the profiled calls."""
     summary = result.record.summary if result.record is not None else None
-    most = _OTHER_TIME if result.mode == DEFAULT else _OTHER_TIME_OF_MODE
+    most = _OTHER_TIME if result.mode.is_plain else _OTHER_TIME_OF_MODE
     if summary is None or abs(profile.timer_ns / summary.median_ns - 1) <= most:
         return []
     own = format_ns(summary.median_ns)
-    if result.mode != DEFAULT:
+    if not result.mode.is_plain:
         return [f"plain calls were profiled; with {result.mode} the case takes {own}"]
     return [f"in the case's own measurement a call took {own}: shares hold better than times"]
 
