@@ -73,8 +73,9 @@ class Exchange:
         used = torch.tensor([one.grad is not None for one in self.parameters], dtype=torch.uint8)
         used = used.to(self.parameters[0].device)
         distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        lacks_some = any(one.grad is None for one in self.parameters)  # else nothing is to be read, which would wait
         self.average()
-        for parameter, is_used in zip(self.parameters, used.tolist(), strict=True):
+        for parameter, is_used in zip(self.parameters, used.tolist() if lacks_some else (), strict=lacks_some):
             if not is_used:
                 parameter.grad = None
 
