@@ -125,10 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from perflab.predicted.dry_run.forked import begin
 
         begin(config)
-    if _is_further_rank():
-        config.pluginmanager.set_blocked("terminalreporter")  # it is registered after this hook
-        return
-    if _job_path(config):
+    if _job_path(config) or _is_further_rank():
         return
     is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
     notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config, _collected)

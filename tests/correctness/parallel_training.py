@@ -102,12 +102,13 @@ def means() -> dict[str, list[Tensor | None]]:
     for name in EXCHANGES:
         if name in ("ddp", "fsdp2"):
             continue  # their gradients come from a backward pass alone
-        model = nn.ParameterList([torch.ones(7), torch.ones(3, 5), torch.ones(2), torch.ones(11)])
+        model = nn.ParameterList([torch.ones(7), torch.ones(3, 5), torch.ones(2), torch.ones(11), torch.ones(4, 9).t()])
         exchange = make_exchange(name, model, 60 / 2**20)
         exchange.begin(last=True)
         for number, parameter in enumerate(model):
             if number != 2 and (number, rank) != (1, 1):
-                parameter.grad = known_gradient(rank, number, parameter.shape)
+                parameter.grad = torch.empty_like(parameter)  # of its layout, which may be transposed
+                parameter.grad.copy_(known_gradient(rank, number, parameter.shape))
         exchange.finish()
         found[name] = [parameter.grad for parameter in model]
     return found

@@ -20,6 +20,7 @@ def given(**options: Any) -> pytest.Config:
         "--context-length": "128",
         "--batch-size": 4,
         "--train-steps": 100,
+        "--collective-size": "1MB",
     }
     values = {**usual, **{f"--{name.replace('_', '-')}": value for name, value in options.items()}}
     return cast(pytest.Config, SimpleNamespace(getoption=values.__getitem__))

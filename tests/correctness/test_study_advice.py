@@ -143,6 +143,7 @@ def test_switches_cover_every_choice_of_the_configurations() -> None:
     assert {name for switch in turned for name in switch.model} == model_fields - dimensions - of_mixers
     rates = {"learning_rate", "weight_decay", "betas", "final_learning_rate_share", "skip_non_finite"}  # of all studies
     rates |= {"balance_weight", "router_z_weight", "router_bias_rate"}  # of experts, which no switch has
+    rates |= {"exchange", "bucket_mb", "shard_optimizer"}  # of many processes: tests/perf/test_parallel.py
     training_fields = {field.name for field in dataclasses.fields(TrainingConfig)}
     assert {name for switch in turned for name in switch.training} == training_fields - rates
 

@@ -179,6 +179,7 @@ def test_set_up_within_one_call_is_not_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 def options(**given: Any) -> Any:
     known = {"model": "small", "study-model": "", "context-length": "128", "batch-size": 4, "train-steps": 100}
+    known |= {"collective-size": "1MB"}
     values = {
         f"--{name}": value for name, value in {**known, **{k.replace("_", "-"): v for k, v in given.items()}}.items()
     }

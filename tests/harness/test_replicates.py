@@ -28,7 +28,7 @@ def told(monkeypatch: pytest.MonkeyPatch, ending: Ending, *answers: JobResult) -
     """What is known of two cases from a process with these answers and this end."""
     monkeypatch.setattr(fresh_process, "run_job", lambda *_, **__: (list(answers), ending))
     config: Any = None
-    return measure_fresh(config, ["one", "two"], "cpu")
+    return measure_fresh(config, {"one": 1, "two": 1}, "cpu")
 
 
 def test_a_process_that_dies_costs_no_case_that_it_had_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,7 @@ class BucketedExchange(Exchange):
             assert bucket.work is not None
             bucket.work.wait()
             bucket.buffer /= self.world_size
-            if len(bucket.parameters) > 1:
-                write_back(bucket.buffer, [gradient_of(one) for one in bucket.parameters])
+            write_back(bucket.buffer, [gradient_of(one) for one in bucket.parameters])
             bucket.buffer = bucket.work = None
 
     def _filled(self) -> list[_Bucket]:
@@ -92,9 +91,7 @@ class BucketedExchange(Exchange):
     def _start(self, end: int) -> None:
         """Start the all-reduces of all buckets before number `end` that have not started."""
         for bucket in self._buckets[self._next : end]:
-            gradients = [gradient_of(one) for one in bucket.parameters]
-            single = len(gradients) == 1 and gradients[0].is_contiguous()
-            bucket.buffer = gradients[0] if single else joined(gradients)
+            bucket.buffer = joined([gradient_of(one) for one in bucket.parameters])
             bucket.work = distributed.all_reduce(bucket.buffer, async_op=True)
         self._next = max(self._next, end)
 

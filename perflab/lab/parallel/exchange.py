@@ -106,13 +106,17 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors of one dtype one after the other, in one buffer (n,)."""
+    """Return tensors of one dtype one after the other, in one buffer; a single contiguous one as it is."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0]
     return torch.cat([one.flatten() for one in tensors])
 
 
 @torch.no_grad()
 def write_back(buffer: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy a buffer that `joined` has made into the tensors that it was made of."""
+    """Copy a buffer that `joined` has returned into the tensors that it was made of."""
+    if buffer is tensors[0]:
+        return
     parts = torch.split(buffer, [one.numel() for one in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))

@@ -6,7 +6,7 @@ nothing computes meanwhile.
 
 from torch import distributed
 
-from perflab.lab.parallel.exchange import Exchange, gradient_of
+from perflab.lab.parallel.exchange import Exchange, gradient_of, joined, write_back
 
 
 class NaiveExchange(Exchange):
@@ -15,6 +15,8 @@ class NaiveExchange(Exchange):
     def average(self) -> None:
         """Replace each gradient by its mean over the processes."""
         for parameter in self.parameters:
-            gradient = gradient_of(parameter)
-            distributed.all_reduce(gradient)
-            gradient /= self.world_size
+            gradient = [gradient_of(parameter)]
+            buffer = joined(gradient)
+            distributed.all_reduce(buffer)
+            buffer /= self.world_size
+            write_back(buffer, gradient)

@@ -119,19 +119,24 @@ class LaunchedRank:
     A case whose body fails in a rank ends that process, and ``torchrun`` then the others, which would wait in vain.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, config: pytest.Config, rank: int) -> None:
         self._rank = rank
+        reporter = config.pluginmanager.getplugin("terminalreporter")
+        if rank > 0 and reporter is not None:
+            config.pluginmanager.unregister(reporter)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """End this process if a case's body, or its set-up, has failed in it; a verdict is no such failure."""
+        """Print a failure that no report shows; end this process if it is a case's body or set-up, and no verdict."""
         report = yield
-        if report.failed and is_perf_case(item) and not item.stash.get(FAILED_BY_VERDICT, False):
+        ends = is_perf_case(item) and not item.stash.get(FAILED_BY_VERDICT, False)
+        if report.failed and (ends or self._rank > 0):
             lines = [f"perf: rank {self._rank} failed in {item.nodeid}, in its {report.when}", report.longreprtext, ""]
             os.write(2, "\n".join(lines).encode("utf-8", "replace"))
-            os._exit(1)
+            if ends:
+                os._exit(1)
         return report
 
     def pytest_unconfigure(self) -> None:

@@ -143,7 +143,7 @@ def _begin_as_launched(
     backend = "nccl" if resolve_device(settings.device).type == "cuda" else "gloo"
     join_launched(backend)
     measure_together()
-    config.pluginmanager.register(LaunchedRank(rank), "perflab-launched")
+    config.pluginmanager.register(LaunchedRank(config, rank), "perflab-launched")
     if mode is RunMode.ONCE:
         _run_once(config, settings, selected, None)
         return
