@@ -355,7 +355,7 @@ def simulated(world_size: int, exchanges: list[str]) -> dict[str, tuple[bool, St
 
     For each exchange: whether all ranks have the same bits, the state of rank 0, and that of one process.
     """
-    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode, rank_map
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.destroy_process_group()
@@ -365,8 +365,8 @@ def simulated(world_size: int, exchanges: list[str]) -> dict[str, tuple[bool, St
     # A number that is made from no tensor is one tensor there, which no collective adds up; all have as many tokens.
     Exchange.weight = lambda self, num_tokens: torch.ones(())
     for variant, of_one in zip(variants, wanted, strict=True):
-        with LocalTensorMode(world_size):
-            tokens = rank_map(lambda rank: shard(rank, 1))
+        with LocalTensorMode(world_size) as mode:
+            tokens = mode.rank_map(lambda rank: shard(rank, 1))
             switches = {"bucket_mb": 0.02, **variant.switches}
             config = TrainingConfig(exchange=variant.exchange, learning_rate=1e-2, **switches)
             step = TrainingStep(make_model(variant), tokens, config)

@@ -122,8 +122,8 @@ class LaunchedRank:
     def __init__(self, config: pytest.Config, rank: int) -> None:
         self._rank = rank
         reporter = config.pluginmanager.getplugin("terminalreporter")
-        if rank > 0 and reporter is not None:
-            config.pluginmanager.unregister(reporter)
+        if rank > 0 and reporter is not None:  # pytest needs it for messages of assertions, so it stays
+            reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
