@@ -123,7 +123,7 @@ class LaunchedRank:
         self._rank = rank
         reporter = config.pluginmanager.getplugin("terminalreporter")
         if rank > 0 and reporter is not None:  # pytest needs it for messages of assertions, so it stays
-            reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+            reporter._tw = type(reporter._tw)(open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
