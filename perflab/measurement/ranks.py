@@ -34,7 +34,7 @@ def slowest(sample: Sample, in_step: Together) -> Sample:
 def of_all_ranks(own_ns: Sequence[int], in_step: Together, measurement: Measurement) -> Measurement:
     """Return a measurement with the figures of all ranks; alone, the measurement itself.
 
-    Memory becomes that of the rank with the highest peak, and each count the largest of all ranks.
+    Memory becomes that of the rank with the highest peak, each count the largest of all ranks, and a leak the largest.
 
     Args:
         own_ns: the durations of the samples in this rank, in nanoseconds.
@@ -44,21 +44,23 @@ def of_all_ranks(own_ns: Sequence[int], in_step: Together, measurement: Measurem
     if in_step.world_size == 1:
         return measurement
     own = median(per_call_ns(list(own_ns), measurement.repetitions))
-    found = in_step.gathered((own, measurement.memory, measurement.counts))
-    memories = [memory for _, memory, _ in found if memory is not None]
-    names = sorted({name for _, _, counts in found for name in counts})
-    values = {name: [counts.get(name, 0) for _, _, counts in found] for name in names}
+    found = in_step.gathered((own, measurement.memory, measurement.counts, measurement.leak))
+    memories = [memory for _, memory, _, _ in found if memory is not None]
+    leaks = [leak for _, _, _, leak in found if leak is not None]
+    names = sorted({name for _, _, counts, _ in found for name in counts})
+    values = {name: [counts.get(name, 0) for _, _, counts, _ in found] for name in names}
     differing = [name for name in names if len(set(values[name])) > 1]
     return changed(
         measurement,
         memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
         counts={name: max(values[name]) for name in names},
+        leak=max(leaks, key=lambda leak: sum(leak.grown_bytes), default=None),
         ranks=[
             RankFigures(
                 median_ns=round(one_ns, 3),
                 peak_bytes=memory.exact_bytes if memory is not None else None,
                 counts={name: values[name][rank] for name in differing},
             )
-            for rank, (one_ns, memory, _) in enumerate(found)
+            for rank, (one_ns, memory, _, _) in enumerate(found)
         ],
     )

@@ -321,3 +321,41 @@ def test_cases_in_ranks_share_the_machine_with_workers_and_a_second_session(proj
     for name in ("one", "two"):
         counts = [one["outcome"]["summary"]["counts"]["collectives"] for one in project.results(f"{name}.json")]
         assert counts == [1, 1]
+
+
+ROWS = """
+import pytest, torch
+from torch import distributed
+
+@pytest.mark.perf(world_size=2, budget=0.3, study="sizes", versus="size=1", side_by_side="size")
+@pytest.mark.parametrize("size", [1, 4])
+def test_size(perf, process_group, size):
+    perf(distributed.all_reduce, torch.ones(size))
+"""
+
+LEAKING = """
+import pytest, torch
+
+kept = []
+
+@pytest.mark.perf(world_size=2, budget=0.3, leak_calls=3)
+def test_leak(perf, rank):
+    perf(lambda: kept.append(torch.ones(1000)) if rank == 1 else torch.ones(1))
+"""
+
+
+def test_rows_in_ranks_take_no_turns_and_say_so(project: Project) -> None:
+    project.pytester.makeconftest("")
+    project.test_file.write_text(ROWS)
+    result = project.run("--perf-json=results.json", passed=2)
+    assert "no ratio of times: cases in ranks do not take turns" in one_line(result)
+    assert [beside["problem"] for one in project.results() for beside in one.get("beside", [])] == [
+        "cases in ranks do not take turns"
+    ]
+
+
+def test_memory_that_piles_up_in_one_rank_alone_fails_the_case(project: Project) -> None:
+    project.pytester.makeconftest("")
+    project.test_file.write_text(LEAKING)
+    project.run("--perf-json=results.json", failed=1)
+    assert project.result()["outcome"]["measurement"]["leak"]["grown_bytes"] == pytest.approx([4000] * 3, abs=64)

@@ -179,6 +179,8 @@ class Cases:
         if state is None or not runs_in_others(state.settings):
             return None
         settings = state.settings
+        if self._server is not None:
+            pytest.skip("a case in ranks cannot be taken in turns")
         if settings.predict:
             pytest.skip("a case in ranks is not predicted")
         device = state.device = resolve_device(settings.device, worker_number(self._config))
