@@ -40,7 +40,7 @@ def launched() -> tuple[int, int] | None:
 
 
 def join_launched(backend: str) -> None:
-    """Join the group of the ranks that ``torchrun`` has started, unless this process has joined it already."""
+    """Join the group of the ranks that ``torchrun`` has started, unless this process has joined a group already."""
     import torch
     from torch import distributed
 

@@ -246,6 +246,10 @@ LAUNCHED = """
 import pytest, torch
 from torch import distributed
 
+def test_joins_by_itself():
+    distributed.init_process_group("gloo")
+    distributed.destroy_process_group()
+
 @pytest.mark.perf(world_size=[1, 4], budget=0.3)
 def test_marked(perf, process_group, rank, world_size):
     x = torch.ones(1024)
@@ -267,12 +271,11 @@ def test_ranks_that_torchrun_has_started_are_joined_and_the_first_reports(pytest
 
     def run(*arguments: str) -> pytest.RunResult:
         command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python", sys.executable, "-m", "pytest"]
-        plugins = ["-p", "no:cacheprovider", "-m", "perf", "--perf-budget=0.3"]
-        return pytester.run(sys.executable, *command, *plugins, *arguments, timeout=240)
+        return pytester.run(sys.executable, *command, "-p", "no:cacheprovider", *arguments, timeout=240)
 
-    result = run("--perf-json=results.json", "-k", "marked")
+    result = run("-m", "perf", "--perf-budget=0.3", "--perf-json=results.json", "-k", "marked")
     assert result.ret == 0
-    assert result.stdout.str().count("2 passed, 1 deselected") == 1, "the second rank prints its header alone"
+    assert result.stdout.str().count("2 passed, 2 deselected") == 1, "the second rank prints its header alone"
     results = json.loads((pytester.path / "results.json").read_text())["results"]
     assert [one["mode"] for one in results] == [{"world_size": 2}] * 2
     assert [len(one["outcome"]["measurement"]["ranks"]) for one in results] == [2, 2]
@@ -280,13 +283,16 @@ def test_ranks_that_torchrun_has_started_are_joined_and_the_first_reports(pytest
     assert results[0]["outcome"]["summary"]["counts"]["collectives"] == 1
     assert results[0]["case"].endswith("[world2]")
 
-    failed = run("-k", "fails")
+    once = run("-k", "marked or joins")
+    assert once.stdout.str().count("3 passed, 1 deselected") == 2, "no group is joined before somebody asks for it"
+
+    failed = run("-m", "perf", "-k", "fails")
     assert failed.ret != 0
     said = failed.stdout.str() + failed.stderr.str()
     assert "perf: rank 1 failed in test_launched.py::test_fails, in its call" in said
     assert "AssertionError: of its own" in said
 
-    refused = run("--perf-update")
+    refused = run("-m", "perf", "--perf-update")
     assert (
         "save, predict or compare without torchrun: --perf-world-size=2" in refused.stdout.str() + refused.stderr.str()
     )

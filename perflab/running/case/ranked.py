@@ -16,7 +16,7 @@ import pytest
 from perflab.base.errors import UsageError
 from perflab.noting import case_id
 from perflab.processes.channel import say
-from perflab.ranks.place import leave
+from perflab.ranks.place import launched, leave
 from perflab.ranks.together import together
 from perflab.ranks.waiting import RankError
 from perflab.running.case.fresh_process import measure_in_ranks
@@ -36,7 +36,7 @@ FOUND: pytest.StashKey[JobResult] = pytest.StashKey()
 
 def runs_in_others(settings: Settings) -> bool:
     """Whether a case in ranks is left to other processes: this one is none of its ranks."""
-    return settings.world_size > 1 and together().world_size == 1
+    return settings.world_size > 1 and together().world_size == 1 and launched() is None
 
 
 def leave_to_ranks(item: pytest.Item, settings: Settings) -> None:

@@ -14,6 +14,7 @@ from perflab.base.errors import UsageError
 from perflab.devices.kinds import resolve_device
 from perflab.measure.machine.devices import current_device
 from perflab.noting import case_id
+from perflab.ranks.place import join_launched, launched
 from perflab.running.config.reading import settings_of
 from perflab.running.config.stash import FAKING, RUNS_ONCE, worker_number
 
@@ -53,17 +54,21 @@ def device_of(config: pytest.Config) -> torch.device:
 
 
 def rank_here() -> tuple[int, int]:
-    """Return this process's rank and the number of processes of its group; 0 and 1 without a group."""
+    """Return this process's rank and the number of ranks: of its group, or as ``torchrun`` started it; else 0 and 1."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
-        return 0, 1
+        return launched() or (0, 1)
     return distributed.get_rank(), distributed.get_world_size()
 
 
 @contextlib.contextmanager
 def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]:
-    """Yield the default process group; if there is none, one of this process alone, for the length of the block."""
+    """Yield the default process group.
+
+    If there is none, one is made for the length of the block: of the ranks that ``torchrun`` has started, or else of
+    this process alone.
+    """
     from torch import distributed
 
     if distributed.is_initialized():
@@ -72,7 +77,10 @@ def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]
     from torch.distributed import HashStore  # type: ignore[attr-defined] # public, and not in __all__
 
     backend = "nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    if launched() is not None:
+        join_launched(backend)
+    else:
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
         yield default_group()
     finally:

@@ -133,20 +133,20 @@ def _begin_as_launched(
     from perflab.running.case.ranked import LaunchedRank
 
     rank, world_size = ours
+    mode = mode_of(config, items, selected)
+    skip_the_unwanted(config, mode, items, selected)
+    if mode is RunMode.ONCE:  # tests of the user's may join the group themselves, so it is left to those who ask for it
+        _run_once(config, settings, selected, None)
+        return
     if settings.update or settings.update_new or settings.predict or settings.against is not None:
         raise UsageError(
             f"a run of {world_size} ranks that torchrun has started only measures and judges",
             f"save, predict or compare without torchrun: --perf-world-size={world_size}",
         )
-    mode = mode_of(config, items, selected)
-    skip_the_unwanted(config, mode, items, selected)
     backend = "nccl" if resolve_device(settings.device).type == "cuda" else "gloo"
     join_launched(backend)
     measure_together()
     config.pluginmanager.register(LaunchedRank(config, rank), "perflab-launched")
-    if mode is RunMode.ONCE:
-        _run_once(config, settings, selected, None)
-        return
     place = Place(rank=rank, world_size=world_size, store="", backend=backend, threads=0, limit_s=0.0)
     watch(config, selected, None)
     _offer(config, settings, selected, None if rank == 0 else Job(cases=None, place=place))
