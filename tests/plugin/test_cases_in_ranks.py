@@ -248,6 +248,7 @@ from torch import distributed
 
 def test_joins_by_itself():
     distributed.init_process_group("gloo")
+    distributed.barrier()
     distributed.destroy_process_group()
 
 @pytest.mark.perf(world_size=[1, 4], budget=0.3)

@@ -14,7 +14,7 @@ from perflab.base.errors import UsageError
 from perflab.devices.kinds import resolve_device
 from perflab.measure.machine.devices import current_device
 from perflab.noting import case_id
-from perflab.ranks.place import join_launched, launched
+from perflab.ranks.place import join_launched, launched, leave
 from perflab.running.config.reading import settings_of
 from perflab.running.config.stash import FAKING, RUNS_ONCE, worker_number
 
@@ -84,7 +84,7 @@ def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]
     try:
         yield default_group()
     finally:
-        distributed.destroy_process_group()
+        leave()
 
 
 def default_group() -> torch.distributed.ProcessGroup:
