@@ -129,9 +129,8 @@ def run_pytest(
     pytester: pytest.Pytester, python: str, *arguments: str, ret: int | None = None, **outcomes: int
 ) -> pytest.RunResult:
     """What pytester's subprocess gives, with another Python; its outcomes and exit status are those given, if any."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sys, "executable", python)
-        result = pytester.runpytest_subprocess(*arguments, timeout=240)
+    temporary = tempfile.mkdtemp(prefix="runpytest-", dir=pytester.path)
+    result = pytester.run(python, "-mpytest", f"--basetemp={temporary}", *arguments, timeout=240)
     if outcomes:
         result.assert_outcomes(**outcomes)
     assert ret is None or result.ret == ret
