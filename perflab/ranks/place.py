@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perflab.base.data import Data
 from perflab.results import environment
 
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined] # public, and not in __all__
+
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network interface of a machine's own connections, so that no name of the machine has to be resolved."""
+
+
+_JOINED = itertools.count()
+"""The number of groups that this process has joined under ``torchrun``: the same in every rank."""
 
 
 class Place(Data, frozen=True):
@@ -43,11 +53,24 @@ def join_launched(backend: str) -> None:
     """Join the group of the ranks that ``torchrun`` has started, unless this process has joined a group already."""
     import torch
     from torch import distributed
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined] # public, and not in __all__
 
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
-        distributed.init_process_group(backend)
+        store, rank, world_size = _meeting()
+        # Each group meets under its own name: a rank that is late would read the addresses of the group before.
+        own = PrefixStore(f"perflab/{next(_JOINED)}", store)
+        distributed.init_process_group(backend, store=own, rank=rank, world_size=world_size)
+
+
+@functools.cache
+def _meeting() -> tuple[Store, int, int]:
+    """Return the store of ``torchrun``'s ranks, this process's rank and the number of ranks."""
+    from torch.distributed import rendezvous  # type: ignore[attr-defined] # public, and not in __all__
+
+    store, rank, world_size = next(iter(rendezvous("env://")))
+    return store, rank, world_size
 
 
 def places(folder: Path, world_size: int, backend: str, limit_s: float, threads: int | None = None) -> list[Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -43,15 +44,14 @@ def test_exchange(perf, group, rank, world_size):
 """
 
 
-def of_workers() -> set[int]:
-    """The processes on this machine that measure for another one."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"--perf-replicate" in path.read_bytes():
-                found.add(int(path.parent.name))
-        except OSError:
-            continue
+def of_workers(project: Project) -> list[int]:
+    """The processes that measure for another one in the project's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            is_there = (path / "cwd").readlink() == project.pytester.path
+            if is_there and b"--perf-replicate" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
     return found
 
 
@@ -136,7 +136,6 @@ def test_needs_too_much(perf):
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are listed in /proc")
 def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(project: Project) -> None:
-    before = of_workers()
     project.pytester.makeconftest("")
     project.test_file.write_text(FAILURES)
     result = project.run("--perf-json=results.json", failed=4, skipped=2)
@@ -154,7 +153,7 @@ def test_one_rank_that_fails_ends_all_and_is_told_with_where_the_other_was(proje
     assert reasons["test_skips"] == ["no such thing"]
     assert failures["test_needs_too_much"]["judgement"]["verdict"] == "skipped"
     assert "TiB" in reasons["test_needs_too_much"][0]
-    assert of_workers() <= before
+    assert of_workers(project) == []
 
 
 MANY = """
@@ -354,9 +353,8 @@ def test_rows_in_ranks_take_no_turns_and_say_so(project: Project) -> None:
     project.test_file.write_text(ROWS)
     result = project.run("--perf-json=results.json", passed=2)
     assert "no ratio of times: cases in ranks do not take turns" in one_line(result)
-    assert [beside["problem"] for one in project.results() for beside in one.get("beside", [])] == [
-        "cases in ranks do not take turns"
-    ]
+    problems = [beside["problem"] for one in project.results() for beside in one.get("beside", [])]
+    assert set(problems) == {"cases in ranks do not take turns"}  # of the slower row, and of the study's
 
 
 def test_memory_that_piles_up_in_one_rank_alone_fails_the_case(project: Project) -> None:
