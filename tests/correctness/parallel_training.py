@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from perflab.lab.models import build_model
-from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange, whole
-from perflab.lab.parallel.exchange import gradient_of
+from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange
+from perflab.lab.parallel.exchange import SHARDS_ALL, gradient_of
 from perflab.lab.parallel.flat import FlatExchange
 from perflab.lab.train import TrainingConfig, TrainingStep
 
@@ -39,7 +39,25 @@ def make_model(variant: Variant) -> nn.Module:
         model.blocks[0].requires_grad_(False)
     if variant.kind == "unused":
         model.unused = nn.Parameter(torch.ones(3))
+    if variant.kind == "used by one":
+        model.blocks[1] = UsedByOne(model.blocks[1])
     return model
+
+
+class UsedByOne(nn.Module):
+    """A block with a parameter that the first rank alone uses: alone, every other batch."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+        self.offset = nn.Parameter(torch.ones(3))
+        self.calls = 0
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        is_used = distributed.get_rank() == 0 if distributed.is_initialized() else self.calls % 2 == 0
+        self.calls += 1
+        x = self.block(x, *others)
+        return x + self.offset.sum() if is_used else x
 
 
 def shard(rank: int, rows: int) -> Tensor:
@@ -50,9 +68,9 @@ def state_of(step: TrainingStep) -> State:
     """Parameters, and AdamW's state of those that this process updates."""
     found: State = {}
     for name, parameter in step.model.named_parameters():
-        found[name] = whole(parameter.detach()).clone()
-        for key, value in step.adamw.state.get(parameter, {}).items():
-            found[f"{name} {key}"] = whole(value).clone()
+        for key, value in {"": parameter.detach(), **step.adamw.state.get(parameter, {})}.items():
+            whole = value if step.exchange is None else step.exchange.whole(parameter, value)
+            found[f"{name} {key}".strip()] = whole.clone()
     return found
 
 
@@ -100,7 +118,7 @@ def means() -> dict[str, list[Tensor | None]]:
     """The gradients that each exchange makes of known ones, of which rank 1 has none for the second parameter."""
     rank, found = distributed.get_rank(), {}
     for name in EXCHANGES:
-        if name in ("ddp", "fsdp2"):
+        if name in ("ddp", *SHARDS_ALL):
             continue  # their gradients come from a backward pass alone
         model = nn.ParameterList([torch.ones(7), torch.ones(3, 5), torch.ones(2), torch.ones(11), torch.ones(4, 9).t()])
         exchange = make_exchange(name, model, 60 / 2**20)

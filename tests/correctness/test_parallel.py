@@ -11,6 +11,7 @@ from torch import Tensor
 
 from perflab.correctness import in_ranks
 from perflab.lab.parallel import EXCHANGES
+from perflab.lab.parallel.exchange import SHARDS_ALL
 from perflab.lab.train import TrainingConfig, TrainingStep
 
 from . import parallel_training
@@ -18,17 +19,21 @@ from .parallel_training import FAULTS, State, Variant, variant_of
 
 pytestmark = pytest.mark.correctness
 SMALL_BUCKETS = {"bucket_mb": 0.02}
-REPLICATED = [name for name in EXCHANGES if name != "fsdp2"]
+REPLICATED = [name for name in EXCHANGES if name not in SHARDS_ALL]
+BIT_FOR_BIT = [*REPLICATED, "zero3"]
+OWN = [name for name in BIT_FOR_BIT if name != "ddp"]
 EXACT = {
-    **{name: Variant(name) for name in REPLICATED},
+    **{name: Variant(name) for name in BIT_FOR_BIT},
     "bucketed, small buckets": Variant("bucketed", switches=SMALL_BUCKETS),
     "ddp, small buckets": Variant("ddp", switches=SMALL_BUCKETS),
-    **{f"{name}, tied head": Variant(name, {"tied_head": True}, switches=SMALL_BUCKETS) for name in REPLICATED},
-    **{f"{name}, frozen block": Variant(name, kind="frozen", switches=SMALL_BUCKETS) for name in REPLICATED},
-    **{f"{name}, unused parameter": Variant(name, kind="unused", switches=SMALL_BUCKETS) for name in REPLICATED},
+    **{f"{name}, tied head": Variant(name, {"tied_head": True}, switches=SMALL_BUCKETS) for name in BIT_FOR_BIT},
+    **{f"{name}, frozen block": Variant(name, kind="frozen", switches=SMALL_BUCKETS) for name in BIT_FOR_BIT},
+    **{f"{name}, unused parameter": Variant(name, kind="unused", switches=SMALL_BUCKETS) for name in BIT_FOR_BIT},
+    **{f"{name}, used by one rank": Variant(name, kind="used by one", switches=SMALL_BUCKETS) for name in OWN},
     **{f"{name}, sharded state": Variant(name, switches={"shard_optimizer": True}) for name in REPLICATED},
     "sharded state, unused parameter": Variant("flat", kind="unused", switches={"shard_optimizer": True}),
     "checkpointing": Variant("bucketed", switches={"checkpointing": "every-block", **SMALL_BUCKETS}),
+    "zero3, checkpointing": Variant("zero3", switches={"checkpointing": "every-block"}),
 }
 """Trainings in two ranks with the bits of one process that adds the same two gradients."""
 ROUNDED = {
@@ -168,6 +173,9 @@ def test_a_wrong_exchange_is_noticed(wrong: dict[str, list[State]], fault: type)
         ({"exchange": "ddp", "bucket_mb": -1.0}, "bucket_mb=-1.0: wanted a finite number at least 0"),
         ({"exchange": "flat", "compile": "reduce-overhead"}, "a CUDA graph replays a backward pass without the hooks"),
         ({"exchange": "fsdp2", "shard_optimizer": True}, "which shards the optimizer's state already"),
+        ({"exchange": "zero3", "shard_optimizer": True}, "which shards the optimizer's state already"),
+        ({"exchange": "zero3", "precision": "fp16"}, "exchange='zero3' with precision='fp16'"),
+        ({"exchange": "zero3", "compile": "default"}, "give exchange='fsdp2' or compile='eager'"),
         ({"exchange": "flat", "shard_optimizer": True, "precision": "fp16"}, "give precision='bf16'"),
     ],
 )

@@ -12,13 +12,14 @@ naive.py       one all-reduce a parameter, after the backward pass
 flat.py        one all-reduce of all gradients, copied into one buffer
 bucketed.py    all-reduces of buckets while the backward pass still runs; of single parameters with a size of 0
 ddp.py         PyTorch's DistributedDataParallel, which does the same in C++
-fsdp2.py       PyTorch's fully_shard: parameters, gradients and optimizer state in shards
+zero3.py       parameters, gradients and optimizer state in shards: a block's are gathered while it is at work
+fsdp2.py       PyTorch's fully_shard, which does the same
 sharding.py    optimizer state in one process only: each updates its share of the parameters, and sends them to all
 
 A step takes them from its configuration: `TrainingConfig(exchange="bucketed", bucket_mb=25, shard_optimizer=True)`.
 """
 
-from perflab.lab.parallel.exchange import EXCHANGES, Exchange, make_exchange, whole
+from perflab.lab.parallel.exchange import EXCHANGES, Exchange, make_exchange
 from perflab.lab.parallel.sharding import ShardedUpdate
 
-__all__ = ["EXCHANGES", "Exchange", "ShardedUpdate", "make_exchange", "whole"]
+__all__ = ["EXCHANGES", "Exchange", "ShardedUpdate", "make_exchange"]

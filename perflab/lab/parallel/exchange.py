@@ -27,8 +27,11 @@ EXCHANGES = {
     "bucketed": "perflab.lab.parallel.bucketed:BucketedExchange",
     "ddp": "perflab.lab.parallel.ddp:DdpExchange",
     "fsdp2": "perflab.lab.parallel.fsdp2:Fsdp2Exchange",
+    "zero3": "perflab.lab.parallel.zero3:Zero3Exchange",
 }
 """The classes of exchanges by name."""
+SHARDS_ALL = ("fsdp2", "zero3")
+"""The exchanges that leave each process a part of the parameters, the gradients and the optimizer's state."""
 
 
 class Exchange:
@@ -70,14 +73,28 @@ class Exchange:
 
     def finish(self) -> None:
         """Complete the step's gradients, after its last backward pass."""
-        used = torch.tensor([one.grad is not None for one in self.parameters], dtype=torch.uint8)
-        used = used.to(self.parameters[0].device)
-        distributed.all_reduce(used, distributed.ReduceOp.MAX)
-        lacks_some = any(one.grad is None for one in self.parameters)  # else nothing is to be read, which would wait
+        own = self.used()
         self.average()
+        used = torch.tensor(own, dtype=torch.uint8).to(self.parameters[0].device)
+        # Last: a process that lacks a gradient starts later what others have started in the backward pass.
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        lacks_some = not all(own)  # else nothing is to be read, which would wait
         for parameter, is_used in zip(self.parameters, used.tolist() if lacks_some else (), strict=lacks_some):
             if not is_used:
                 parameter.grad = None
+
+    def used(self) -> list[bool]:
+        """Tell of each parameter that is trained whether this process has a gradient of it."""
+        return [one.grad is not None for one in self.parameters]
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients such that their norm is at most `max_norm`; return the norm before, a scalar."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
+    def whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """Return a parameter's data, its gradient or optimizer state, gathered if it is in shards: all have to call."""
+        del parameter
+        return tensor
 
     def weight(self, num_tokens: int) -> Tensor:
         """Return n_r W / sum n, a scalar on the device: by it the loss of this process counts in the mean of all."""
@@ -96,13 +113,6 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is, and one that is in shards (`DTensor`) gathered from all processes."""
-    gather = getattr(tensor, "full_tensor", None)
-    gathered: Tensor = tensor if gather is None else gather()
-    return gathered
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

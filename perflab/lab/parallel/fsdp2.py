@@ -5,8 +5,9 @@ before its backward pass, and let go after each. Its gradients are reduce-scatte
 al. 2023).
 """
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from perflab.lab.parallel.exchange import Exchange
 
@@ -36,3 +37,16 @@ class Fsdp2Exchange(Exchange):
 
     def finish(self) -> None:
         """Do nothing: the backward pass has ended with averaged gradients."""
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients such that their norm is at most `max_norm`; return the norm before, a scalar."""
+        return _whole(super().clip(max_norm))
+
+    def whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """Gather a parameter's data, its gradient or optimizer state. All processes have to call."""
+        del parameter
+        return _whole(tensor)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

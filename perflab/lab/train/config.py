@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perflab.lab.models import CHECKPOINTING
-from perflab.lab.parallel.exchange import EXCHANGES
+from perflab.lab.parallel.exchange import EXCHANGES, SHARDS_ALL
 from perflab.lab.train.compiled import CUDA_GRAPH_MODES
 from perflab.lab.train.precision import PRECISIONS
 
@@ -125,12 +125,22 @@ class TrainingConfig:
                 "shard_optimizer=True shares out the work of processes that train together, and exchange='none' trains "
                 "alone; give an exchange such as exchange='bucketed'"
             )
-        if self.shard_optimizer is True and self.exchange == "fsdp2":
-            raise ValueError("shard_optimizer=True with exchange='fsdp2', which shards the optimizer's state already")
-        if self.shard_optimizer is True and PRECISIONS[self.precision].loss_scaling:
+        if self.shard_optimizer is True and self.exchange in SHARDS_ALL:
             raise ValueError(
-                f"shard_optimizer=True with precision={self.precision!r}: loss scaling looks at the gradients of a "
-                "process's own parameters alone; give precision='bf16'"
+                f"shard_optimizer=True with exchange={self.exchange!r}, which shards the optimizer's state already; "
+                "give shard_optimizer=False"
+            )
+        if self.shard_optimizer is True or self.exchange == "zero3":
+            sharded = "exchange='zero3'" if self.exchange == "zero3" else "shard_optimizer=True"
+            if PRECISIONS[self.precision].loss_scaling:
+                raise ValueError(
+                    f"{sharded} with precision={self.precision!r}: loss scaling looks at the gradients of a process's "
+                    "own parameters alone; give precision='bf16'"
+                )
+        if self.exchange == "zero3" and self.compile != "eager":
+            raise ValueError(
+                f"exchange='zero3' with compile={self.compile!r}: compiled code does not see that a buffer's storage "
+                "is emptied and filled again; give exchange='fsdp2' or compile='eager'"
             )
         if self.exchange != "none" and self.compile in CUDA_GRAPH_MODES:
             raise ValueError(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from perflab.lab.experts.mixture import collecting, expert_layers
 from perflab.lab.experts.router import weighted_loss
-from perflab.lab.parallel import ShardedUpdate, make_exchange, whole
+from perflab.lab.parallel import ShardedUpdate, make_exchange
 from perflab.lab.train.compiled import compiled_model, replays_cuda_graphs
 from perflab.lab.train.config import TrainingConfig
 from perflab.lab.train.loss import clamp_loss, cross_entropy_loss
@@ -57,6 +57,7 @@ class TrainingStep:
     Attributes:
         model: as it was given, uncompiled unless its attention is, and without the wrapper of an exchange.
         adamw: the optimizer.
+        exchange: what makes the gradients of all processes one; None in a process that trains alone.
         steps_done: calls of `optimizer()`, skipped steps too: where the schedule is. Set it to go on from there.
 
     Raises:
@@ -76,9 +77,9 @@ class TrainingStep:
         self.model = self._precision.prepare(model).train()
         _set_checkpointing(model, config.checkpointing)
         self._experts = expert_layers(model)
-        self._exchange = make_exchange(config.exchange, model, config.bucket_mb) if config.exchange != "none" else None
+        self.exchange = make_exchange(config.exchange, model, config.bucket_mb) if config.exchange != "none" else None
         self._logits = compiled_model(
-            model if self._exchange is None else self._exchange.model, config.compile, self._device
+            model if self.exchange is None else self.exchange.model, config.compile, self._device
         )
         self._keeps_gradients = replays_cuda_graphs(config.compile, self._device)
         trained = [one for one in model.parameters() if one.requires_grad]
@@ -137,8 +138,8 @@ class TrainingStep:
         if self._keeps_gradients:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         config = self.config
-        if self._exchange is not None:
-            self._exchange.begin(last=(self._backwards + 1) % config.micro_batches == 0)
+        if self.exchange is not None:
+            self.exchange.begin(last=(self._backwards + 1) % config.micro_batches == 0)
         with self._switched(), self._precision.applied(self._device.type), collecting(self._experts) as of_routers:
             logits = self._logits(tokens)
         loss = cross_entropy_loss(logits, tokens, fused=config.fused_loss)
@@ -152,8 +153,8 @@ class TrainingStep:
         if self._keeps_gradients:
             self._make_gradients()
         share = loss if self.config.micro_batches == 1 else loss / self.config.micro_batches
-        if self._exchange is not None:
-            self._weight = self._exchange.weight(self._tokens.numel()) if self._weight is None else self._weight
+        if self.exchange is not None:
+            self._weight = self.exchange.weight(self._tokens.numel()) if self._weight is None else self._weight
             share = share * self._weight
         scaled = share if self._scaler is None else self._scaler.scale(share)
         with self._switched(), self._precision.products_applied():
@@ -173,19 +174,23 @@ class TrainingStep:
                 f"optimizer() after {self._backwards} of {parts} micro-batches: call "
                 f"backward(forward()) {parts - self._backwards % parts} more times, or the step itself, step()"
             )
-        if self._exchange is not None:
-            self._exchange.finish()
+        if self.exchange is not None:
+            self.exchange.finish()
         if self._scaler is not None:
             self._scaler.unscale_(self.adamw)
             for found_inf in self._scaler._found_inf_per_device(self.adamw).values():
                 self._watch.overflow(found_inf)
-        if self.config.max_grad_norm is not None:
+        limit = self.config.max_grad_norm
+        if limit is not None:
             # Dividing by a norm that is infinite would leave a gradient of zeros and NaN.
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-            self._watch.watch(whole(norm))
+            if self.exchange is None:
+                norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+            else:
+                norm = self.exchange.clip(limit)
+            self._watch.watch(norm)
         self._set_learning_rate()
-        if self._exchange is not None:
-            self._watch.agree(self._exchange, self._device)
+        if self.exchange is not None:
+            self._watch.agree(self.exchange, self._device)
         self._watch.update(self.adamw)
         if self._shards is not None:
             self._shards.send()
