@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from perflab.lab.models import build_model
+from perflab.lab.models import build_model, load_checkpoint, save_checkpoint
 from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange
 from perflab.lab.parallel.exchange import SHARDS_ALL, gradient_of
 from perflab.lab.parallel.flat import FlatExchange
@@ -104,6 +104,43 @@ def alone(variants: list[Variant]) -> list[State]:
         for _ in range(STEPS):
             step()
         found.append(state_of(step))
+    return found
+
+
+def switched(name: str) -> dict[str, Any]:
+    """The switches of a name such as "flat, sharded state"."""
+    return {"exchange": name.partition(",")[0], "shard_optimizer": "sharded" in name, "learning_rate": 1e-2}
+
+
+def saved(folder: str, writers: Sequence[str]) -> None:
+    """Train for two steps with each exchange, and write a checkpoint of each."""
+    rank = distributed.get_rank()
+    for name in writers:
+        step = TrainingStep(make_model(Variant(name)), shard(rank, 2), TrainingConfig(**switched(name)))
+        step()
+        step()
+        state = step.state()
+        if rank == 0:
+            save_checkpoint(f"{folder}/{name}.pt", step.model, **state)
+
+
+def resumed(folder: str, writers: Sequence[str], readers: Sequence[str]) -> list[State]:
+    """Go on for a step from each checkpoint with each exchange, on as many shares of four sequences as processes."""
+    found = []
+    for writer in writers:
+        for reader in readers:
+            model = make_model(Variant(reader))
+            for parameter in model.parameters():
+                parameter.data.zero_()
+            training = load_checkpoint(f"{folder}/{writer}.pt", model)["training"]
+            alone = reader == "none"
+            ranks, rank = (1, 0) if alone else (distributed.get_world_size(), distributed.get_rank())
+            tokens = torch.cat([shard(number, 2) for number in range(2)]).chunk(ranks)[rank]
+            step = TrainingStep(model, tokens, TrainingConfig(micro_batches=1 + alone, **switched(reader)))
+            step.resume(training)
+            step()
+            assert step.steps_done == 3
+            found.append(state_of(step))
     return found
 
 

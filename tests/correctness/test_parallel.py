@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,6 +104,35 @@ def test_two_ranks_are_one_process_but_for_the_order_of_sums(trained: dict[str, 
     moments = {key: tensor for key, tensor in wanted.items() if key.endswith(AdamW_MOMENTS)}
     assert distance({key: got[key] for key in moments}, moments) < 1e-4
     assert distance(got, wanted) < 1e-2
+
+
+def test_a_checkpoint_of_two_ranks_is_taken_up_by_any_number(tmp_path: Path) -> None:
+    writers = ("flat", "flat, sharded state", "zero3", "fsdp2")
+    readers = ("bucketed", "flat, sharded state", "zero3", "fsdp2")
+    in_ranks(parallel_training.saved, 2, str(tmp_path), writers, threads=1)
+    of_one = dict(zip(writers, parallel_training.resumed(str(tmp_path), writers, ["none"]), strict=True))
+    (uninterrupted,) = parallel_training.alone([Variant("flat")])
+    for writer in writers[:-1]:
+        assert all(torch.equal(of_one[writer][name], uninterrupted[name]) for name in uninterrupted), writer
+    assert distance(of_one["fsdp2"], uninterrupted) < 1e-2, "it sums in another order"
+
+    pairs = [(writer, reader) for writer in writers for reader in readers]
+    of_two = in_ranks(parallel_training.resumed, 2, str(tmp_path), writers, readers, threads=1)
+    for (writer, reader), *states in zip(pairs, *of_two, strict=True):
+        got, wanted = together(states), of_one[writer]
+        assert distance(got, wanted) < 1e-2
+        assert reader == "fsdp2" or all(torch.equal(got[name], wanted[name]) for name in wanted), (writer, reader)
+    of_four = in_ranks(parallel_training.resumed, 4, str(tmp_path), writers, ["zero3"], threads=1)
+    for writer, *states in zip(writers, *of_four, strict=True):
+        moments = {key: tensor for key, tensor in of_one[writer].items() if key.endswith(AdamW_MOMENTS)}
+        got = together(states)
+        assert distance({key: got[key] for key in moments}, moments) < 1e-4
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    step = TrainingStep(parallel_training.make_model(Variant("flat")), parallel_training.shard(0, 2))
+    with pytest.raises(ValueError, match=r"the state is of another model: TransformerLM has no head\.bias"):
+        step.resume({"optimizer": {"head.bias": {}}, "steps_done": 1, "scaler": {}})
 
 
 def test_three_ranks_have_the_mean_of_their_gradients_and_none_where_nobody_has_any() -> None:

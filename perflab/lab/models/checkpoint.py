@@ -43,8 +43,13 @@ _PLAIN = (
 _ABSENT = object()
 
 
-def save_checkpoint(path: str | os.PathLike[str], model: nn.Module, **extra: Any) -> None:
+def save_checkpoint(
+    path: str | os.PathLike[str], model: nn.Module, *, weights: Mapping[str, Tensor] | None = None, **extra: Any
+) -> None:
     """Write a `TransformerLM`, compiled or not, to `path`, whole or not at all: what was there stays till then.
+
+    weights: the state by name of a model whose own parameters are parts of them, as in sharded training: `weights` of
+    `TrainingStep.state`.
 
     extra: numbers, strings, tensors, and lists and dicts of such, by name; the `state_dict()` of a module or optimizer.
 
@@ -62,7 +67,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: nn.Module, **extra: Any
         "format": FORMAT,
         "version": VERSION,
         "architecture": architecture(config),
-        "weights": _weights(model),
+        "weights": _plainly_named(model.state_dict() if weights is None else weights),
         "extra": extra,
     }
     with written_whole(path) as file:
@@ -93,7 +98,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: nn.Module, *, accept: C
         raise ValueError(
             f"accept={accept!r}: wanted a tuple of switches that change no tensor, out of {', '.join(WITHOUT_A_TENSOR)}"
         )
-    own = _weights(model)
+    own = _plainly_named(model.state_dict())
     if any(tensor.is_meta for tensor in own.values()):
         raise ValueError(
             f"the model is on meta and holds no weights that {path} could go to; call model.to_empty first"
@@ -118,9 +123,9 @@ def _config_of(model: nn.Module) -> ModelConfig:
     return config
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state by name, sharing memory with the model; torch.compile's wrappers left out of the names."""
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
+def _plainly_named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state by name, torch.compile's wrappers left out of the names."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -96,6 +96,11 @@ class Exchange:
         del parameter
         return tensor
 
+    def part(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """Return this process's part of a whole tensor, what `whole` would gather again. All processes have to call."""
+        del parameter
+        return tensor
+
     def weight(self, num_tokens: int) -> Tensor:
         """Return n_r W / sum n, a scalar on the device: by it the loss of this process counts in the mean of all."""
         count = torch.tensor(float(num_tokens), device=self.parameters[0].device)

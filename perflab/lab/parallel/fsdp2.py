@@ -7,7 +7,7 @@ al. 2023).
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from perflab.lab.parallel.exchange import Exchange
 
@@ -46,6 +46,12 @@ class Fsdp2Exchange(Exchange):
         """Gather a parameter's data, its gradient or optimizer state. All processes have to call."""
         del parameter
         return _whole(tensor)
+
+    def part(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """Return this process's rows of a whole tensor. All processes have to call."""
+        if tensor.ndim == 0 or not isinstance(parameter, DTensor):
+            return tensor
+        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from perflab.lab.parallel.exchange import joined, write_back
 
@@ -46,6 +46,15 @@ class ShardedUpdate:
             self._shares[least].append(parameter)
             sizes[least] += parameter.numel()
         self.own = self._shares[distributed.get_rank()]
+
+    def of_owner(self, parameter: nn.Parameter, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the optimizer's state of a parameter, of which the process that updates it sends `state` to all."""
+        for owner, share in enumerate(self._shares):
+            if any(one is parameter for one in share):
+                sent = [{key: value.cpu() for key, value in state.items()}]
+                distributed.broadcast_object_list(sent, owner)
+                return sent[0]
+        return {}  # a frozen parameter
 
     @torch.no_grad()
     def send(self) -> None:

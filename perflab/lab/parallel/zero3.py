@@ -106,6 +106,16 @@ class _Buffer:
         distributed.all_gather_into_tensor(whole, shard)
         return whole[self.starts[number] : self.ends[number]].view(self.shapes[number])
 
+    def part_of(self, number: int, whole: Tensor) -> Tensor:
+        """Return the part of a whole tensor that belongs to this process's part of a parameter."""
+        first = distributed.get_rank() * self.share - self.starts[number]
+        own = self.own[number]
+        return (
+            whole.flatten()[first + own.start : first + own.stop].clone()
+            if own.stop > own.start
+            else whole.new_empty(0)
+        )
+
 
 class Zero3Exchange(Exchange):
     """Keeps parameters in shards but for the blocks that are at work, and gradients in shards once they are summed.
@@ -192,10 +202,21 @@ class Zero3Exchange(Exchange):
         """Gather a tensor of a parameter's: its data, its gradient, or optimizer state. All processes have to call."""
         if tensor.ndim == 0:
             return tensor
+        buffer, number = self._place_of(parameter)
+        return buffer.whole_of(number, tensor)
+
+    def part(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """Return this process's part of a whole tensor, in one dimension."""
+        if tensor.ndim == 0:
+            return tensor
+        buffer, number = self._place_of(parameter)
+        return buffer.part_of(number, tensor)
+
+    def _place_of(self, parameter: nn.Parameter) -> tuple[_Buffer, int]:
         for buffer in self._buffers:
             for number, one in enumerate(buffer.parameters):
                 if one is parameter:
-                    return buffer.whole_of(number, tensor)
+                    return buffer, number
         raise KeyError("no parameter of the model")
 
     def _let_all_go(self) -> None:

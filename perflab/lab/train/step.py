@@ -17,8 +17,9 @@ skipped and counted; of its gradient the same is asked only where it is clipped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -220,6 +221,58 @@ class TrainingStep:
             losses.append(loss.detach())
         self.optimizer()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def state(self) -> dict[str, Any]:
+        """Return what training goes on from, whole and on the CPU, however many processes have parts of it.
+
+        All processes have to call. `save_checkpoint(path, model, **step.state())` in one of them writes it;
+        `load_checkpoint(path, model)` before, and `resume` after a step is made, take it up in any number of processes.
+
+        Returns:
+            `weights`: the tensors of the model's `state_dict` by name. `training`: a dictionary of `steps_done`,
+            `optimizer` (AdamW's tensors by parameter and name), and `scaler`, the state of loss scaling.
+        """
+        weights = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            weights[name] = self._whole(tensor, tensor.detach()) if isinstance(tensor, nn.Parameter) else tensor
+        optimizer: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self.model.named_parameters():
+            state = self.adamw.state.get(parameter, {})
+            state = state if self._shards is None else self._shards.of_owner(parameter, state)
+            if state:
+                optimizer[name] = {
+                    key: self._whole(parameter, value).to("cpu", copy=True) for key, value in state.items()
+                }
+        scaler = {} if self._scaler is None else self._scaler.state_dict()
+        return {
+            "weights": {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()},
+            "training": {"steps_done": self.steps_done, "optimizer": optimizer, "scaler": scaler},
+        }
+
+    def resume(self, training: Mapping[str, Any]) -> None:
+        """Go on from the `training` of a `state`; the weights are the model's own. All processes have to call.
+
+        Raises:
+            ValueError: the state is of another model.
+        """
+        parameters = dict(self.model.named_parameters())
+        if odd := sorted(training["optimizer"].keys() - parameters.keys()):
+            raise ValueError(f"the state is of another model: {type(self.model).__name__} has no {', '.join(odd[:3])}")
+        updated = {one for group in self.adamw.param_groups for one in group["params"]}
+        for name, state in training["optimizer"].items():
+            parameter = parameters[name]
+            for key, value in state.items() if parameter in updated else ():
+                on_host = key == "step" and not self.adamw.defaults["fused"]
+                moved = value.clone() if on_host else value.to(self._device, copy=True)
+                self.adamw.state[parameter][key] = (
+                    moved if self.exchange is None else self.exchange.part(parameter, moved)
+                )
+        if self._scaler is not None:
+            self._scaler.load_state_dict(training["scaler"])
+        self.steps_done = training["steps_done"]
+
+    def _whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        return tensor if self.exchange is None else self.exchange.whole(parameter, tensor)
 
     def _next_micro_batch(self) -> Tensor:
         parts = self.config.micro_batches
