@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, distributed, nn
 
 from perflab.lab.models import build_model, load_checkpoint, save_checkpoint
 from perflab.lab.parallel import EXCHANGES, Exchange, ShardedUpdate, make_exchange
-from perflab.lab.parallel.exchange import SHARDS_ALL, gradient_of
+from perflab.lab.parallel.exchange import IN_PARTS, ONE_BATCH, gradient_of
 from perflab.lab.parallel.flat import FlatExchange
+from perflab.lab.parallel.tensor import TensorExchange
+from perflab.lab.parallel.zero3 import Zero3Exchange
 from perflab.lab.train import TrainingConfig, TrainingStep
 
 VOCAB, LENGTH, STEPS, CLIP = 64, 12, 3, 0.1
@@ -83,7 +86,8 @@ def in_this_rank(variants: list[Variant]) -> list[State]:
             for parameter in model.parameters():
                 parameter.data.add_(1.0)
         config = TrainingConfig(exchange=variant.exchange, learning_rate=1e-2, **variant.switches)
-        step = TrainingStep(model, shard(rank, variant.rows[rank]), config)
+        rank_of_batch = 0 if variant.exchange in ONE_BATCH or variant.kind == "one batch" else rank
+        step = TrainingStep(model, shard(rank_of_batch, variant.rows[rank]), config)
         for _ in range(STEPS):
             step()
         found.append(state_of(step))
@@ -94,11 +98,13 @@ def alone(variants: list[Variant]) -> list[State]:
     """Train each variant on the shards of all ranks, one after the other, in this process."""
     found = []
     for variant in variants:
-        tokens = torch.cat([shard(rank, rows) for rank, rows in enumerate(variant.rows)])
+        is_one = variant.exchange in ONE_BATCH or variant.kind == "one batch"
+        of_ranks = variant.rows[:1] if is_one else variant.rows
+        tokens = torch.cat([shard(rank, rows) for rank, rows in enumerate(of_ranks)])
         switches = {
             name: value for name, value in variant.switches.items() if name not in ("shard_optimizer", "bucket_mb")
         }
-        parts = switches.pop("micro_batches", 1) * len(variant.rows) if len(set(variant.rows)) == 1 else 1
+        parts = switches.pop("micro_batches", 1) * len(of_ranks) if len(set(of_ranks)) == 1 else 1
         config = TrainingConfig(learning_rate=1e-2, micro_batches=parts, **switches)
         step = TrainingStep(make_model(variant), tokens, config)
         for _ in range(STEPS):
@@ -135,8 +141,10 @@ def resumed(folder: str, writers: Sequence[str], readers: Sequence[str]) -> list
             training = load_checkpoint(f"{folder}/{writer}.pt", model)["training"]
             alone = reader == "none"
             ranks, rank = (1, 0) if alone else (distributed.get_world_size(), distributed.get_rank())
-            tokens = torch.cat([shard(number, 2) for number in range(2)]).chunk(ranks)[rank]
-            step = TrainingStep(model, tokens, TrainingConfig(micro_batches=1 + alone, **switched(reader)))
+            batch = torch.cat([shard(number, 2) for number in range(2)])
+            tokens = batch if reader in ONE_BATCH else batch.chunk(ranks)[rank]
+            parts = 2 if alone or reader in ONE_BATCH else 1
+            step = TrainingStep(model, tokens, TrainingConfig(micro_batches=parts, **switched(reader)))
             step.resume(training)
             step()
             assert step.steps_done == 3
@@ -155,7 +163,7 @@ def means() -> dict[str, list[Tensor | None]]:
     """The gradients that each exchange makes of known ones, of which rank 1 has none for the second parameter."""
     rank, found = distributed.get_rank(), {}
     for name in EXCHANGES:
-        if name in ("ddp", *SHARDS_ALL):
+        if name in ("ddp", *IN_PARTS):
             continue  # their gradients come from a backward pass alone
         model = nn.ParameterList([torch.ones(7), torch.ones(3, 5), torch.ones(2), torch.ones(11), torch.ones(4, 9).t()])
         exchange = make_exchange(name, model, 60 / 2**20)
@@ -349,6 +357,39 @@ class ClippedByOwnNorm(Exchange):
             parameter.grad /= self.world_size
 
 
+class StaleParameters(Zero3Exchange):
+    """What is gathered is what the parameters were at the start."""
+
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
+        super().__init__(model, bucket_mb)
+        for buffer in self._buffers:
+            buffer.gather()
+            buffer.gather = partial(self._gather_as_at_first, buffer, buffer.gather, buffer._whole.clone())
+            buffer.let_go()
+
+    @staticmethod
+    @torch.no_grad()
+    def _gather_as_at_first(buffer: Any, gather: Callable[[], None], first: Tensor) -> None:
+        gather()
+        buffer._whole.copy_(first)
+
+
+class OwnPartOfTheNorm(Zero3Exchange):
+    """Each process clips by the norm of its own parts."""
+
+    def clip(self, max_norm: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+
+
+class GradientOfOwnUnits(TensorExchange):
+    """Each process goes on backward with the gradient of its own units alone."""
+
+    def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
+        super().__init__(model, bucket_mb)
+        for block in model.blocks:
+            block.feed_forward._forward_pre_hooks.clear()
+
+
 class Stale(FlatExchange):
     """With sharded state: what other ranks have updated never arrives."""
 
@@ -359,6 +400,9 @@ class TwoOwners(FlatExchange):
 
 FAULTS = (
     ClippedByOwnNorm,
+    OwnPartOfTheNorm,
+    GradientOfOwnUnits,
+    StaleParameters,
     Stale,
     TwoOwners,
     Summed,
@@ -380,10 +424,11 @@ def variant_of(fault: type[Exchange]) -> Variant:
     """The training that shows a fault."""
     uneven, unused = fault in (Unweighted, ByOwnTokens), fault is UsedByNobody
     switches: dict[str, Any] = {"micro_batches": 2} if fault is TooEarly else {}
-    switches |= {"max_grad_norm": CLIP} if fault is ClippedByOwnNorm else {}
+    switches |= {"max_grad_norm": CLIP} if fault in (ClippedByOwnNorm, OwnPartOfTheNorm) else {}
     switches |= {"shard_optimizer": True} if fault in (Stale, TwoOwners) else {}
     rows = (2, 4) if uneven else (2, 2)
-    return Variant(fault.__name__, kind="unused" if unused else "plain", rows=rows, switches=switches)
+    kind = "unused" if unused else "one batch" if fault is GradientOfOwnUnits else "plain"
+    return Variant(fault.__name__, kind=kind, rows=rows, switches=switches)
 
 
 def with_faults(variants: list[Variant]) -> list[State]:

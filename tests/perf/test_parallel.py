@@ -11,6 +11,7 @@ from torch import distributed
 
 from perflab import Perf
 from perflab.lab.parallel import EXCHANGES
+from perflab.lab.parallel.exchange import ONE_BATCH
 from perflab.lab.train import TrainingConfig, TrainingStep, random_tokens
 
 from .choice import context_lengths, model_names
@@ -30,9 +31,11 @@ def measure(perf: Perf, request: pytest.FixtureRequest, device: torch.device, tr
     setup = Setup(model_names(request.config)[0], BATCH_SIZE, length, device, training)
     setup.declare(perf, "train_step")
     world_size = distributed.get_world_size()
-    perf.work(tokens=BATCH_SIZE * length * world_size)
+    is_one_batch = training.exchange in ONE_BATCH
+    perf.work(tokens=BATCH_SIZE * length * (1 if is_one_batch else world_size))
     perf.note(world_size=world_size, exchange=training.exchange)
-    tokens = random_tokens(BATCH_SIZE, length, vocab_size=setup.vocab_size, device=device, seed=distributed.get_rank())
+    seed = 0 if is_one_batch else distributed.get_rank()
+    tokens = random_tokens(BATCH_SIZE, length, vocab_size=setup.vocab_size, device=device, seed=seed)
     perf.step(**phases_of(TrainingStep(setup.model(), tokens, training)))
 
 

@@ -14,6 +14,7 @@ bucketed.py    all-reduces of buckets while the backward pass still runs; of sin
 ddp.py         PyTorch's DistributedDataParallel, which does the same in C++
 zero3.py       parameters, gradients and optimizer state in shards: a block's are gathered while it is at work
 fsdp2.py       PyTorch's fully_shard, which does the same
+tensor.py      the feed-forward's units shared out, of one batch that all have: activations are exchanged instead
 sharding.py    optimizer state in one process only: each updates its share of the parameters, and sends them to all
 
 A step takes them from its configuration: `TrainingConfig(exchange="bucketed", bucket_mb=25, shard_optimizer=True)`.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perflab.lab.models import CHECKPOINTING
-from perflab.lab.parallel.exchange import EXCHANGES, SHARDS_ALL
+from perflab.lab.parallel.exchange import EXCHANGES, IN_PARTS
 from perflab.lab.train.compiled import CUDA_GRAPH_MODES
 from perflab.lab.train.precision import PRECISIONS
 
@@ -125,22 +125,23 @@ class TrainingConfig:
                 "shard_optimizer=True shares out the work of processes that train together, and exchange='none' trains "
                 "alone; give an exchange such as exchange='bucketed'"
             )
-        if self.shard_optimizer is True and self.exchange in SHARDS_ALL:
+        if self.shard_optimizer is True and self.exchange in IN_PARTS:
             raise ValueError(
-                f"shard_optimizer=True with exchange={self.exchange!r}, which shards the optimizer's state already; "
+                f"shard_optimizer=True with exchange={self.exchange!r}, which divides the optimizer's state already; "
                 "give shard_optimizer=False"
             )
-        if self.shard_optimizer is True or self.exchange == "zero3":
-            sharded = "exchange='zero3'" if self.exchange == "zero3" else "shard_optimizer=True"
+        own_parts = self.exchange in ("zero3", "tensor")
+        if self.shard_optimizer is True or own_parts:
+            sharded = f"exchange={self.exchange!r}" if own_parts else "shard_optimizer=True"
             if PRECISIONS[self.precision].loss_scaling:
                 raise ValueError(
                     f"{sharded} with precision={self.precision!r}: loss scaling looks at the gradients of a process's "
                     "own parameters alone; give precision='bf16'"
                 )
-        if self.exchange == "zero3" and self.compile != "eager":
+        if own_parts and self.compile != "eager":
             raise ValueError(
-                f"exchange='zero3' with compile={self.compile!r}: compiled code does not see that a buffer's storage "
-                "is emptied and filled again; give exchange='fsdp2' or compile='eager'"
+                f"exchange={self.exchange!r} with compile={self.compile!r}: compiled code does not see what hooks do "
+                "between modules; give exchange='fsdp2' or compile='eager'"
             )
         if self.exchange != "none" and self.compile in CUDA_GRAPH_MODES:
             raise ValueError(
