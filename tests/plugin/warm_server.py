@@ -28,6 +28,7 @@ import socket
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -239,6 +240,8 @@ if __name__ == "__main__":
     for module in (*sys.argv[5:], "pytest"):
         importlib.import_module(module)
     load(sys.argv[3], sys.argv[4])
+    for cleaning in weakref.finalize._registry:  # type: ignore[attr-defined]
+        cleaning.atexit = False  # PyTorch takes its operators' registrations back: a tenth of a story's time
     gc.collect()
     gc.freeze()  # the collector of a fork would copy every page that it looks at
     gc.enable()

@@ -60,9 +60,9 @@ class _Buffer:
         self.missing = 0
         """The number of gradients that are not complete yet."""
         self.used: list[bool] = []
-        """For each parameter that is trained, whether it had a gradient when the sum was started."""
+        """Whether each parameter that is trained had a gradient when the sum was started."""
         self.summed: tuple[Tensor, distributed.Work] | None = None
-        """This process's part of the summed gradients, and what it waits for; None: not started."""
+        """The summed gradients of this process's share, and what they wait for; None: not started."""
         self.let_go()
 
     @torch.no_grad()
