@@ -125,6 +125,7 @@ def saved(folder: str, writers: Sequence[str]) -> None:
         step = TrainingStep(make_model(Variant(name)), shard(rank, 2), TrainingConfig(**switched(name)))
         step()
         step()
+        step.forward()  # leaves gathered what no backward pass lets go
         state = step.state()
         if rank == 0:
             save_checkpoint(f"{folder}/{name}.pt", step.model, **state)

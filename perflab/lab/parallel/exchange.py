@@ -94,8 +94,11 @@ class Exchange:
         """Scale all gradients such that their norm is at most `max_norm`; return the norm before, a scalar."""
         return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
 
+    def settle(self) -> None:
+        """Bring the parameters into the form that they have between steps: where they are in parts, this process's."""
+
     def whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
-        """Return a parameter's data, its gradient or optimizer state, gathered if it is in shards: all have to call."""
+        """Return a settled parameter's data, gradient or optimizer state, gathered if in parts: all have to call."""
         del parameter
         return tensor
 

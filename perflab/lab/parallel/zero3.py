@@ -5,7 +5,7 @@ W processes keeps 1 / W of every buffer. A buffer is gathered before its block's
 backward pass, and let go after each; its gradients are reduce-scattered in the background once they are complete.
 
     memory of one process, float32, N parameters, n of them in a block, r outside of all blocks:
-        parameters, gradients, AdamW's state    16 N -> 16 N / W + 8 n + 8 r
+        parameters, gradients, AdamW's state    16 N -> 16 N / W + 12 n + 8 r
     messages of a step: for each block two gathers and one reduce-scatter, 4 n bytes each; one of both for the rest
 
 While a buffer is let go, the `data` of its parameters is this process's part of them: one dimension, perhaps empty. The
@@ -110,11 +110,9 @@ class _Buffer:
         """Return the part of a whole tensor that belongs to this process's part of a parameter."""
         first = distributed.get_rank() * self.share - self.starts[number]
         own = self.own[number]
-        return (
-            whole.flatten()[first + own.start : first + own.stop].clone()
-            if own.stop > own.start
-            else whole.new_empty(0)
-        )
+        if own.stop == own.start:
+            return whole.new_empty(0)
+        return whole.flatten()[first + own.start : first + own.stop].clone()
 
 
 class Zero3Exchange(Exchange):
@@ -159,7 +157,7 @@ class Zero3Exchange(Exchange):
 
     def begin(self, *, last: bool) -> None:
         """Prepare a pass. Until the last of a step each process keeps its own gradients, whole."""
-        self._let_all_go()
+        self.settle()
         self._is_last = last
         self._next = 0
         for buffer in self._buffers:
@@ -168,7 +166,7 @@ class Zero3Exchange(Exchange):
     def average(self) -> None:
         """Start the sums that have not started, wait for all, and leave each parameter its part of the mean."""
         self._start(len(self._summing))
-        self._let_all_go()
+        self.settle()
         for buffer in self._summing:
             assert buffer.summed is not None
             summed, work = buffer.summed
@@ -199,7 +197,7 @@ class Zero3Exchange(Exchange):
         return norm
 
     def whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
-        """Gather a tensor of a parameter's: its data, its gradient, or optimizer state. All processes have to call."""
+        """Gather a settled parameter's data, its gradient or optimizer state. All processes have to call."""
         if tensor.ndim == 0:
             return tensor
         buffer, number = self._place_of(parameter)
@@ -219,7 +217,8 @@ class Zero3Exchange(Exchange):
                     return buffer, number
         raise KeyError("no parameter of the model")
 
-    def _let_all_go(self) -> None:
+    def settle(self) -> None:
+        """Let go all that is gathered."""
         for buffer in self._buffers:
             if buffer.is_whole:
                 buffer.let_go()

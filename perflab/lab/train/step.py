@@ -17,9 +17,9 @@ skipped and counted; of its gradient the same is asked only where it is clipped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,23 @@ from perflab.lab.train.schedule import learning_rate_at
 from perflab.lab.train.skipping import Unwatched, watch_for
 
 _PLAIN = TrainingConfig()
+
+
+class Training(TypedDict):
+    """The state of a training beside the weights, in tensors on the CPU."""
+
+    steps_done: int
+    optimizer: dict[str, dict[str, Tensor]]
+    """AdamW's tensors by the parameter's name and their own: `step`, `exp_avg` and `exp_avg_sq`."""
+    scaler: dict[str, Any]
+    """The state of loss scaling; empty without it."""
+
+
+class State(TypedDict):
+    """The tensors of a model's `state_dict` by name, on the CPU, and the state of its training."""
+
+    weights: dict[str, Tensor]
+    training: Training
 
 
 class TrainingStep:
@@ -222,16 +239,15 @@ class TrainingStep:
         self.optimizer()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def state(self) -> dict[str, Any]:
-        """Return what training goes on from, whole and on the CPU, however many processes have parts of it.
+    def state(self) -> State:
+        """Return the weights and what training goes on from, whole, however many processes have parts of it.
 
-        All processes have to call. `save_checkpoint(path, model, **step.state())` in one of them writes it;
-        `load_checkpoint(path, model)` before, and `resume` after a step is made, take it up in any number of processes.
-
-        Returns:
-            `weights`: the tensors of the model's `state_dict` by name. `training`: a dictionary of `steps_done`,
-            `optimizer` (AdamW's tensors by parameter and name), and `scaler`, the state of loss scaling.
+        All processes have to call, between two steps. `save_checkpoint(path, model, **step.state())` in one of them
+        writes it; `load_checkpoint(path, model)` before, and `resume` after a step is made, take it up in any number
+        of processes.
         """
+        if self.exchange is not None:
+            self.exchange.settle()
         weights = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             weights[name] = self._whole(tensor, tensor.detach()) if isinstance(tensor, nn.Parameter) else tensor
@@ -249,7 +265,7 @@ class TrainingStep:
             "training": {"steps_done": self.steps_done, "optimizer": optimizer, "scaler": scaler},
         }
 
-    def resume(self, training: Mapping[str, Any]) -> None:
+    def resume(self, training: Training) -> None:
         """Go on from the `training` of a `state`; the weights are the model's own. All processes have to call.
 
         Raises:
