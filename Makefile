@@ -65,7 +65,7 @@ gate: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=15 --perf-check=exact -k "tiny-128-bf16" tests/perf/test_transformer.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=2 --perf-check=exact -k "not flex and not compiled and not triton and not tiny-128-bf16" tests/perf/test_transformer.py tests/perf/test_attention.py tests/perf/test_attention_memory.py tests/perf/test_fused_kernels.py tests/perf/test_recurrences.py
 	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "not compiled and not load" tests/perf/test_inference.py
-	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "world2-bucketed or world2-overlapped or world2-zero3 or world2-tensor or sharded or world4-bucketed" tests/perf/test_parallel.py
+	$(BIN)/pytest -m perf --model=tiny --context-length=128 --perf-budget=1 --perf-check=exact -k "world2-bucketed or world2-overlapped or world2-zero3 or sharded or world4-bucketed" tests/perf/test_parallel.py
 	$(BIN)/pytest -m perf --perf-check=exact tests/perf/test_kernels_compiled.py
 
 # All pages of docs/ as a site with a search, the API and a map of the files, in build/site; a link that leads nowhere is an error.

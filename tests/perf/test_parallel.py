@@ -5,9 +5,12 @@ The time is the slowest process's; memory is the hungriest one's. Collectives an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
-from torch import distributed
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 
 from perflab import Perf
 from perflab.lab.parallel import EXCHANGES
@@ -19,7 +22,8 @@ from .setup import Setup, phases_of
 
 pytestmark = pytest.mark.perf(
     study="data-parallel training",
-    columns="mean, forward, backward, optimizer, tokens/s, collectives, collective_bytes, peak",
+    columns="mean, forward, backward, optimizer, tokens/s, collectives, collective_bytes, peak, parameter_bytes, "
+    "gradient_bytes, state_bytes",
 )
 BATCH_SIZE = 2
 """Sequences of each process."""
@@ -36,7 +40,29 @@ def measure(perf: Perf, request: pytest.FixtureRequest, device: torch.device, tr
     perf.note(world_size=world_size, exchange=training.exchange)
     seed = 0 if is_one_batch else distributed.get_rank()
     tokens = random_tokens(BATCH_SIZE, length, vocab_size=setup.vocab_size, device=device, seed=seed)
-    perf.step(**phases_of(TrainingStep(setup.model(), tokens, training)))
+    step = TrainingStep(setup.model(), tokens, training)
+    perf.step(**phases_of(step))
+    perf.note(**kept_bytes(step))
+
+
+def kept_bytes(step: TrainingStep) -> dict[str, int]:
+    """Take a step; return the bytes of this process's parameters, gradients (as AdamW begins) and AdamW's state."""
+
+    def size(tensors: Iterable[Tensor | None]) -> int:
+        own = [one.to_local() if isinstance(one, DTensor) else one for one in tensors if one is not None]
+        return sum(one.nbytes for one in own)
+
+    sizes = {}
+
+    def look(*_: object) -> None:
+        sizes["gradient_bytes"] = size(one.grad for one in step.model.parameters())
+
+    hook = step.adamw.register_step_pre_hook(look)
+    step()
+    hook.remove()
+    sizes["parameter_bytes"] = size(step.model.parameters())
+    sizes["state_bytes"] = size(one for state in step.adamw.state.values() for one in state.values())
+    return sizes
 
 
 @pytest.mark.perf(world_size=[2])
