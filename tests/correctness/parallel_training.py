@@ -113,6 +113,21 @@ def alone(variants: list[Variant]) -> list[State]:
     return found
 
 
+def refusals() -> list[str]:
+    """What exchanges that divide a model say of models that they cannot divide."""
+    said = []
+    for name, model in (
+        *((name, nn.Linear(4, 4)) for name in IN_PARTS),
+        ("tensor", build_model("tiny", num_layers=1, d_ff=64)),
+        ("tensor", build_model("tiny", num_layers=1, feed_forward="moe")),
+    ):
+        try:
+            make_exchange(name, model)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
 def switched(name: str) -> dict[str, Any]:
     """The switches of a name such as "flat, sharded state"."""
     return {"exchange": name.partition(",")[0], "shard_optimizer": "sharded" in name, "learning_rate": 1e-2}

@@ -135,6 +135,14 @@ def test_a_checkpoint_of_two_ranks_is_taken_up_by_any_number(tmp_path: Path) -> 
         assert distance({key: got[key] for key in moments}, moments) < 1e-4
 
 
+def test_models_that_cannot_be_divided_are_refused() -> None:
+    told = in_ranks(parallel_training.refusals, 3, threads=1)[0]
+    assert len(told) == 5
+    assert all("Linear has no `blocks`; give exchange=" in one for one in told[:3])
+    assert "3 processes cannot share the 64 units of blocks.0.feed_forward evenly" in told[3]
+    assert "block 0 has none; give exchange='zero3'" in told[4]
+
+
 def test_a_state_of_another_model_is_refused() -> None:
     step = TrainingStep(parallel_training.make_model(Variant("flat")), parallel_training.shard(0, 2))
     with pytest.raises(ValueError, match=r"the state is of another model: TransformerLM has no head\.bias"):
@@ -212,6 +220,7 @@ def test_a_wrong_exchange_is_noticed(wrong: dict[str, list[State]], fault: type)
         ({"exchange": "zero3", "shard_optimizer": True}, "which divides the optimizer's state already"),
         ({"exchange": "zero3", "precision": "fp16"}, "exchange='zero3' with precision='fp16'"),
         ({"exchange": "zero3", "compile": "default"}, "give exchange='fsdp2' or compile='eager'"),
+        ({"exchange": "tensor", "precision": "fp16"}, "exchange='tensor' with precision='fp16'"),
         ({"exchange": "flat", "shard_optimizer": True, "precision": "fp16"}, "give precision='bf16'"),
     ],
 )

@@ -4,8 +4,8 @@ W processes, n_r tokens in process r, g_r the gradient of its mean loss over the
 
     gradient = sum over r of n_r g_r / sum over r of n_r      of the mean loss over all tokens
 
-Each process scales its loss by n_r W / sum n, and every exchange below makes the mean over the processes of what is in
-`parameter.grad`. With equal numbers of tokens the scale is 1, whatever forgets it.
+Each process scales its loss by n_r W / sum n, and every exchange below but `tensor` makes the mean over the processes
+of what is in `parameter.grad`. With equal numbers of tokens the scale is 1, whatever forgets it.
 
 exchange.py    what all exchanges have in common: equal weights at the start, the scale, parameters that nobody used
 naive.py       one all-reduce a parameter, after the backward pass

@@ -119,6 +119,21 @@ class Exchange:
         distributed.all_reduce(found, distributed.ReduceOp.MAX)
 
 
+def blocks_of(model: nn.Module, exchange: str, instead: str) -> nn.ModuleList:
+    """Return the blocks of a model that an exchange divides block by block.
+
+    Raises:
+        ValueError: the model has no `blocks`; the text names the exchange to give `instead`.
+    """
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList):
+        raise ValueError(
+            f"exchange={exchange!r} divides a model block by block, and {type(model).__name__} has no `blocks`; "
+            f"give exchange={instead!r}"
+        )
+    return blocks
+
+
 def gradient_of(parameter: nn.Parameter) -> Tensor:
     """Return a parameter's gradient, and make one of zeros where it has none."""
     if parameter.grad is None:

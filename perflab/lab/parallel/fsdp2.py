@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from perflab.lab.parallel.exchange import Exchange
+from perflab.lab.parallel.exchange import Exchange, blocks_of
 
 
 class Fsdp2Exchange(Exchange):
@@ -21,13 +21,7 @@ class Fsdp2Exchange(Exchange):
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
         super().__init__(model, bucket_mb)
-        blocks = getattr(model, "blocks", None)
-        if not isinstance(blocks, nn.ModuleList):
-            raise ValueError(
-                f"exchange='fsdp2' shards a model block by block, and {type(model).__name__} has no `blocks`; "
-                "give exchange='ddp'"
-            )
-        for block in blocks:
+        for block in blocks_of(model, "fsdp2", "ddp"):
             fully_shard(block)
         self._model: FSDPModule = fully_shard(model)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from perflab.lab.parallel.exchange import Exchange
+from perflab.lab.parallel.exchange import Exchange, blocks_of
 
 _SPLIT = {"gate": 0, "up": 0, "down": 1}
 """The dimension in which the weight of each product of a feed-forward is split: its units are rows, or columns."""
@@ -66,14 +66,17 @@ def _summed(_layer: nn.Module, _inputs: object, out: Tensor) -> Tensor:
 class TensorExchange(Exchange):
     """Splits the feed-forward of every block; its weights are this process's part of them from then on.
 
+    All processes have to be given the same batch: nothing checks it.
+
     Raises:
-        ValueError: a block has no feed-forward of `up` and `down` without biases, or its units cannot be shared evenly.
+        ValueError: the model has no `blocks`; a block has no feed-forward of `up` and `down` without biases, or one
+            whose units cannot be shared evenly.
     """
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
         super().__init__(model, bucket_mb)
         self._split: dict[nn.Parameter, int] = {}
-        for number, block in enumerate(getattr(model, "blocks", ())):
+        for number, block in enumerate(blocks_of(model, "tensor", "flat")):
             layer = getattr(block, "feed_forward", None)
             if not isinstance(layer, nn.Module) or {"up", "down"} - dict(layer.named_children()).keys():
                 raise ValueError(
@@ -81,8 +84,6 @@ class TensorExchange(Exchange):
                     "exchange='zero3'"
                 )
             self._divide(layer, f"blocks.{number}.feed_forward")
-        if not self._split:
-            raise ValueError(f"exchange='tensor' splits a model's blocks, and {type(model).__name__} has no `blocks`")
 
     def _divide(self, layer: nn.Module, name: str) -> None:
         for product, dim in _SPLIT.items():
@@ -90,10 +91,14 @@ class TensorExchange(Exchange):
             if linear is None:
                 continue
             units = linear.weight.shape[dim]
-            if linear.bias is not None or units % self.world_size:
+            if linear.bias is not None:
                 raise ValueError(
-                    f"exchange='tensor': {name}.{product} has {units} units and a bias of {linear.bias}; wanted no "
-                    f"bias, and units that {self.world_size} processes share evenly"
+                    f"exchange='tensor': {name}.{product} has a bias, which would be added in every process"
+                )
+            if units % self.world_size:
+                raise ValueError(
+                    f"exchange='tensor': {self.world_size} processes cannot share the {units} units of {name} evenly; "
+                    "give a `d_ff` that they divide, or exchange='zero3'"
                 )
             self._split[linear.weight] = dim
             linear.weight.data = self.part(linear.weight, linear.weight.data)

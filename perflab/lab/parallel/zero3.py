@@ -24,7 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor, distributed, nn
 
-from perflab.lab.parallel.exchange import Exchange
+from perflab.lab.parallel.exchange import Exchange, blocks_of
 
 _ALIGN = 64
 """Parameters and shares begin at multiples of so many numbers, of which vectors of any width are made: a part of a
@@ -124,12 +124,7 @@ class Zero3Exchange(Exchange):
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
         super().__init__(model, bucket_mb)
-        blocks = getattr(model, "blocks", None)
-        if not isinstance(blocks, nn.ModuleList):
-            raise ValueError(
-                f"exchange='zero3' shards a model block by block, and {type(model).__name__} has no `blocks`; "
-                "give exchange='flat'"
-            )
+        blocks = blocks_of(model, "zero3", "flat")
         uses = Counter(id(one) for block in blocks for one in block.parameters())
         uses.update({id(one) for one in _outside(model, blocks)})
         of_blocks = [[one for one in block.parameters() if uses[id(one)] == 1] for block in blocks]

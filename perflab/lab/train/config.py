@@ -47,7 +47,8 @@ class TrainingConfig:
         empty_cache: give back the blocks that the accelerator's allocator keeps, after each update, as scripts do that
             ran out of memory; the next step asks the driver for them again. A CPU keeps none.
         exchange: how the processes of `torch.distributed` make their gradients one: one of
-            `perflab.lab.parallel.EXCHANGES`, or "none" for a process that trains alone.
+            `perflab.lab.parallel.EXCHANGES`, or "none" for a process that trains alone. With "tensor" all processes
+            have to be given the same batch, with the others each its own.
         bucket_mb: the size in MiB of the buckets of "bucketed" and "ddp".
         shard_optimizer: keep AdamW's state of each parameter in one process only (ZeRO stage 1); wants an exchange.
         skip_non_finite: skip steps whose loss is not finite, see `skipping.py`. On a GPU AdamW that is not fused waits
