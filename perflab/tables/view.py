@@ -17,6 +17,8 @@ COUNTS = (
     "host_syncs",
     "collectives",
     "collective_bytes",
+    "collectives_outside_backward",
+    "collective_waits",
     "graph_breaks",
     "recompiles",
     "instructions",

@@ -104,6 +104,23 @@ def counted_collectives() -> dict[str, dict[str, int]]:
     return {name: collectives_of(call) for name, call in calls.items()}
 
 
+def counted_groups() -> dict[str, int]:
+    """The counts by group of collectives in a row, a column and an irregular part of four ranks."""
+    rank, x = distributed.get_rank(), torch.ones(8)
+    rows = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
+    columns = [distributed.new_group([0, 2]), distributed.new_group([1, 3])]
+    irregular = distributed.new_group([0, 1, 3])
+
+    def call() -> None:
+        distributed.all_reduce(x)
+        distributed.all_reduce(x, group=rows[rank // 2])
+        distributed.all_gather_into_tensor(torch.empty(16), x, group=columns[rank % 2])
+        if rank != 2:
+            distributed.all_reduce(x, group=irregular)
+
+    return {name: value for name, value in collectives_of(call).items() if name.startswith("collective_groups")}
+
+
 def slower_ranks_measure() -> tuple[list[int], list[float], list[float]]:
     """Measure a call that takes longer in each further rank; return samples, each rank's median, and decisions."""
     measure_together()

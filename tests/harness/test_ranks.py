@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import UsageError
-from perflab.measure.counts.collectives import communicates
+from perflab.measure.counts.collectives import Collective, communicates, counts_of
 from perflab.ranks.run import RankError, in_ranks
 from perflab.ranks.together import ALONE, together
 from tests.harness import rank_functions
@@ -86,6 +86,15 @@ def test_each_kind_of_collective_is_counted_whoever_calls_it() -> None:
     received = second.pop("one way")
     assert second == {name: found for name, found in first.items() if name != "one way"}
 
+    # Gradients that the backward reduces itself overlap with it; what it gathers in its forward does not.
+    order = ("collectives_outside_backward", "collective_order", "collective_groups", "collective_waits")
+    places = {name: [found.pop(one) for one in order] for name, found in {**first, "received": received}.items()}
+    assert places.pop("DDP, four layers in buckets")[:2] == [0, 0]  # its waits are in C++
+    assert places.pop("FSDP2") == [1, 1, 0, 2]
+    assert first["FSDP2"].pop("collective_order:all_gather>reduce_scatter") == 1
+    assert places.pop("nothing") == [0, 0, 0, 0]
+    assert set(map(tuple, places.values())) == {(1, 0, 0, 1)}
+
     def counts(kind: str, dtype: str, times: int, size: int) -> dict[str, int]:
         return {"collectives": times, "collective_bytes": size, f"collectives:{kind}:{dtype}": times}
 
@@ -115,6 +124,49 @@ def test_each_kind_of_collective_is_counted_whoever_calls_it() -> None:
         "custom operator": counts("all_reduce", "float32", 1, 32),
     }
     assert received == counts("recv", "float32", 1, 32)
+
+
+def test_the_groups_of_collectives_are_told_with_the_ranks_between_their_members() -> None:
+    assert in_ranks(rank_functions.counted_groups, 4) == [
+        {
+            "collective_groups": 3,
+            "collective_groups:all_reduce:2 of 4": 1,
+            "collective_groups:all_gather:2 of 4 by 2": 1,
+            "collective_groups:all_reduce:3 of 4": 1,
+        }
+    ] * 2 + [
+        {
+            "collective_groups": 2,
+            "collective_groups:all_reduce:2 of 4": 1,
+            "collective_groups:all_gather:2 of 4 by 2": 1,
+        },
+        {
+            "collective_groups": 3,
+            "collective_groups:all_reduce:2 of 4": 1,
+            "collective_groups:all_gather:2 of 4 by 2": 1,
+            "collective_groups:all_reduce:3 of 4": 1,
+        },
+    ]
+
+
+def collective(kind: str, *, in_backward: bool = False) -> Collective:
+    return Collective(kind, "float32", 8, "", in_backward)
+
+
+def test_overlap_that_is_lost_and_an_order_that_changed_raise_a_count() -> None:
+    gathers, scatters = [collective("all_gather")] * 2, [collective("reduce_scatter", in_backward=True)] * 2
+    before = counts_of([*gathers, *scatters])
+    late = counts_of([*gathers, *[collective("reduce_scatter")] * 2])
+    swapped = counts_of([gathers[0], scatters[0], gathers[1], scatters[1]])
+    assert before["collectives_outside_backward"] == 2
+    assert {name: value for name, value in late.items() if value > before.get(name, 0)} == {
+        "collectives_outside_backward": 4
+    }
+    assert {name: value for name, value in swapped.items() if value > before.get(name, 0)} == {
+        "collective_order": 3,
+        "collective_order:all_gather>reduce_scatter": 2,
+        "collective_order:reduce_scatter>all_gather": 1,
+    }
 
 
 def test_ranks_measure_in_step_and_the_slowest_counts() -> None:

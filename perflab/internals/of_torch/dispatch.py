@@ -6,7 +6,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,29 @@ def seeing_operators(namespace: str, see: Callable[[str, tuple[Any, ...]], None]
     known = [full for full in torch._C._dispatch_get_all_op_names() if full.startswith(f"{namespace}::")]
     kernels = [(full, watching(full.partition("::")[2]), "BackendSelect") for full in known]
     return kernels_registered(kernels, with_keyset=True)
+
+
+@needs(TORCH, "torch.distributed.distributed_c10d:ProcessGroup.unbox", to="tell the group of a collective")
+def group_ranks(arguments: Sequence[Any]) -> list[int]:
+    """Return the ranks of the process group among an operator's arguments; empty if no group is among them."""
+    import torch
+    from torch import distributed
+    from torch.distributed.distributed_c10d import ProcessGroup
+
+    for one in arguments:
+        if isinstance(one, torch.ScriptObject):
+            with suppress(RuntimeError):  # another class, as of the reduction
+                return distributed.get_process_group_ranks(ProcessGroup.unbox(one))
+    return []
+
+
+@needs(TORCH, "torch:_C._current_graph_task_id", to="tell which collectives a backward overlaps")
+def runs_backward() -> bool:
+    """Whether this thread is within a backward."""
+    import torch
+
+    running: int = torch._C._current_graph_task_id()
+    return running >= 0
 
 
 @needs(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to="know which operators CUDA's autocast casts")

@@ -1,22 +1,30 @@
-"""Counts the collectives of one call, by kind and dtype, and the bytes of their tensors.
+"""Counts the collectives of one call: by kind, dtype, group and place, their bytes, order and waits.
 
 - ``collectives``: calls of a process group's operations, whoever makes them: Python, DDP in C++, a compiled graph.
 - ``collective_bytes``: bytes of their tensors in this rank, each time of the larger side: of an all-gather what it
   returns, of a reduce-scatter what it is given. That is S in nccl-tests' bandwidths.
 - ``collectives:all_reduce:float32``: the calls of one kind with tensors of one dtype. Forms of one kind
   (``reduce_scatter``, ``reduce_scatter_tensor``, their functional and coalesced forms) count as that kind.
+- ``collectives_outside_backward``: the calls that began while no backward ran. Overlap that is lost raises it.
+- ``collective_waits``: waits for a collective, as Python sees them; those in DDP's C++ are not seen.
+- ``collective_order``: how often a call's kind is another than that of the call before;
+  ``collective_order:all_gather>reduce_scatter``: how often these two follow each other.
+- ``collective_groups``: the calls that a part of the ranks makes; by kind and group as
+  ``collective_groups:all_reduce:2 of 4 by 2``, where every second of four ranks takes part.
 
-A barrier has no bytes. Waits are not counted: a process group's work is waited for without an operator.
+A barrier has no bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from perflab.internals.of_torch.dispatch import seeing_operators
+from perflab.internals.of_torch.dispatch import group_ranks, runs_backward, seeing_operators
 
 KINDS = {
     "allreduce": "all_reduce",
@@ -44,25 +52,99 @@ def communicates() -> bool:
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
+class Collective(NamedTuple):
+    """One collective of a call, as one rank made it."""
+
+    kind: str
+    dtype: str
+    """The dtype of its tensors as PyTorch names it; empty for a barrier."""
+    size_bytes: int
+    """Bytes of its tensors in this rank, of the larger side."""
+    group: str
+    """The part of the ranks that makes it, ``2 of 4 by 2``; empty for all of them."""
+    in_backward: bool
+    """Whether it began while a backward ran."""
+
+
 def collectives_of(call: Callable[[], Any]) -> dict[str, int]:
     """Make a call, and return its counts of collectives; zeros if it makes none."""
-    counts: Counter[str] = Counter(collectives=0, collective_bytes=0)
+    seen: list[Collective] = []
+    waits = 0
 
     def see(name: str, arguments: tuple[Any, ...]) -> None:
         plain = name.removesuffix("_")
-        if plain in _NO_COLLECTIVES:
-            return
-        kind = KINDS.get(plain, plain)
-        sides = [list(_tensors(side)) for side in arguments[:2]]
-        dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
-        counts["collectives"] += 1
-        counts[f"{BY_KIND}{kind}" if kind == "barrier" else f"{BY_KIND}{kind}:{dtype}"] += 1
-        if kind != "barrier":  # its tensor is a stand-in that selects the device
-            counts["collective_bytes"] += max(sum(one.nbytes for one in side) for side in sides)
+        if plain not in _NO_COLLECTIVES:
+            seen.append(_collective(KINDS.get(plain, plain), arguments))
 
-    with seeing_operators("c10d", see):
+    def see_functional(name: str, _arguments: tuple[Any, ...]) -> None:
+        nonlocal waits
+        waits += name == "wait_tensor"
+
+    def waited() -> None:
+        nonlocal waits
+        waits += 1
+
+    with seeing_operators("c10d", see), seeing_operators("_c10d_functional", see_functional), _seeing_waits(waited):
         call()
+    return {**counts_of(seen), "collective_waits": waits}
+
+
+def counts_of(seen: Sequence[Collective]) -> dict[str, int]:
+    """Return the counts of a call's collectives, in the order in which they began."""
+    counts: Counter[str] = Counter(
+        collectives=len(seen),
+        collective_bytes=sum(one.size_bytes for one in seen),
+        collectives_outside_backward=sum(not one.in_backward for one in seen),
+        collective_order=0,
+        collective_groups=0,
+    )
+    for one in seen:
+        counts[f"{BY_KIND}{one.kind}:{one.dtype}" if one.dtype else f"{BY_KIND}{one.kind}"] += 1
+        if one.group:
+            counts["collective_groups"] += 1
+            counts[f"collective_groups:{one.kind}:{one.group}"] += 1
+    for before, one in pairwise(seen):
+        if before.kind != one.kind:
+            counts["collective_order"] += 1
+            counts[f"collective_order:{before.kind}>{one.kind}"] += 1
     return dict(counts)
+
+
+def _collective(kind: str, arguments: tuple[Any, ...]) -> Collective:
+    sides = [list(_tensors(side)) for side in arguments[:2]] if kind != "barrier" else []  # its tensor is a stand-in
+    dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
+    size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
+    return Collective(kind, dtype, size_bytes, group_in_words(group_ranks(arguments)), runs_backward())
+
+
+def group_in_words(ranks: Sequence[int]) -> str:
+    """Return the part of all ranks that these are: ``2 of 4 by 2`` for two ranks that are two apart; empty for all."""
+    from torch import distributed
+
+    world_size = distributed.get_world_size()
+    if not 0 < len(ranks) < world_size:
+        return ""
+    apart = {after - before for before, after in pairwise(ranks)}
+    by = f" by {apart.pop()}" if len(apart) == 1 and apart != {1} else ""
+    return f"{len(ranks)} of {world_size}{by}"
+
+
+@contextlib.contextmanager
+def _seeing_waits(waited: Callable[[], None]) -> Iterator[None]:
+    """Call ``waited`` at each wait of Python's for a collective."""
+    from torch.distributed import Work
+
+    wait = Work.wait
+
+    def seen(work: Work, *arguments: Any, **keywords: Any) -> bool:
+        waited()
+        return wait(work, *arguments, **keywords)
+
+    Work.wait = seen  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        Work.wait = wait  # type: ignore[method-assign]
 
 
 def _tensors(value: Any) -> Iterator[Any]:
