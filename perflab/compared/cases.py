@@ -96,9 +96,8 @@ class Against:
         self._device = resolve_device(self._settings.device)
         for case, settings in self._case_settings.items():
             unmet = no_graph_for(case, settings, self._device)
-            if unmet is not None or settings.is_apart:
-                kind = "cases in ranks" if settings.world_size > 1 else "cold starts"
-                self._left_out[case] = unmet or f"{kind} are not compared by --perf-against"
+            if unmet is not None or settings.fresh_process:
+                self._left_out[case] = unmet or "cold starts are not compared by --perf-against"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

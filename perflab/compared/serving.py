@@ -5,13 +5,16 @@ The session that started this process reads the answers; see ``perflab.compared`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from perflab.base.data import Data, changed
 from perflab.base.errors import UsageError
 from perflab.base.mode import DEFAULT
 from perflab.measure.calls.outputs import outputs_of
@@ -27,13 +31,19 @@ from perflab.measurement.measurement import is_as_fast_as_none
 from perflab.measurement.turns import Turns
 from perflab.noting import case_id
 from perflab.processes.channel import hear, say
+from perflab.processes.child import Start
+from perflab.processes.peer import Peer
+from perflab.ranks.waiting import EndedError, wait_for_all
+from perflab.running.case.fresh_process import ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.tiers.job import Job, Serve
 from perflab.turns.sides.imports import copies
 from perflab.turns.sides.messages import (
+    ANSWERS,
     PROTOCOL,
     QUESTIONS,
     Answer,
+    Bye,
     Ended,
     Examine,
     Examined,
@@ -77,7 +87,7 @@ def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item]
     from perflab.measured.run.cases import run
 
     assert job.serve is not None
-    server = Server(job.serve, config.rootpath)
+    server = Server(config, job, job.serve)
     config.pluginmanager.register(server, "perflab-server")
     return run(config, settings, items, job, server)
 
@@ -85,9 +95,11 @@ def run_side(config: pytest.Config, settings: Settings, items: list[pytest.Item]
 class Server:
     """Answers the session's questions about the cases of this process."""
 
-    def __init__(self, serve: Serve, root: Path) -> None:
+    def __init__(self, config: pytest.Config, job: Job, serve: Serve) -> None:
+        self._config = config
+        self._job = job
         self._serve = serve
-        self._root = root
+        self._root = config.rootpath
         self._outcome = ("passed", "")
         self._was_ready = False
         self.sides = 1
@@ -174,6 +186,33 @@ class Server:
                 else:  # the other side died during its turns, so no more questions for this case will come
                     self._leave()
 
+    def pass_on(self, state: CaseState, device: torch.device) -> None:
+        """Let the ranks of a case, in processes of their own, answer the session's questions.
+
+        Each rank serves as this process does, in step with the others, so rank 0 answers for all.
+
+        Raises:
+            RankError: a rank failed.
+            pytest.skip.Exception: the ranks skipped the case.
+        """
+        job = changed(self._job, cases=[state.case], others=False)
+        with ranks_with(self._config, job, state.settings.world_size, str(device), _converse) as peers:
+            ranks = [_Rank(peer) for peer in peers]
+            _answer_of_all(ranks)  # their greetings
+            answer = _answer_of_all(ranks, SetUp(case=state.case, sides=self.sides * len(ranks)))
+            while not isinstance(answer, Ended):
+                self._say(answer)
+                question = self._heard()
+                if isinstance(question, SetUp | Bye):  # the other side died during its turns
+                    self._leave()
+                answer = _answer_of_all(ranks, question)
+            for peer in peers:
+                peer.dismiss(Bye())
+        state.work, state.facts, state.done = answer.work, answer.facts, True
+        state.part(Learned).out_of_memory = answer.out_of_memory
+        if answer.outcome == "skipped":
+            pytest.skip(answer.text)
+
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run each case when the session asks for it."""
         import torch
@@ -257,6 +296,65 @@ class Server:
             if any(place.startswith(foreign) for place in (file, _resolved(file)))
             and not any(place.startswith((own, *here)) for place in (file, _resolved(file)))
         )
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A rank's answer to a question, and whether the rank's test failed."""
+
+    message: Answer
+    at_ns: int
+    """The moment of the answer on the machine's monotonic clock."""
+
+    @property
+    def problem(self) -> str | None:
+        """The failure of the rank's test; None if it did not fail."""
+        ended = self.message if isinstance(self.message, Ended) else None
+        return ended.text if ended is not None and ended.outcome == "failed" else None
+
+    @property
+    def how(self) -> str:
+        """The way in which the rank failed, as the predicate of a sentence."""
+        return "failed"
+
+
+class _Rank:
+    """A rank that serves a case."""
+
+    def __init__(self, peer: Peer[Data, Answer]) -> None:
+        self.peer = peer
+        self.stacks, self.kill = peer.stacks, peer.kill
+
+    def answer(self) -> _Said:
+        """Wait for the rank's answer to the last question."""
+        return _Said(self.peer.answer(), time.monotonic_ns())
+
+
+def _converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, Answer]:
+    """Start a rank that serves a case."""
+    return Peer(start, ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
+
+
+def _answer_of_all(ranks: Sequence[_Rank], question: Question | None = None) -> Answer:
+    """Ask all ranks a question, and return their common answer: rank 0's, or that of one whose test has not passed.
+
+    Raises:
+        RankError: a rank failed.
+    """
+    if question is not None:
+        for rank in ranks:
+            with contextlib.suppress(EndedError):  # its answer tells
+                rank.peer.ask(question)
+    found = wait_for_all(ranks, lambda said: _is_early(said.message))
+    early = [said.message for said in found.answers.values() if _is_early(said.message)]
+    if not early or any(said.problem is not None for said in found.answers.values()):
+        found.check()
+    return early[0] if early else found.answers[0].message
+
+
+def _is_early(answer: Answer) -> bool:
+    """Whether a rank's test did not pass, so that the other ranks would wait for it in vain."""
+    return isinstance(answer, Ended) and answer.outcome != "passed"
 
 
 def _resolved(file: str) -> str:

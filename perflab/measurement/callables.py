@@ -39,6 +39,7 @@ from perflab.measure.clocks.set_up import workload_of
 from perflab.measure.machine.devices import release_memory
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement.turns import Turns
+from perflab.ranks.together import together
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import CallTimes
 from perflab.results.records import Verdict
@@ -211,7 +212,8 @@ def in_turns(
     """
     # Judge as soon as there are enough pairs for an interval: with long calls there may be no time for more pairs.
     policy = PairedPolicy(limits.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
-    draw = draw or random.Random()  # a generator of its own: the caller may have seeded the module's
+    in_step = together()
+    draw = draw or in_step.draw()  # a generator of its own: the caller may have seeded the module's
     taken = _Taken(policy)
     with contextlib.ExitStack() as stack:
         sides = {
@@ -231,7 +233,7 @@ def in_turns(
         pair_budget_ns = limits.budget_ns / policy.looks[-1]
         shape = interleave.shape_of(paces, pair_budget_ns, least_blocks=1, hands_back=False)
         began_ns = clock.read_ns()
-        while taken.wants_more(clock.read_ns() - began_ns, limits.budget_ns):
+        while taken.wants_more(in_step.most(clock.read_ns() - began_ns)[0], limits.budget_ns):
             say(f"pair {len(taken.turns) + 1} of {policy.looks[-1]} at most")
             taken.turns.append(_pair(sides, shape, draw))
     return taken.concluded(limits)

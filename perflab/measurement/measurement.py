@@ -45,7 +45,7 @@ from perflab.measure.sampling.generation import generation_of
 from perflab.measure.sampling.statistics import relative_half_width
 from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.leaks import find_leak
-from perflab.measurement.ranks import of_all_ranks, slowest
+from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
 from perflab.ranks.together import together
 from perflab.results.measurement import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 
@@ -130,21 +130,15 @@ def measure(
     calibration = CalibrationWorkload(device)
     cpu_ns: list[int] = []
     in_step = together()
-    if in_step.world_size > 1:  # of the rank that has least time left
-        plan = replace(plan, budget_ns=-in_step.most(-plan.budget_ns)[0])
+    agreed = Agreed(workload, plan, in_step)
+    plan = agreed.plan
     own_ns: list[int] = []
     witness = Witness(device, in_step)
 
     is_cold_start = plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or is captured in a graph
 
-    def read_ns() -> float:
-        return in_step.most(clock.read_ns())[0]
-
-    def most_calls(budget_ns: float) -> float:
-        return -in_step.most(-workload.most_calls(budget_ns))[0]
-
     keep_freed_memory()
-    began_ns = read_ns()
+    began_ns = agreed.read_ns()
 
     def time_once(repetitions: int) -> Sample:
         set_up_ns = workload.make_ready(repetitions)
@@ -158,15 +152,15 @@ def measure(
 
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
-            warmup = warm_up(time_once, plan, progress, most_calls, read_ns)
+            warmup = warm_up(time_once, plan, progress, agreed.most_calls, agreed.read_ns)
         watched.look_early(warmup.calls)
         # The time that the budget leaves for samples: warm-up is over, the memory pass is still to come.
         call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
         later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
-        left_ns = max(0.0, plan.budget_ns - (read_ns() - began_ns) - later_calls * call_ns)
+        left_ns = max(0.0, plan.budget_ns - (agreed.read_ns() - began_ns) - later_calls * call_ns)
         with nvtx_range(f"{label}: {SAMPLES}", device):
             end_of_samples = witness.begin()
-            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, calibration.read, read_ns)
+            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, calibration.read, agreed.read_ns)
             evidence = end_of_samples()
         check_agreement([sample.reading for sample in samples])
         empty_call_ns = stopwatch.empty_call_ns()

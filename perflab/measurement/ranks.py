@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 from perflab.base.data import changed
+from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
+from perflab.measure.sampling.stopping import Plan
 from perflab.ranks.together import Together
-from perflab.results.measurement import Measurement, RankFigures, per_call_ns
+from perflab.results.measurement import Measurement, Memory, RankFigures, per_call_ns
+
+if TYPE_CHECKING:
+    from perflab.measure.calls.workload import Workload
+
+
+class Agreed:
+    """The readings and limits of a workload's measurement, on which all ranks agree; alone, this process's own."""
+
+    def __init__(self, workload: Workload, plan: Plan, in_step: Together) -> None:
+        self._workload, self._in_step = workload, in_step
+        self.plan = plan
+        """The plan, with the budget of the rank that has least time left."""
+        if in_step.world_size > 1:
+            self.plan = replace(plan, budget_ns=-in_step.most(-plan.budget_ns)[0])
+
+    def read_ns(self) -> float:
+        """Read the clock, in nanoseconds."""
+        return self._in_step.most(clock.read_ns())[0]
+
+    def most_calls(self, budget_ns: float) -> float:
+        """Return how many calls a sample may have within a budget."""
+        return -self._in_step.most(-self._workload.most_calls(budget_ns))[0]
 
 
 def slowest(sample: Sample, in_step: Together) -> Sample:
@@ -45,15 +70,13 @@ def of_all_ranks(own_ns: Sequence[int], in_step: Together, measurement: Measurem
         return measurement
     own = median(per_call_ns(list(own_ns), measurement.repetitions))
     found = in_step.gathered((own, measurement.memory, measurement.counts, measurement.leak))
-    memories = [memory for _, memory, _, _ in found if memory is not None]
     leaks = [leak for _, _, _, leak in found if leak is not None]
-    names = sorted({name for _, _, counts, _ in found for name in counts})
-    values = {name: [counts.get(name, 0) for _, _, counts, _ in found] for name in names}
-    differing = [name for name in names if len(set(values[name])) > 1]
+    values = _by_name([counts for _, _, counts, _ in found])
+    differing = [name for name in values if len(set(values[name])) > 1]
     return changed(
         measurement,
-        memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
-        counts={name: max(values[name]) for name in names},
+        memory=_hungriest([memory for _, memory, _, _ in found]),
+        counts={name: max(of_ranks) for name, of_ranks in values.items()},
         leak=max(leaks, key=lambda leak: sum(leak.grown_bytes), default=None),
         ranks=[
             RankFigures(
@@ -64,3 +87,21 @@ def of_all_ranks(own_ns: Sequence[int], in_step: Together, measurement: Measurem
             for rank, (one_ns, memory, _, _) in enumerate(found)
         ],
     )
+
+
+def largest(
+    memory: Memory | None, counts: Mapping[str, int], in_step: Together
+) -> tuple[Memory | None, dict[str, int]]:
+    """Return the memory of the rank with the highest peak, and the largest of all ranks' counts; alone, its own."""
+    found = in_step.gathered((memory, dict(counts)))
+    values = _by_name([counts for _, counts in found])
+    return _hungriest([memory for memory, _ in found]), {name: max(of_ranks) for name, of_ranks in values.items()}
+
+
+def _hungriest(memories: Sequence[Memory | None]) -> Memory | None:
+    return max((one for one in memories if one is not None), key=lambda one: one.peak_bytes, default=None)
+
+
+def _by_name(counts: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """Return the values of each count by rank; 0 for a rank that does not have it."""
+    return {name: [one.get(name, 0) for one in counts] for name in sorted({name for one in counts for name in one})}

@@ -25,7 +25,9 @@ from perflab.measurement.measurement import (
     try_profile,
     weigh,
 )
+from perflab.measurement.ranks import Agreed, largest, slowest
 from perflab.profiles.take import ProfilePlan
+from perflab.ranks.together import together
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +72,8 @@ class Turns:
         self._watched = Watched(workload, device)
         self._next = workload if mode.cuda_graph else self._watched
         self._around = contextlib.ExitStack()
-        self._draw = draw or random.Random()  # never the module's generator: the workload may seed it
+        self._in_step = together()
+        self._draw = draw or self._in_step.draw()  # never the module's generator: the workload may seed it
         self._readings: list[Reading | None] = []
         self.clock = self._stopwatch.name
 
@@ -86,7 +89,8 @@ class Turns:
 
     def warm_up(self) -> Warmup:
         """Call the workload until readings agree, as in any measurement."""
-        warmup = warm_up(self._time, self._plan, _say_nothing, self._workload.most_calls)
+        agreed = Agreed(self._workload, self._plan, self._in_step)
+        warmup = warm_up(self._time, agreed.plan, _say_nothing, agreed.most_calls, agreed.read_ns)
         self._watched.look_early(warmup.calls)
         self._hand_back()
         return warmup
@@ -100,11 +104,12 @@ class Turns:
             rewarm: whether to take one or two more samples first and throw them away: caches hold what ran here last,
                 which was somebody else's work. The extra samples are worth their time if a sample is short.
             core: the core on which this thread begins; the thread stays free to move, as do all threads that it starts.
+                Ranks begin on any core, since no two should share one.
 
         Raises:
             ClockError: CUDA events disagree with the host's clock.
         """
-        if core is not None:
+        if core is not None and self._in_step.world_size == 1:
             _move_to(core)
         # One or two, by chance: a cost in every second call would else fall into all samples of a side, or into none.
         for _ in range(self._draw.randint(1, 2) if rewarm else 0):
@@ -126,7 +131,9 @@ class Turns:
     def weigh(self) -> Weight:
         """Return the memory, counts and result of one call."""
         self._stopwatch.release()
-        return weigh(self._watched, self._device, self._counter)
+        weight = weigh(self._watched, self._device, self._counter)
+        memory, counts = largest(weight.memory, weight.counts, self._in_step)
+        return replace(weight, memory=memory, counts=counts)
 
     def profile(self, budget_ns: float) -> tuple[Profile | None, str | None]:
         """Return the profile of one call's time, or the reason why there is none."""
@@ -150,7 +157,8 @@ class Turns:
     def _sample(self, repetitions: int) -> Sample:
         """Take a sample of calls that have been made ready."""
         timed, self._next = self._next, self._workload
-        return self._stopwatch.time(timed, repetitions)
+        self._in_step.wait()
+        return slowest(self._stopwatch.time(timed, repetitions), self._in_step)
 
     def _time_beside_others(self, repetitions: int) -> Sample:
         """Take a sample and note how long its thread waited for a core that other processes had.
@@ -162,6 +170,8 @@ class Turns:
         began_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
         sample = replace(self._sample(repetitions), set_up_ns=set_up_ns)
         ended_ns = (clock.read_ns(), clock.read_processor_ns(), clock.read_all_processors_ns())
+        if self._in_step.world_size > 1:  # which wait for each other
+            return sample
         if before is None or clock.read_blocks() != before or self._stopwatch.name != "host" or sample.apart_ns:
             return sample
         lasted_ns, own_ns, all_ns = (end - begin for begin, end in zip(began_ns, ended_ns, strict=True))

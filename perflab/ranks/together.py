@@ -6,6 +6,7 @@ therefore taken on values that all ranks agree on: the largest of theirs.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class Together:
     def gathered(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
         return [value]
+
+    def draw(self) -> random.Random:
+        """Return a new generator of random numbers, which draws the same in all processes."""
+        return random.Random(self.gathered(random.SystemRandom().getrandbits(64))[0])
 
 
 class Group(Together):

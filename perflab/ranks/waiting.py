@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from perflab.base.data import Data
 from perflab.base.errors import PerflabError
-from perflab.processes.peer import Ending, Peer
+from perflab.processes.peer import Ending
 
 _OTHERS_S = 1.0
 """The time in seconds in which further ranks may fail, to tell the first of them from those that it took along."""
 _LINES = 20
 _STACK_LINES = 6
+_OURS = f'"{Path(__file__).parents[1]}{os.sep}'
 
 
 class RankError(PerflabError):
@@ -55,8 +57,25 @@ class Answers(Protocol):
         """The way in which the rank failed, as the predicate of a sentence: ``raised``."""
 
 
-Question = TypeVar("Question", bound=Data)
 Answer = TypeVar("Answer", bound=Answers)
+Told = TypeVar("Told", bound=Answers, covariant=True)
+
+
+class Rank(Protocol[Told]):
+    """The part of a rank's process that is waited for."""
+
+    def answer(self) -> Told:
+        """Wait for an answer, and return it.
+
+        Raises:
+            EndedError: the process has ended.
+        """
+
+    def stacks(self) -> bytes:
+        """Return the stacks of the process's threads."""
+
+    def kill(self) -> None:
+        """End the process."""
 
 
 @dataclass
@@ -105,13 +124,13 @@ class Waited(Generic[Answer]):
 
 
 def _innermost(stacks: bytes) -> list[str]:
-    """Return the innermost calls of the main thread, which the printed stacks show last."""
+    """Return the innermost calls of the main thread, which the printed stacks show last, without perflab's own."""
     *_, main = stacks.decode("utf-8", "replace").split("\n\n")
-    return main.strip().splitlines()[:_STACK_LINES]
+    return [line for line in main.strip().splitlines() if _OURS not in line][:_STACK_LINES]
 
 
 def wait_for_all(
-    peers: Sequence[Peer[Question, Answer]], ends_all: Callable[[Answer], bool] = lambda answer: bool(answer.problem)
+    peers: Sequence[Rank[Answer]], ends_all: Callable[[Answer], bool] = lambda answer: bool(answer.problem)
 ) -> Waited[Answer]:
     """Wait for an answer of each rank. When one ends, or gives an answer that ``ends_all``, the others are ended.
 

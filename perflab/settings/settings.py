@@ -106,11 +106,6 @@ class Settings:
         return next(one for one in self.parts if isinstance(one, kind))
 
     @property
-    def is_apart(self) -> bool:
-        """Whether the case is always measured in processes of its own, so that none can hold it for turns."""
-        return self.fresh_process or self.world_size > 1
-
-    @property
     def policy(self) -> Policy:
         """The criteria by which a case is worse than its baseline."""
         return Policy(

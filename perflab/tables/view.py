@@ -19,6 +19,8 @@ COUNTS = (
     "collective_bytes",
     "collectives_outside_backward",
     "collective_waits",
+    "collective_order",
+    "collective_groups",
     "graph_breaks",
     "recompiles",
     "instructions",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import REFUSED, Project, one_line
+from tests.plugin.conftest import REFUSED, Project, begin_repository, one_line
 
 EXCHANGE = """
 import os
@@ -348,13 +348,116 @@ def test_leak(perf, rank):
 """
 
 
-def test_rows_in_ranks_take_no_turns_and_say_so(project: Project) -> None:
+def test_rows_in_ranks_take_turns(project: Project) -> None:
     project.pytester.makeconftest("")
     project.test_file.write_text(ROWS)
-    result = project.run("--perf-json=results.json", passed=2)
-    assert "no ratio of times: cases in ranks do not take turns" in one_line(result)
-    problems = [beside["problem"] for one in project.results() for beside in one.get("beside", [])]
-    assert set(problems) == {"cases in ranks do not take turns"}  # of the slower row, and of the study's
+    project.run("--perf-json=results.json", passed=2)
+    (beside,) = (beside for one in project.results() for beside in one.get("beside", []))
+    assert beside.get("problem") is None
+    assert beside["call"]["low"] <= beside["call"]["value"] <= beside["call"]["high"]
+
+
+TURNS = """
+import os
+import pytest, torch
+from pathlib import Path
+from torch import distributed
+from conftest import Virtual
+
+now = "now" in Path(__file__).with_name("version.txt").read_text()
+pytestmark = pytest.mark.perf(world_size=2)
+
+def call(ms, x, times=1):
+    Virtual.now_ns += round(1_000_000 * ms)
+    for _ in range(times):
+        distributed.all_reduce(x)
+
+def test_slower_in_a_rank(perf, process_group, rank):
+    perf(call, 100 + 4 * now * rank, torch.ones(8))
+
+def test_same(perf, process_group, rank):
+    perf(call, 10 + rank, torch.ones(8))
+
+def test_more(perf, process_group):
+    perf(call, 10, torch.ones(8), 1 + now)
+
+def test_raises(perf, process_group, rank):
+    assert not (now and rank), "rank 1 is wrong"
+    perf(call, 10, torch.ones(8))
+
+def test_dies(perf, process_group, rank):
+    x = torch.ones(8)
+
+    def dies():
+        call(10, x)
+        if now and rank and Virtual.now_ns > 60_000_000:
+            os._exit(3)
+
+    perf(dies)
+
+def test_skips(perf, process_group):
+    pytest.skip("not here")
+"""
+
+
+def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    version = project.pytester.path / "version.txt"
+    version.write_text("before")
+    project.test_file.write_text(TURNS)
+    begin_repository(project)
+    version.write_text("now")
+    result = project.run("--perf-against=HEAD", "--perf-json=out.json", passed=1, failed=4, skipped=1)
+    result.stdout.re_match_lines(
+        [
+            r"slower_in_a_rank.* is slower than in HEAD .*",
+            r"latency\s+100 ms\s+104 ms\s+\+4\.0%.*",
+            r"more.* has higher counts than in HEAD .*",
+            r"collectives\s+1\s+2\s+\+1 .*",
+        ]
+    )
+    said = one_line(result)
+    assert "rank 1 of 2 failed" in said
+    assert "AssertionError: rank 1 is wrong" in said
+    assert "rank 1 of 2 ended (exit status 3)" in said
+    assert "not here" in said
+    paired = {
+        one["case"].partition("::")[2]: one["outcome"]["paired"]
+        for one in project.results("out.json")
+        if "outcome" in one
+    }
+    assert set(paired["test_slower_in_a_rank"]["screen"]) == {1.04}
+    assert set(paired["test_same"]["screen"]) == {1.0}
+    assert not of_workers(project)
+
+
+COMPARES = """
+import pytest, torch
+from torch import distributed
+from conftest import Virtual
+
+@pytest.mark.perf(world_size=2)
+def test_faster(perf, process_group, rank):
+    x = torch.ones(8)
+
+    def call(ms):
+        Virtual.now_ns += round(1_000_000 * ms)
+        distributed.all_reduce(x)
+
+    # Of one rank the candidate is slower, but it is not the one for which the others wait.
+    found = perf.compare(base=lambda: call(10 + 10 * rank), candidate=lambda: call(11 + 5 * rank))
+    assert (found.verdict, found.ratio) == ("improved", pytest.approx(16 / 20))
+"""
+
+
+def test_two_callables_take_turns_in_ranks(project: Project) -> None:
+    project.test_file.write_text(COMPARES)
+    project.run("--perf-json=results.json", passed=1)
+    outcome = project.result()["outcome"]
+    assert outcome["facts"]["compared_ratio"] == pytest.approx(16 / 20)
+    assert outcome["summary"]["median_ns"] == pytest.approx(16e6)
 
 
 def test_memory_that_piles_up_in_one_rank_alone_fails_the_case(project: Project) -> None:

@@ -156,7 +156,7 @@ def test_a_base_that_cannot_be_profiled_says_why_and_hides_no_regression(net: Pr
     [
         ([], "", "git does not know its baseline's commit here, and no profile is stored with it"),
         (["--perf-settle=off"], "", "--perf-settle=off leaves the baseline's commit out, and no profile is stored"),
-        ([], "fresh_process=True", "a case that has processes of its own cannot take turns with its baseline's commit"),
+        ([], "fresh_process=True", "a case that has a process of its own cannot take turns with its baseline's commit"),
     ],
 )
 def test_a_failing_case_that_is_not_looked_into_says_why(net: Project, asked: list[str], mark: str, why: str) -> None:

@@ -179,13 +179,14 @@ class Cases:
         if state is None or not runs_in_others(state.settings):
             return None
         settings = state.settings
-        if self._server is not None:
-            pytest.skip("a case in ranks cannot be taken in turns")
         if settings.predict:
             pytest.skip("a case in ranks is not predicted")
         device = state.device = resolve_device(settings.device, worker_number(self._config))
         if (unmet := too_few_gpus(settings.world_size, device)) is not None:
             pytest.skip(unmet)
+        if self._server is not None:
+            self._server.pass_on(state, device)
+            return True
         left_s = self._budget.measuring_s()
         if left_s is not None and left_s <= 0:
             state.skip_for_time()

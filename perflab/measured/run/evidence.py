@@ -82,7 +82,7 @@ class Evidence:
 
     def _code(self, one: Judged) -> CodeOf:
         """Return the commit of the numbers that the case is worse than: its times, or else its exact quantities."""
-        if one.settings.is_apart or one.settings.settle != "on":
+        if one.settings.fresh_process or one.settings.settle != "on":
             return CodeOf(None, "")
         exact, times, drift = one.baseline.exact, one.baseline.times, one.judgement.drift.get("memory")
         if "latency" in one.judgement.worse:
@@ -96,8 +96,8 @@ class Evidence:
         return self._code(one).commit is not None
 
     def _why_no_code(self, one: Judged) -> str:
-        if one.settings.is_apart:
-            return "a case that has processes of its own cannot take turns with its baseline's commit"
+        if one.settings.fresh_process:
+            return "a case that has a process of its own cannot take turns with its baseline's commit"
         if one.settings.settle != "on":
             return "--perf-settle=off leaves the baseline's commit out"
         return self._code(one).told or "git does not know its baseline's commit here"

@@ -50,7 +50,7 @@ def may_settle(one: Judged) -> bool:
 
 
 def _is_wanted(one: Judged) -> bool:
-    return one.settings.settle == "on" and not one.settings.is_apart and one.baseline.times is not None
+    return one.settings.settle == "on" and not one.settings.fresh_process and one.baseline.times is not None
 
 
 class Settling:

@@ -188,9 +188,7 @@ class _Turns:
         by_base: dict[str, list[Row]] = {}
         for row in rows:
             longest_ns = max(shown_ns(one) or 0.0 for one in (row.result, row.base))
-            if max(row.result.mode.world_size, row.base.mode.world_size) > 1:
-                row.refuse("cases in ranks do not take turns")
-            elif CALLS_IN_A_PAIR / 2 * longest_ns > self._row_s * 1e9:
+            if CALLS_IN_A_PAIR / 2 * longest_ns > self._row_s * 1e9:
                 row.refuse(f"{CALLS_IN_A_PAIR // 2} calls take more than {self._row_s:g} s -> raise --perf-budget")
             else:
                 by_base.setdefault(row.base.case, []).append(row)

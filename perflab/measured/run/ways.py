@@ -79,6 +79,29 @@ class Measuring:
         """Return None without comparing: another process asked for the case's measurement alone."""
         return None
 
+    def _compared(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison:
+        """Compare two callables interleaved in this process, in step with other ranks, after one call of each."""
+        self._skip_without_graph()
+        state, settings, share_s = self.state, self.state.settings, self._share_s()
+        wanted_s = settings.budget_s if budget_s is None else budget_s
+        limits = Limits(
+            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
+            threshold=settings.threshold if threshold is None else threshold,
+            floor_ns=settings.floor_ns,
+            mode=settings.mode,
+        )
+        with only_compiled_kernels(state.case):
+            for workload in (base, candidate):
+                with calling(workload), current_device(self.device):
+                    refuse_unfinished(state, workload.run())
+            release_memory(self.device)
+            try:
+                return in_turns(base, candidate, self.device, limits, self.progress)
+            except (CaptureError, ClockError) as error:
+                raise self._not_measured(error) from error
+
     def _skip_without_graph(self) -> None:
         """Skip a case that asks for a CUDA graph on a device without one: a device fixture may give another device."""
         unmet = no_graph_for(self.state.case, self.state.settings, self.device)
@@ -211,21 +234,14 @@ class InStep(Measuring):
     def requires(self, claim: Claim) -> Way:
         """Skip the case in all ranks if it does not fit in one of them."""
         needs = needs_of(claim, self.state, self.device, None, sides=self.state.settings.world_size)
-        for unmet in together().gathered(needs.unmet()):
-            if unmet is not None:
-                pytest.skip(unmet)
+        _skip_in_step(needs)
         return self
 
-    def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> NoReturn:
-        """Refuse: two callables would have to take turns in all ranks at once.
-
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError(
-            f"{self.state.case}: perf.compare in {self.state.settings.world_size} ranks",
-            "measure each of the two in a case of its own",
-        )
+    def compare(
+        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
+    ) -> Comparison | None:
+        """Compare two callables interleaved, in all ranks at once."""
+        return self._compared(base, candidate, budget_s, threshold)
 
     def _leak_calls(self) -> int:
         return self.state.settings.leak_calls
@@ -277,24 +293,7 @@ class Local(Measuring):
             UsageError: a call returned unfinished work; no graph can hold it; or its clock is not trustworthy.
         """
         self._skip_if_late()
-        self._skip_without_graph()
-        state, settings, share_s = self.state, self.state.settings, self._share_s()
-        wanted_s = settings.budget_s if budget_s is None else budget_s
-        limits = Limits(
-            budget_ns=1e9 * (wanted_s if share_s is None else min(wanted_s, share_s)),
-            threshold=settings.threshold if threshold is None else threshold,
-            floor_ns=settings.floor_ns,
-            mode=settings.mode,
-        )
-        with only_compiled_kernels(state.case):
-            for workload in (base, candidate):
-                with calling(workload), current_device(self.device):
-                    refuse_unfinished(state, workload.run())
-            release_memory(self.device)
-            try:
-                return in_turns(base, candidate, self.device, limits, self.progress)
-            except (CaptureError, ClockError) as error:
-                raise self._not_measured(error) from error
+        return self._compared(base, candidate, budget_s, threshold)
 
     def _profile(self) -> ProfilePlan | None:
         return profile_plan(self.config, self.state, self.budget)
@@ -351,6 +350,9 @@ class Serves(Protocol):
     def measure(self, state: CaseState, workload: Workload, device: torch.device, counter: CallCounter | None) -> Any:
         """Measure the case in turns, as the session asks; return what the workload returned."""
 
+    def pass_on(self, state: CaseState, device: torch.device) -> None:
+        """Let the ranks of a case, in processes of their own, answer the session's questions."""
+
 
 @dataclass
 class Served(Measuring):
@@ -362,13 +364,12 @@ class Served(Measuring):
     def requires(self, claim: Claim) -> Way:
         """Skip the case if not all sides fit at once."""
         needs = needs_of(claim, self.state, self.device, self.budget.left_s(), sides=self.server.sides)
-        self.state.short_of, unmet = needs.short_of(), needs.unmet()
-        if unmet is not None:
-            pytest.skip(unmet)
+        self.state.short_of = needs.short_of()
+        _skip_in_step(needs)
         return self
 
     def _measured(self, workload: Workload) -> Any:
-        if self.state.settings.is_apart:
+        if self.state.settings.fresh_process:
             pytest.skip("a cold start cannot be taken in turns")
         try:
             result = self.server.measure(self.state, workload, self.device, self._counter())
@@ -420,6 +421,13 @@ def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float
         left_s=left_s,
         total_s=state.settings.total_budget_s,
     )
+
+
+def _skip_in_step(needs: Needs) -> None:
+    """Skip the case in all ranks if its needs are not met in one of them."""
+    for unmet in together().gathered(needs.unmet()):
+        if unmet is not None:
+            pytest.skip(unmet)
 
 
 def _does_nothing(measurement: Measurement, workload: Workload, device: torch.device) -> bool:

@@ -12,14 +12,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
 
-from perflab.base.data import changed
+from perflab.base.data import Data, changed
 from perflab.base.errors import FreshProcessError
 from perflab.base.identity import file_of
 from perflab.noting import case_id
@@ -31,6 +32,8 @@ from perflab.ranks.waiting import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
 from perflab.tiers.job import JOB_RESULTS, Job, JobResult
+
+Answer = TypeVar("Answer")
 
 _SILENCED = {
     "basetemp": None,  # pytest empties this folder at start, which would delete the parent's temporary files
@@ -167,10 +170,40 @@ def measure_in_ranks(
     Raises:
         RankError: a rank failed; the error tells which was first, and where the others were.
     """
+
+    def converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, JobResult]:
+        return Peer(start, JOB_RESULTS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
+
+    with ranks_with(config, job, world_size, device, converse, left_s=left_s) as peers:
+        found = wait_for_all(peers, _ends_all)
+        early = [one for one in found.answers.values() if one.out_of_memory is not None or one.skipped is not None]
+        if early:
+            return early[0]
+        found.check()
+        for peer in peers:
+            peer.leave()  # fixtures are torn down
+        return found.answers[0]
+
+
+@contextlib.contextmanager
+def ranks_with(
+    config: pytest.Config,
+    job: Job,
+    world_size: int,
+    device: str,
+    converse: Callable[[Start, float, Callable[[], float]], Peer[Data, Answer]],
+    *,
+    left_s: float | None = None,
+) -> Iterator[list[Peer[Data, Answer]]]:
+    """Start the ranks of a job's one case, each a fresh process that answers; end them with the block.
+
+    ``converse`` starts a process, given the seconds that it may be silent and how many are left. The other arguments
+    and the error are those of ``measure_in_ranks``.
+    """
     until_s = math.inf if left_s is None else time.monotonic() + left_s
     on_cuda = device.startswith("cuda")
     with workplace() as folder, suspended(config), contextlib.ExitStack() as processes:
-        peers: list[Peer[Job, JobResult]] = []
+        peers: list[Peer[Data, Answer]] = []
         patience_s = START_S + patience_of(config, job)
         for place in places(folder, world_size, "nccl" if on_cuda else "gloo", COLLECTIVE_S):
             own = changed(job, place=place, profile_files=job.profile_files if place.rank == 0 else None)
@@ -181,24 +214,11 @@ def measure_in_ranks(
                 environment=variables_of_a_rank(start.environment),
             )
             try:
-                peer = Peer[Job, JobResult](
-                    start,
-                    JOB_RESULTS,
-                    EndedError,
-                    silent_s=patience_s,
-                    seconds_left=lambda: until_s - time.monotonic(),
-                )
+                peer = converse(start, patience_s, lambda: until_s - time.monotonic())
             except OSError as error:
                 raise RankError(f"{start.role} could not be started: {error.strerror or error}", place.rank) from error
             peers.append(processes.enter_context(peer))
-        found = wait_for_all(peers, _ends_all)
-        early = [one for one in found.answers.values() if one.out_of_memory is not None or one.skipped is not None]
-        if early:
-            return early[0]
-        found.check()
-        for peer in peers:
-            peer.leave()  # fixtures are torn down
-        return found.answers[0]
+        yield peers
 
 
 def _ends_all(answer: JobResult) -> bool:

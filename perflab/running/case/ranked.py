@@ -92,6 +92,14 @@ def run_in_ranks(
 
 
 class InRank:
+    """Hooks of a rank's process, which leaves its group at the end."""
+
+    def pytest_unconfigure(self) -> None:
+        """Leave the group."""
+        leave()
+
+
+class ToldRank(InRank):
     """Hooks of a rank's process that report how the body of its case ended."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -108,12 +116,8 @@ class InRank:
         say(answer)
         return report
 
-    def pytest_unconfigure(self) -> None:
-        """Leave the group."""
-        leave()
 
-
-class LaunchedRank:
+class LaunchedRank(InRank):
     """Hooks of a session that is one of the ranks that ``torchrun`` has started. Rank 0 alone writes anything.
 
     A case whose body fails in a rank ends that process, and ``torchrun`` then the others, which would wait in vain.
@@ -138,10 +142,6 @@ class LaunchedRank:
             if ends:
                 os._exit(1)
         return report
-
-    def pytest_unconfigure(self) -> None:
-        """Leave the group."""
-        leave()
 
 
 def _reason_of(report: pytest.TestReport) -> str:

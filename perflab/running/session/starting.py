@@ -59,7 +59,7 @@ def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None)
     if job_path is not None:
         job = read_job(job_path)
         if job.place is not None and selected:
-            _join(config, job.place)
+            _join(config, job.place, answers_by_itself=job.serve is None)
         if job.once:
             _run_once(config, settings, selected, job)
         elif selected or job.serve is not None:  # a side without cases has to report that
@@ -152,15 +152,18 @@ def _begin_as_launched(
     _offer(config, settings, selected, None if rank == 0 else Job(cases=None, place=place))
 
 
-def _join(config: pytest.Config, place: Place) -> None:
-    """Make this process a rank of its case's group, and let it measure in step with the others."""
+def _join(config: pytest.Config, place: Place, *, answers_by_itself: bool) -> None:
+    """Make this process a rank of its case's group, and let it measure in step with the others.
+
+    ``answers_by_itself``: whether it reports how its case ended; else it answers questions.
+    """
     from perflab.ranks.place import join
     from perflab.ranks.together import measure_together
-    from perflab.running.case.ranked import InRank
+    from perflab.running.case.ranked import InRank, ToldRank
 
     join(place)
     measure_together()
-    config.pluginmanager.register(InRank(), "perflab-in-rank")
+    config.pluginmanager.register(ToldRank() if answers_by_itself else InRank(), "perflab-in-rank")
 
 
 def _run_once(config: pytest.Config, settings: Settings, selected: list[pytest.Item], job: Job | None) -> None:
