@@ -65,7 +65,7 @@ def kept_bytes(step: TrainingStep) -> dict[str, int]:
     return sizes
 
 
-@pytest.mark.perf(world_size=[2])
+@pytest.mark.perf(world_size=[2], versus="exchange=none")
 @pytest.mark.parametrize("exchange", ["none", *EXCHANGES])
 def test_step(
     perf: Perf,
