@@ -30,11 +30,11 @@ from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.measurement.measurement import is_as_fast_as_none
 from perflab.measurement.turns import Turns
 from perflab.noting import case_id
-from perflab.processes.channel import hear, say
+from perflab.processes.channel import Alive, hear, say
 from perflab.processes.child import Start
 from perflab.processes.peer import Peer
 from perflab.ranks.waiting import EndedError, wait_for_all
-from perflab.running.case.fresh_process import ranks_with
+from perflab.running.case.fresh_process import START_S, ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.tiers.job import Job, Serve
 from perflab.turns.sides.imports import copies
@@ -198,20 +198,37 @@ class Server:
         job = changed(self._job, cases=[state.case], others=False)
         with ranks_with(self._config, job, state.settings.world_size, str(device), _converse) as peers:
             ranks = [_Rank(peer) for peer in peers]
-            _answer_of_all(ranks)  # their greetings
-            answer = _answer_of_all(ranks, SetUp(case=state.case, sides=self.sides * len(ranks)))
+            self._answer_of_all(ranks)  # their greetings
+            answer = self._answer_of_all(ranks, SetUp(case=state.case, sides=self.sides * len(ranks)))
             while not isinstance(answer, Ended):
                 self._say(answer)
                 question = self._heard()
                 if isinstance(question, SetUp | Bye):  # the other side died during its turns
                     self._leave()
-                answer = _answer_of_all(ranks, question)
+                answer = self._answer_of_all(ranks, question)
             for peer in peers:
                 peer.dismiss(Bye())
         state.work, state.facts, state.done = answer.work, answer.facts, True
         state.part(Learned).out_of_memory = answer.out_of_memory
         if answer.outcome == "skipped":
             pytest.skip(answer.text)
+
+    def _answer_of_all(self, ranks: Sequence[_Rank], question: Question | None = None) -> Answer:
+        """Ask all ranks a question, and return their common answer: rank 0's, or that of one whose test has not passed.
+
+        Raises:
+            RankError: a rank failed.
+        """
+        self._say(Alive(for_s=2 * START_S))  # a rank that hangs is named before this process counts as hanging
+        if question is not None:
+            for rank in ranks:
+                with contextlib.suppress(EndedError):  # its answer tells
+                    rank.peer.ask(question)
+        found = wait_for_all(ranks, lambda said: _is_early(said.message))
+        early = [said.message for said in found.answers.values() if _is_early(said.message)]
+        if not early or any(said.problem is not None for said in found.answers.values()):
+            found.check()
+        return early[0] if early else found.answers[0].message
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run each case when the session asks for it."""
@@ -252,7 +269,7 @@ class Server:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
 
-    def _say(self, message: Answer) -> None:
+    def _say(self, message: Answer | Alive) -> None:
         try:
             say(message)
         except OSError:
@@ -333,23 +350,6 @@ class _Rank:
 def _converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, Answer]:
     """Start a rank that serves a case."""
     return Peer(start, ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
-
-
-def _answer_of_all(ranks: Sequence[_Rank], question: Question | None = None) -> Answer:
-    """Ask all ranks a question, and return their common answer: rank 0's, or that of one whose test has not passed.
-
-    Raises:
-        RankError: a rank failed.
-    """
-    if question is not None:
-        for rank in ranks:
-            with contextlib.suppress(EndedError):  # its answer tells
-                rank.peer.ask(question)
-    found = wait_for_all(ranks, lambda said: _is_early(said.message))
-    early = [said.message for said in found.answers.values() if _is_early(said.message)]
-    if not early or any(said.problem is not None for said in found.answers.values()):
-        found.check()
-    return early[0] if early else found.answers[0].message
 
 
 def _is_early(answer: Answer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -399,6 +400,21 @@ def test_skips(perf, process_group):
     pytest.skip("not here")
 """
 
+HANGS = """
+import time
+import pytest, torch
+from pathlib import Path
+from torch import distributed
+
+now = "now" in Path(__file__).with_name("version.txt").read_text()
+
+@pytest.mark.perf(world_size=2)
+def test_hangs(perf, process_group, rank):
+    while now and rank:
+        time.sleep(0.1)
+    perf(distributed.all_reduce, torch.ones(8))
+"""
+
 
 def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -430,6 +446,19 @@ def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(
     }
     assert set(paired["test_slower_in_a_rank"]["screen"]) == {1.04}
     assert set(paired["test_same"]["screen"]) == {1.0}
+    assert not of_workers(project)
+
+
+def test_a_rank_that_hangs_in_turns_is_named(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    version = project.pytester.path / "version.txt"
+    version.write_text("before")
+    project.pytester.makeconftest("import perflab.running.case.fresh_process as fresh\nfresh.START_S = 5.0\n")
+    project.test_file.write_text(HANGS)
+    begin_repository(project)
+    version.write_text("now")
+    said = one_line(project.run("--perf-against=HEAD", "--perf-timeout=5", failed=1))
+    assert re.search(r"rank \d of 2 hung and was stopped: no answer for 10\.0 s", said)
     assert not of_workers(project)
 
 
