@@ -97,7 +97,7 @@ class Claims:
     features      a subset of the registry's FEATURES, and "scale": any scale other than 1 / sqrt(D)
     is_causal     "bottom-right" if `is_causal` means that alignment, and no other is available
     gradients     whether the candidate can be differentiated; lse_gradients: through its log-sum-exp too
-    negative_scale, grouped_16_bit, softcap_16_bit: False leaves out the cases of a known defect of PyTorch's
+    negative_scale, grouped_16_bit, one_query_16_bit: False leaves out the cases of a known defect of PyTorch's
     on_cpu        long lengths are expensive on a CPU: each occurs with each dtype and relation, but not with every
                   level of other factors
     interpreted   the kernels run in Triton's interpreter: cases are small, and no pair with a long length is needed
@@ -112,7 +112,7 @@ class Claims:
     lse_gradients: bool = True
     negative_scale: bool = True
     grouped_16_bit: bool = True
-    softcap_16_bit: bool = True
+    one_query_16_bit: bool = True
     on_cpu: bool = False
     interpreted: bool = False
     few: bool = False
@@ -201,7 +201,7 @@ def _affordable(row: Mapping[str, Any], claims: Claims) -> bool:
     is_16_bit = row.get("dtype", "fp32") != "fp32"
     if is_16_bit and not claims.grouped_16_bit and row.get("heads") in GROUPED:
         return False
-    if is_16_bit and not claims.softcap_16_bit and row.get("softcap"):
+    if is_16_bit and not claims.one_query_16_bit and row.get("softcap") and row.get("n_q") == 1:
         return False
     if row.get("layout") == "expanded" and row.get("heads") == "h1:1" and row.get("batch") == 1:
         return False  # there is nothing to expand

@@ -82,7 +82,7 @@ def test_what_is_not_claimed_is_refused(candidate: Candidate, feature: str, devi
 WITNESSES = {
     "negative_scale": Case(65, 90, 32, "fp32", mask="causal", scale="scale-0.2"),
     "grouped_16_bit": Case(113, 2, 16, "fp16", heads="h6:1", upstream="dones"),
-    "softcap_16_bit": Case(
+    "one_query_16_bit": Case(
         1,
         799,
         59,
