@@ -10,7 +10,7 @@ process against float64.
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ _SHOWN = 3
 _NAMED = 8
 _ALIKE = 1e-3
 """The largest difference, as a share of the norm, of what counts as the result of a cause."""
+_ROUNDING = 1e-5
+"""The largest difference, as a share of the norm, of what counts as the same numbers summed in another order."""
+_UNLIKE = 0.01
+"""The least difference between two factors, as a share, that counts as a mistake."""
 State = dict[str, Tensor]
 _NARROW = (2.0**-13, 2.0**-7)
 """Typical relative errors of a number that was rounded to 16 bits, by which half of the numbers are off."""
@@ -70,6 +74,13 @@ class Cause(enum.Enum):
     OWN_WEIGHTS = "the ranks began with weights of their own"
     LEFT_OUT = "some parameters were left out of the exchange: after one step the ranks differ in these alone"
     NARROW = "the gradients were rounded to 16 bits when they were exchanged"
+    WEIGHTED = (
+        "the ranks' gradients were weighted otherwise: each rank divided by its own tokens, or clipped by its own norm"
+    )
+    SCALED = "the gradients of some parameters were scaled otherwise than those of others: exchanged or divided twice"
+    LATER = (
+        "the first step is right and later ones are not: they used parameters, gradients or state of an earlier step"
+    )
 
 
 class NotOneProcessError(AssertionError):
@@ -260,8 +271,11 @@ def _apart(ranks: Sequence[State]) -> list[str]:
 
 def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> tuple[list[Cause], list[str]]:
     """Return the mistakes whose result the ranks have, the likeliest first, and where the first step shows them."""
-    first = [_Job((0,) * train.world_size), *(_Job((rank,)) for rank in range(train.world_size))]
-    same, *own, one_early = train.in_one([*first, _Job(tuple(range(train.world_size)), steps=1)])
+    every = range(train.world_size)
+    alone = [_Job((rank,)) for rank in every]
+    firsts = [replace(job, steps=1) for job in (*alone, _Job(tuple(every)))]
+    same, *found = train.in_one([_Job((0,) * train.world_size), *alone, *firsts])
+    own, own_early, one_early = found[: len(alone)], found[len(alone) : -1], found[-1]
     starts, early = zip(*train.in_ranks(0, 1), strict=True)
     apart = _differing(early)
     causes = []
@@ -278,10 +292,28 @@ def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> tuple[list
         causes.append(Cause.SUMMED)
     if scale is not None and abs(scale * train.world_size - 1) < _ALIKE:
         causes.append(Cause.DIVIDED_TWICE)
-    if not causes and _is_rounded(early[0], one_early):
-        causes.append(Cause.NARROW)
     where = [f"after one step the ranks differ in {format_names(apart, _NAMED)}"] if Cause.LEFT_OUT in causes else []
-    return causes, where
+    if causes:
+        return causes, where
+    if _is_rounded(early[0], one_early):
+        return [Cause.NARROW], []
+    if all(_alike(state, one_early, _ROUNDING) for state in early):
+        return [Cause.LATER], []
+    got, wanted = (_weights(state, own_early) for state in (early[0], one_early))
+    if (
+        got is not None
+        and wanted is not None
+        and any(abs(a - b) > _UNLIKE * abs(b) for a, b in zip(got, wanted, strict=True))
+    ):
+        told = [", ".join(f"{weight:.3g}" for weight in some) for some in (got, wanted)]
+        return [Cause.WEIGHTED], [f"after one step the gradient is {told[0]} times those of the ranks, not {told[1]}"]
+    factors = _factors(early[0], one_early)
+    odd = [name for name, factor in factors.items() if abs(factor - 1) > _UNLIKE]
+    if 0 < len(odd) < len(factors):
+        told = [f"{factors[name]:.3g} times that of {name}" for name in odd[:_SHOWN]]
+        more = f", of {len(odd)} of {len(factors)} parameters in all" if len(odd) > _SHOWN else ""
+        return [Cause.SCALED], [f"after one step the gradient is {', '.join(told)}{more}"]
+    return [], []
 
 
 def _differing(ranks: Sequence[State]) -> list[str]:
@@ -293,30 +325,60 @@ def _differing(ranks: Sequence[State]) -> list[str]:
     ]
 
 
+def _moments(*states: State) -> list[dict[str, Tensor]]:
+    """Return the moments that all states have, flat and in float64, by the names of their parameters."""
+    names = [name for name in states[0] if name.rpartition(" ")[2] in _MOMENTS and all(name in one for one in states)]
+    return [{name.rpartition(" ")[0]: one[name].double().flatten() for name in names} for one in states]
+
+
 def _is_rounded(state: State, one: State) -> bool:
     """Whether the gradients of the first step, by the optimizer's moments, are off by what 16 bits round away."""
-    names = [name for name in state if name.rpartition(" ")[2] in _MOMENTS and name in one]
-    if not names:
+    ours, theirs = _moments(state, one)
+    if not ours:
         return False
-    got, wanted = (torch.cat([one_of[name].double().flatten() for name in names]) for one_of in (state, one))
+    got, wanted = torch.cat(list(ours.values())), torch.cat(list(theirs.values()))
     off = ((got - wanted).abs() / wanted.abs())[wanted != 0]
     least, most = _NARROW
     return bool(off.numel()) and least < float(off.median()) < most
 
 
-def _alike(state: State, other: State) -> bool:
-    """Whether two trainings had the same result, but for rounding."""
+def _weights(state: State, ranks: Sequence[State]) -> list[float] | None:
+    """Return the factors by which the gradients of the ranks alone add up to those of a state; None if none do."""
+    ours, *theirs = _moments(state, *ranks)
+    if not ours:
+        return None
+    got, *own = (torch.cat(list(one.values())) for one in (ours, *theirs))
+    basis = torch.stack(own, dim=1)
+    found = torch.linalg.lstsq(basis, got[:, None]).solution
+    weights: list[float] = found[:, 0].tolist()
+    return weights if (basis @ found[:, 0] - got).norm() <= _ALIKE * got.norm() else None
+
+
+def _factors(state: State, one: State) -> dict[str, float]:
+    """Return the factor between the gradients of a rank and of one process, by parameter, where there is one."""
+    found = {}
+    ours, theirs = _moments(state, one)
+    for name, got in ours.items():
+        wanted = theirs[name]
+        factor = float(got @ wanted / (wanted @ wanted))
+        if (got - factor * wanted).norm() <= _ALIKE * got.norm():
+            found[name] = factor
+    return found
+
+
+def _alike(state: State, other: State, share: float = _ALIKE) -> bool:
+    """Whether two trainings had the same result, but for ``share`` of each tensor's norm."""
     return state.keys() <= other.keys() and all(
-        (tensor.double() - other[name].double()).norm() <= _ALIKE * other[name].double().norm()
+        (tensor.double() - other[name].double()).norm() <= share * other[name].double().norm()
         for name, tensor in state.items()
     )
 
 
 def _scale_of_gradients(state: State, one: State) -> float | None:
     """Return the factor between the gradients of a rank and of one process; None if there is no one factor."""
-    names = [name for name in state if name.rpartition(" ")[2] in _MOMENTS and name in one]
-    if not names:
+    ours, theirs = _moments(state, one)
+    if not ours:
         return None
-    got, wanted = (torch.cat([one_of[name].double().flatten() for name in names]) for one_of in (state, one))
+    got, wanted = torch.cat(list(ours.values())), torch.cat(list(theirs.values()))
     factor = float(got @ wanted / (wanted @ wanted))
     return factor if (got - factor * wanted).norm() <= _ALIKE * got.norm() else None

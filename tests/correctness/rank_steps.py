@@ -133,6 +133,53 @@ def clipped_by_own_norm(model: nn.Module) -> None:
     average(model)
 
 
+def head_twice(model: nn.Module) -> None:
+    """A hook of the tied embedding that fires twice: its gradient is added up once more."""
+    average(model)
+    distributed.all_reduce(model.embedding.weight.grad)
+
+
+def unequal_step(model: nn.Module, shards: Sequence[int], num_shards: int, *, by_own_tokens: bool) -> RankStep:
+    """Shards of unlike numbers of tokens; ``by_own_tokens``: each rank divides by its own."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    counts = [(ROWS + shard) * (LENGTH - 1) for shard in range(num_shards)]
+
+    def run() -> None:
+        for shard in shards:
+            generator = torch.Generator().manual_seed(shard)
+            tokens = torch.randint(VOCAB, (ROWS + shard, LENGTH), generator=generator)
+            logits = model(tokens[:, :-1]).flatten(0, 1)
+            summed = F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum")
+            is_wrong = by_own_tokens and world() > 1
+            (summed / (counts[shard] if is_wrong else sum(counts) / world())).backward()
+        if world() > 1:
+            average(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return RankStep(run, optimizer)
+
+
+def stale_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
+    """In ranks each step computes with the parameters that it began with, as if they were not gathered again."""
+    right = stepped(model, shards, num_shards, average)
+    began = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def run() -> None:
+        now = [parameter.detach().clone() for parameter in model.parameters()]
+        model.zero_grad()
+        for parameter, old in zip(model.parameters(), began, strict=True):
+            parameter.data.copy_(old)
+        (loss_of(model, shards[0])).backward()
+        average(model)
+        for parameter, one in zip(model.parameters(), now, strict=True):
+            parameter.data.copy_(one)
+        assert right.optimizer is not None
+        right.optimizer.step()
+
+    return right if world() == 1 else RankStep(run, right.optimizer)
+
+
 def own_weights_step(model: nn.Module, shards: Sequence[int], num_shards: int) -> RankStep:
     """Each rank draws weights of its own, and nobody sends any."""
     if world() > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -53,6 +54,39 @@ def test_a_wrong_exchange_is_caught_and_named(fault: rank_steps.Exchange, cause:
         same_as_one_process(rank_steps.make_model, make_step)
     assert caught.value.causes == (cause,)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make_step", "cause", "said"),
+    [
+        (
+            partial(rank_steps.unequal_step, by_own_tokens=True),
+            Cause.WEIGHTED,
+            "after one step the gradient is 1.25, 0.833 times those of the ranks, not 1, 1",
+        ),
+        (
+            partial(rank_steps.step_with_fault, rank_steps.clipped_by_own_norm),
+            Cause.WEIGHTED,
+            "times those of the ranks",
+        ),
+        (
+            partial(rank_steps.step_with_fault, rank_steps.head_twice),
+            Cause.SCALED,
+            "after one step the gradient is 2 times that of embedding.weight",
+        ),
+        (rank_steps.stale_step, Cause.LATER, "embedding.weight is wrong"),
+    ],
+    ids=["own tokens", "own norm", "hook fires twice", "stale parameters"],
+)
+def test_a_mistake_that_shows_in_the_first_steps_is_named(make_step: MakeStep, cause: Cause, said: str) -> None:
+    with pytest.raises(NotOneProcessError, match=f"^likely: {re.escape(cause.value)}") as caught:
+        same_as_one_process(rank_steps.make_model, make_step)
+    assert caught.value.causes == (cause,)
+    assert said in str(caught.value)
+
+
+def test_unlike_numbers_of_tokens_that_all_ranks_divide_by_are_one_process() -> None:
+    assert same_as_one_process(rank_steps.make_model, partial(rank_steps.unequal_step, by_own_tokens=False)).ok
 
 
 def test_one_process_is_no_number_of_ranks() -> None:
