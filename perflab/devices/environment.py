@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,24 @@ from perflab.results.records import Environment
 
 if TYPE_CHECKING:
     import torch
+
+NCCL_VARIABLES = (
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_NET",
+)
+"""Variables that choose how NCCL sends: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"""
 
 
 def current_environment(device: torch.device, machine: str | None = None) -> Environment:
@@ -37,4 +56,16 @@ def current_environment(device: torch.device, machine: str | None = None) -> Env
         cuda=backend.runtime,
         driver=backend.driver,
         machine=machine or known.this_machine(),
+        nccl=nccl() if device.type == "cuda" else None,
     )
+
+
+def nccl() -> str | None:
+    """Return NCCL's version and settings if this process is one of several ranks that NCCL connects."""
+    import torch
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return None
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return " ".join([version, *(f"{name}={os.environ[name]}" for name in NCCL_VARIABLES if name in os.environ)])

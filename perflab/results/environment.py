@@ -60,7 +60,10 @@ def slug(environment: Environment) -> str:
 
 def whole_slug(environment: Environment) -> str:
     """Return a folder name that depends on every field, so that environments with incomparable times differ in it."""
-    whole = repr(sorted(msgspec.structs.asdict(environment).items()))
+    fields = msgspec.structs.asdict(environment)
+    if environment.nccl is None:  # as in the names of folders that were made before there was this field
+        del fields["nccl"]
+    whole = repr(sorted(fields.items()))
     return _joined([slug(environment), f"{environment.threads}t", f"python{environment.python}", _short_hash(whole)])
 
 

@@ -40,6 +40,8 @@ class Environment(Data, frozen=True):
     """Facts by which oneDNN selects its code in bf16 and fp16: the processor's instructions and cache sizes."""
     machine: str | None = None
     """The machine, or its pool of machines; None in files saved before machines were kept apart."""
+    nccl: str | None = None
+    """NCCL's version and variables that choose its algorithms, ``2.27.5 NCCL_ALGO=Ring``; None without NCCL ranks."""
 
 
 class ExactEnvironment(Data, frozen=True):

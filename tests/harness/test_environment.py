@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from perflab.devices.environment import current_environment
+from perflab.devices.environment import current_environment, nccl
 from perflab.results import environment as module
 from perflab.results.environment import cpu_name, differences, is_fleeting, slug, this_machine, usable_cores, whole_slug
 from perflab.results.records import Environment
@@ -41,6 +41,20 @@ def test_the_whole_name_of_an_environment_tells_apart_all_that_times_depend_on(f
     there = msgspec.structs.replace(here, **{field: old + 1 if isinstance(old, int) else f"{old}x"})
     assert whole_slug(there) != whole_slug(here) == whole_slug(cuda_environment(triton="3.6.0"))
     assert whole_slug(here).startswith(f"{slug(here)}-2t-python3.11-")
+
+
+def test_nccls_version_and_variables_are_part_of_the_environment_of_ranks_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert nccl() is None
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 5))
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    for world_size, told in ((1, None), (2, "2.27.5 NCCL_ALGO=Ring")):
+        monkeypatch.setattr("torch.distributed.get_world_size", lambda world_size=world_size: world_size)
+        assert nccl() == told
+    assert current_environment(torch.device("cpu")).nccl is None
 
 
 def test_a_gpus_folder_does_not_depend_on_the_cores_beside_it() -> None:
