@@ -35,6 +35,7 @@ EXACT = {
     "sharded state, unused parameter": Variant("flat", kind="unused", switches={"shard_optimizer": True}),
     "checkpointing": Variant("bucketed", switches={"checkpointing": "every-block", **SMALL_BUCKETS}),
     "zero3, checkpointing": Variant("zero3", switches={"checkpointing": "every-block"}),
+    **{f"{name}, bf16": Variant(name, switches={"precision": "bf16"}) for name in ("bucketed", "zero3")},
 }
 """Trainings in two ranks with the bits of one process that adds the same two gradients."""
 ROUNDED = {
