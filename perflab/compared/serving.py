@@ -36,6 +36,7 @@ from perflab.processes.peer import Peer
 from perflab.ranks.waiting import EndedError, wait_for_all
 from perflab.running.case.fresh_process import START_S, ranks_with
 from perflab.running.case.perf import STATE, CaseState
+from perflab.running.case.ranked import ranks_on_a_device
 from perflab.tiers.job import Job, Serve
 from perflab.turns.sides.imports import copies
 from perflab.turns.sides.messages import (
@@ -199,7 +200,8 @@ class Server:
         with ranks_with(self._config, job, state.settings.world_size, str(device), _converse) as peers:
             ranks = [_Rank(peer) for peer in peers]
             self._answer_of_all(ranks)  # their greetings
-            answer = self._answer_of_all(ranks, SetUp(case=state.case, sides=self.sides * len(ranks)))
+            sides = self.sides * ranks_on_a_device(len(ranks), device)
+            answer = self._answer_of_all(ranks, SetUp(case=state.case, sides=sides))
             while not isinstance(answer, Ended):
                 self._say(answer)
                 question = self._heard()

@@ -61,7 +61,7 @@ def current_environment(device: torch.device, machine: str | None = None) -> Env
 
 
 def nccl() -> str | None:
-    """Return NCCL's version and settings if this process is one of several ranks that NCCL connects."""
+    """Return NCCL's version and settings if this process is one of several ranks, which NCCL connects on CUDA."""
     import torch
     from torch import distributed
 

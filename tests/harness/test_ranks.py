@@ -8,12 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from perflab.base.errors import UsageError
 from perflab.measure.counts.collectives import Collective, communicates, counts_of
+from perflab.measured.run.remeasure import PROCESS_BYTES, no_room
 from perflab.ranks.run import RankError, in_ranks
 from perflab.ranks.together import ALONE, together
+from perflab.results.measurement import Measurement, RankFigures
 from tests.harness import rank_functions
+from tests.harness.make import memory, record
 
 
 def of_ranks() -> set[int]:
@@ -167,6 +171,22 @@ def test_overlap_that_is_lost_and_an_order_that_changed_raise_a_count() -> None:
         "collective_order:all_gather>reduce_scatter": 2,
         "collective_order:reduce_scatter>all_gather": 1,
     }
+
+
+@pytest.mark.parametrize(("device", "needed"), [("cpu", 3 * 2), ("cuda", 3)])
+def test_memory_is_that_of_all_ranks_where_they_share_a_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, needed: int
+) -> None:
+    figures = [RankFigures(median_ns=1.0)] * 2
+    measurement = Measurement(
+        samples_ns=[1], repetitions=1, warmup_calls=0, settled=None, clock="host", memory=memory(1 << 30), ranks=figures
+    )
+    one = record(measurement=measurement)
+    of_all = needed * ((1 << 30) + PROCESS_BYTES)
+    monkeypatch.setattr("perflab.measured.run.remeasure.available_bytes", lambda _device: of_all)
+    assert no_room(one, torch.device(device), 3) is None
+    monkeypatch.setattr("perflab.measured.run.remeasure.available_bytes", lambda _device: of_all - 1)
+    assert no_room(one, torch.device(device), 3) is not None
 
 
 def test_ranks_measure_in_step_and_the_slowest_counts() -> None:

@@ -18,6 +18,7 @@ from perflab.results.measurement import Record, Replicate
 from perflab.results.records import Judgement, Verdict
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.progress import ProgressLine
+from perflab.running.case.ranked import ranks_on_a_device
 from perflab.settings.total_budget import TotalBudget
 from perflab.units import format_bytes
 
@@ -149,10 +150,13 @@ def looks_faster(judgement: Judgement) -> bool:
 
 
 def no_room(record: Record, device: torch.device, processes: int = 1) -> str | None:
-    """Return why ``processes`` more processes with the same tensors do not fit beside this one; None if they do."""
+    """Return why ``processes`` more processes with the same tensors do not fit beside this one; None if they do.
+
+    Of a case in ranks each of them is as many processes as ranks share the device.
+    """
     memory = record.measurement.memory if record.measurement is not None else None
     free = available_bytes(device)
     if memory is None or free is None:
         return None
-    needed = processes * (memory.peak_bytes + PROCESS_BYTES)
+    needed = processes * ranks_on_a_device(record.num_ranks, device) * (memory.peak_bytes + PROCESS_BYTES)
     return None if needed <= free else f"it needs {format_bytes(needed)}, but {format_bytes(free)} are free"

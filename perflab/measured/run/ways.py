@@ -33,6 +33,7 @@ from perflab.ranks.together import together
 from perflab.results.measurement import Measurement, per_call_ns
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.perf import CaseState, Way
+from perflab.running.case.ranked import ranks_on_a_device
 from perflab.running.case.raw_launches import only_compiled_kernels
 from perflab.running.case.requirements import Claim, Needs
 from perflab.running.case.returned import refuse_nan, refuse_unfinished
@@ -233,7 +234,8 @@ class InStep(Measuring):
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case in all ranks if it does not fit in one of them."""
-        needs = needs_of(claim, self.state, self.device, None, sides=self.state.settings.world_size)
+        sharing = ranks_on_a_device(self.state.settings.world_size, self.device)
+        needs = needs_of(claim, self.state, self.device, None, sides=sharing)
         _skip_in_step(needs)
         return self
 

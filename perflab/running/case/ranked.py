@@ -55,6 +55,11 @@ def leave_to_ranks(item: pytest.Item, settings: Settings) -> None:
     item.fixturenames = []  # type: ignore[attr-defined] # of a Function
 
 
+def ranks_on_a_device(world_size: int, device: torch.device) -> int:
+    """Return how many of a case's ranks share the memory of a device: on CUDA each has a GPU of its own."""
+    return 1 if device.type == "cuda" else world_size
+
+
 def too_few_gpus(world_size: int, device: torch.device) -> str | None:
     """Return why a case in ranks cannot run on a device; None if it can: each rank has a GPU of its own."""
     if device.type != "cuda":
