@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -14,7 +14,7 @@ from tests.correctness import rank_steps
 from tests.correctness.rank_steps import own_weights_step, same_batch_step, step_with_fault
 
 MakeStep = Callable[..., RankStep]
-FAULTS: dict[str, tuple[MakeStep, Cause | None]] = {
+FAULTS: dict[str, tuple[MakeStep, Cause]] = {
     "no average": (partial(step_with_fault, rank_steps.forgotten_average), Cause.SUMMED),
     "averaged twice": (partial(step_with_fault, rank_steps.average_twice), Cause.DIVIDED_TWICE),
     "no exchange": (partial(step_with_fault, rank_steps.nothing_exchanged), Cause.NOT_EXCHANGED),
@@ -23,48 +23,50 @@ FAULTS: dict[str, tuple[MakeStep, Cause | None]] = {
     "own weights": (own_weights_step, Cause.OWN_WEIGHTS),
     "head left out": (partial(step_with_fault, rank_steps.without_the_head), Cause.LEFT_OUT),
     "in bfloat16": (partial(step_with_fault, rank_steps.in_bfloat16), Cause.NARROW),
-    "clipped by own norm": (partial(step_with_fault, rank_steps.clipped_by_own_norm), None),
+    "clipped by own norm": (partial(step_with_fault, rank_steps.clipped_by_own_norm), Cause.WEIGHTED),
 }
 STEPS = 3
-Trained = list[State]
+Trained = dict[_Job, State]
+ALONE = [
+    _Job(shards, steps=steps) for shards, steps in [((0, 1), None), ((0, 0), None), ((0,), None), ((1,), None)]
+] + [_Job(shards, steps=1) for shards in [(0,), (1,), (0, 1)]]
 
 
 def trained(make_steps: list[MakeStep], jobs: list[list[_Job]]) -> list[Trained]:
     """Do this rank's jobs with each step."""
-    rank = rank_steps.distributed.get_rank()
-    return [[_train(rank_steps.make_model, make, job, 2, STEPS, 0) for job in jobs[rank]] for make in make_steps]
+    mine = jobs[rank_steps.distributed.get_rank()]
+    return [{job: _train(rank_steps.make_model, make, job, 2, STEPS, 0) for job in mine} for make in make_steps]
 
 
 class _Known(_Trainings):
-    """Trainings that have been done."""
+    """Trainings that have been done, in one process and in each rank."""
 
     def __init__(self, alone: Trained, ranks: list[Trained]) -> None:
         super().__init__(nn.Identity, rank_steps.naive_step, 2, STEPS, 0, "gloo", 1.0)
         object.__setattr__(self, "known", (alone, ranks))
 
-    def in_one(self, jobs: object) -> Trained:
-        return self.known[0]  # type: ignore[attr-defined]
+    def in_one(self, jobs: Sequence[_Job]) -> list[State]:
+        return [self.known[0][job] for job in jobs]  # type: ignore[attr-defined]
 
-    def in_ranks(self, *steps: int) -> list[Trained]:
-        return self.known[1]  # type: ignore[attr-defined]
+    def in_ranks(self, *steps: int | None) -> list[list[State]]:
+        ranks = enumerate(self.known[1])  # type: ignore[attr-defined]
+        return [[states[_Job((rank,), steps=count)] for count in steps] for rank, states in ranks]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[Cause]]:
     """The causes of each fault, from one set of processes for all."""
     make_steps = [make for make, _ in FAULTS.values()]
-    alone = [_Job((0, 0)), _Job((0,)), _Job((1,)), _Job((0, 1), steps=1), _Job((0, 1))]
-    ranked = [[_Job((rank,), steps=steps) for steps in (0, 1, STEPS)] for rank in range(2)]
-    (ones,) = in_ranks(trained, 1, make_steps, [alone], threads=1)
+    ranked = [[_Job((rank,), steps=steps) for steps in (0, 1, None)] for rank in range(2)]
+    (ones,) = in_ranks(trained, 1, make_steps, [ALONE], threads=1)
     ranks = in_ranks(trained, 2, make_steps, ranked, threads=1)
     causes = {}
     for name, one, *both in zip(FAULTS, ones, *ranks, strict=True):
-        known = _Known(one[:-1], [states[:-1] for states in both])
-        causes[name], _ = _causes(known, [states[-1] for states in both], one[-1])
+        known = _Known(one, both)
+        causes[name], _ = _causes(known, [states for (states,) in known.in_ranks(None)], one[ALONE[0]])
     return causes
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_likely_cause_of_a_difference_is_named(found: dict[str, list[Cause]], name: str) -> None:
-    cause = FAULTS[name][1]
-    assert found[name] == ([] if cause is None else [cause])
+    assert found[name] == [FAULTS[name][1]]
