@@ -20,7 +20,6 @@ _LAUNCHES = re.compile(
     r"|cudnn(?!Set|Get|Create|Destroy|Find).*(Forward|Backward)(Ex|Data|Weights|Filter|_v8|Inference|Training)*|cudnnCTCLoss(_v8)?"
     r"|cusparse(?!Set|Get|Create|Destroy|SpMMCreate)(?!.*(Set|Get)[A-Z]|.*_(create|destroy)Descr)(Sp|SDDMM|Dense|Sparse|X?[SDCZ]).*"
     r"|cusparseLtMatmul|cusparseLtSpMMACompress2|cusolver(Dn|Rf|Sp)(?!.*(Set|Get|Create|Destroy)[A-Z])[XSDCZ].*"
-    r"|nccl(All|Broad|Bcast|Reduce|Send|Recv).*"
 )
 _STREAMS = re.compile(r"(cublas|cudnn|cusparse|cusolverDn|cufft)SetStream(_v2)?")
 _MAKES = re.compile(r"(cusolverDn|cusparse)Create(?!Identity).*|cusparseSp\w+_createDescr")

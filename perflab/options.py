@@ -15,6 +15,7 @@ class Option(NamedTuple):
     """One option. An option with ``flag`` takes no value."""
 
     name: str
+    """Its name; the ini key and the attribute among the parsed options follow from it."""
     default: str
     help: str
     metavar: str | None = None
@@ -24,6 +25,8 @@ class Option(NamedTuple):
     """The environment variable that is used if the option is not on the command line; it precedes the ini key."""
     const: str | None = None
     """The option's value if it is given without one; None: the option requires a value."""
+    also: str | None = None
+    """Another name for it on the command line."""
     measures: bool = True
     """Whether the option on the command line makes perf cases measured even if they are mixed with other tests."""
 
@@ -140,6 +143,15 @@ OPTIONS = (
         "",
         "numbers of processes for the cases that are marked with world_size (default: those of the mark)",
         metavar="N[,N...]",
+        also="--perf-world",
+    ),
+    Option(
+        "--perf-ranks",
+        "",
+        "ranks that a dry run or a prediction of such a case plays, one after the other: the numbers are those of the "
+        "first, and the collectives of all have to match (default: the first and the last)",
+        metavar="R[,R...]",
+        measures=False,
     ),
     Option("--perf-snapshots", "false", "write a memory snapshot of each case to .perflab/snapshots/", flag=True),
     Option(
@@ -254,6 +266,7 @@ def add_options(parser: pytest.Parser) -> None:
         else:
             group.addoption(
                 option.name,
+                *([option.also] if option.also is not None else []),
                 dest=option.dest,
                 default=None,
                 help=shown,

@@ -1,4 +1,4 @@
-/* cuBLAS, cuDNN, cuFFT, nvrtc, NCCL: a call is one launch (generated); here is what has to answer more than "success". */
+/* cuBLAS, cuDNN, cuFFT, nvrtc: a call is one launch (generated); here is what has to answer more than "success". */
 #include "nocuda.h"
 #include <stdlib.h>
 #include <string.h>
@@ -189,7 +189,7 @@ int cudnnGetRNNWeightParams(void *handle, const Rnn *rnn, int layer, size_t byte
     return 0;
 }
 
-/* ---- cuFFT, nvrtc, NCCL ----------------------------------------------------------------------------------------------- */
+/* ---- cuFFT, nvrtc ----------------------------------------------------------------------------------------------------- */
 int cufftCreate(int *plan) { COUNT; *plan = 1; return 0; }
 int cufftXtMakePlanMany(int plan, int rank, void *n, void *in, long long in_stride, long long in_distance, int in_type, void *out,
                         long long out_stride, long long out_distance, int out_type, long long batch, size_t *work, int type) {
@@ -205,6 +205,3 @@ int nvrtcGetProgramLogSize(void *program, size_t *size) { COUNT; *size = 1; retu
 int nvrtcGetProgramLog(void *program, char *text) { COUNT; *text = 0; return 0; }
 int nvrtcGetLoweredName(void *program, const char *expression, const char **name) { COUNT; *name = expression; return 0; }
 const char *nvrtcGetErrorString(int error) { COUNT; return error ? "nocuda: an nvrtc error" : "NVRTC_SUCCESS"; }
-int ncclGetVersion(int *version) { COUNT; *version = 22907; return 0; }
-const char *ncclGetErrorString(int error) { COUNT; return error ? "nocuda: a NCCL error" : "no error"; }
-const char *ncclGetLastError(void *communicator) { COUNT; return ""; }

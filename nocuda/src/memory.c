@@ -288,6 +288,9 @@ static bool is_as_sent(const void *pointer, size_t size) {
     pthread_mutex_unlock(&lock);
     return found;
 }
+bool nocuda_may_know(size_t bytes) { return bytes <= COPIED; }
+bool nocuda_is_known(const void *pointer, size_t bytes) { return nocuda_may_know(bytes) && is_as_sent(pointer, bytes); }
+void nocuda_know(const void *pointer, size_t bytes, bool known) { known ? remember(pointer, bytes) : forget(pointer); }
 static void move(void *to, const void *from, size_t bytes) {
     bool from_device = nocuda_device_of(from) >= 0, to_device = nocuda_device_of(to) >= 0;
     if (bytes <= COPIED && (!from_device || is_as_sent(from, bytes))) {

@@ -78,6 +78,9 @@ cudaError_t nocuda_error(cudaError_t error);
 size_t nocuda_granules(size_t bytes);
 bool nocuda_block_at(const void *pointer, uintptr_t *start, size_t *size);
 bool nocuda_is_host_memory(const void *pointer); /* pinned */
+bool nocuda_may_know(size_t bytes); /* more than so much is never known */
+bool nocuda_is_known(const void *pointer, size_t bytes); /* the host has sent it, and nothing has written there since */
+void nocuda_know(const void *pointer, size_t bytes, bool known);
 
 /* ---- streams.c ------------------------------------------------------------------------------------------------- */
 typedef struct Capture Capture;

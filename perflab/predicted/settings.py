@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perflab.base.errors import UsageError
 from perflab.predicted.dry_run.start import HERE
 from perflab.predicted.gpus.names import DataSheet, parse_gpu, parse_modelled
 from perflab.results.predicted import place_of
-from perflab.settings.given import Given, parse_flag
+from perflab.settings.given import Given, parse_flag, parse_ranks
 from perflab.settings.settings import Settings
 from perflab.units import format_count
 
@@ -20,13 +21,31 @@ class Predicting:
     """The GPU that cases are predicted for."""
     snapshots: bool
     """Whether the memory timeline of each prediction is written to a file."""
+    ranks: tuple[int, ...]
+    """The ranks that are played of a case in ranks; empty: the first and the last."""
+
+    def ranks_of(self, world_size: int) -> list[int]:
+        """Return the ranks to play of a case in ranks, the one whose numbers are reported first.
+
+        Raises:
+            UsageError: the case has no such rank.
+        """
+        beyond = [rank for rank in self.ranks if rank >= world_size]
+        if beyond:
+            raise UsageError(
+                f"--perf-ranks={beyond[0]}: the case has {world_size} ranks, 0 to {world_size - 1}",
+                "name some of them, or have more: --perf-world",
+            )
+        return list(self.ranks or (0, world_size - 1))
 
 
 def read(given: Given) -> Predicting:
     """Read the predicted tier's options."""
     names_gpu = given.text("perf_dry_run") not in ("", HERE)
     gpu = given.value("perf_dry_run", parse_modelled) if names_gpu else given.value("perf_gpu", parse_gpu)
-    return Predicting(gpu=gpu, snapshots=given.value("perf_snapshots", parse_flag))
+    return Predicting(
+        gpu=gpu, snapshots=given.value("perf_snapshots", parse_flag), ranks=given.value("perf_ranks", parse_ranks)
+    )
 
 
 def place_asked_for(settings: Settings) -> str | None:

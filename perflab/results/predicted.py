@@ -134,6 +134,22 @@ class Race(Data, frozen=True):
     """The user's lines of the second use or of the free, the innermost first."""
 
 
+class Mismatch(Data, frozen=True):
+    """A collective of one rank that another rank does not make with it: a real group would hang, or mix up data."""
+
+    number: int
+    """The place of the collective among those that both ranks take part in, from 1."""
+    rank: int
+    collective: str
+    """The first rank's collective: ``all_reduce of 4.00 KiB float32, all ranks``; empty if it makes no more."""
+    line: str
+    """The user's line of it; empty if there is none."""
+    other_rank: int
+    other_collective: str
+    """The other rank's collective in the same place; empty if it makes no more."""
+    other_line: str
+
+
 class DryRun(Data, frozen=True):
     """The counts of one call of a dry run: PyTorch on CUDA, with nothing computed. Exact except for ``host_ns``."""
 
@@ -147,6 +163,8 @@ class DryRun(Data, frozen=True):
     """Copies and waits of the host, the most frequent first."""
     races: list[Race] = []
     """The races, in the order in which they were found."""
+    mismatches: list[Mismatch] = []
+    """Where the collectives of the ranks that were played do not match, the first of each pair of ranks."""
     host_ns: Share = 0.0
     """The host's time to issue the call, in ns. A GPU that is faster waits for the host."""
     unknown: list[str] = []
@@ -222,6 +240,10 @@ class Prediction(Costed, frozen=True):
     fit: Fit | None = None
     notes: list[str] = []
     """Remarks on how the prediction was made and what the prediction leaves out, in sentences."""
+    world_size: int = 1
+    """The number of ranks of the case's group; the numbers are those of one rank."""
+    collectives: dict[str, Amount] = {}
+    """The counts of the call's collectives in that rank (``measure.counts.collectives``); empty without a group."""
     dry_run: DryRun | None = None
     """The counts of a dry run: the case ran on CUDA with nothing computed. ``allocated_bytes``, ``reserved_bytes`` and
     ``launches`` are then counted in PyTorch's own allocator and launches. None: the case was traced on fake tensors."""
@@ -274,6 +296,9 @@ class PredictedBaseline(Costed, frozen=True):
     """The gated counts of a dry run, by quantity (``Prediction.real``)."""
     kernels: dict[str, Amount] = {}
     """The dry run's launches by kernel."""
+    world_size: int = 1
+    collectives: dict[str, Amount] = {}
+    """The counts of the call's collectives in one rank; empty without a group."""
     commit: str | None = None
     reason: str | None = None
     """The reason given for saving the baseline, if one was given."""

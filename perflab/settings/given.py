@@ -128,9 +128,22 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: a part is not a number of processes.
     """
+    return _parse_numbers(text, 1, "numbers of processes: 2, or 1,2,4")
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse ranks, separated by commas; an empty text gives none.
+
+    Raises:
+        ValueError: a part is not a rank.
+    """
+    return _parse_numbers(text, 0, "ranks: 0, or 0,7")
+
+
+def _parse_numbers(text: str, least: int, what: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"{text!r} is no list of numbers of processes: 2, or 1,2,4")
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise ValueError(f"{text!r} is no list of {what}")
     return tuple(dict.fromkeys(map(int, parts)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -323,3 +324,12 @@ def can_open_cuda_in_a_fork() -> bool:
 
     forked = attribute(TORCH, torch.cuda, "_is_in_bad_fork", "run tests in forks (dry runs)")
     return not (torch.cuda.is_initialized() or forked())  # type: ignore[no-untyped-call]
+
+
+@needs(TORCH, "torch.testing._internal.distributed.fake_pg:FakeStore", to="play a rank without its peers")
+def register_fake_backend() -> None:
+    """Register the backend ``fake`` with ``torch.distributed``, whose collectives communicate nothing.
+
+    Importing its module registers it; nothing public does.
+    """
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")

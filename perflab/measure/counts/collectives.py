@@ -21,9 +21,11 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from perflab.base.user_lines import line_of
 from perflab.internals.of_torch.dispatch import group_ranks, runs_backward, seeing_operators
 
 KINDS = {
@@ -44,6 +46,7 @@ KINDS = {
 BY_KIND = "collectives:"
 """The beginning of the names of counts by kind and dtype."""
 _NO_COLLECTIVES = ("check_for_nan",)
+_WITH_PEER = ("send", "recv")
 
 
 def communicates() -> bool:
@@ -64,29 +67,54 @@ class Collective(NamedTuple):
     """The part of the ranks that makes it, ``2 of 4 by 2``; empty for all of them."""
     in_backward: bool
     """Whether it began while a backward ran."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that make it."""
+    peer: int | None = None
+    """The rank that a ``send`` or ``recv`` exchanges with; None: any, or the kind has no peer."""
+    line: str = ""
+    """The user's line that made it: ``train.py:12``; empty where no Python ran, as in DDP's C++."""
+
+
+@dataclass
+class Seen:
+    """What a process has communicated so far."""
+
+    collectives: list[Collective] = field(default_factory=list)
+    """Its collectives, in the order in which they began."""
+    waits: int = 0
+    """Its waits for a collective, as Python sees them."""
+
+    def counts_of(self, call: Callable[[], Any]) -> dict[str, int]:
+        """Make a call, and return its counts of collectives; zeros if it makes none."""
+        begun, waits = len(self.collectives), self.waits
+        call()
+        return {**counts_of(self.collectives[begun:]), "collective_waits": self.waits - waits}
 
 
 def collectives_of(call: Callable[[], Any]) -> dict[str, int]:
     """Make a call, and return its counts of collectives; zeros if it makes none."""
-    seen: list[Collective] = []
-    waits = 0
+    with seeing_collectives() as seen:
+        return seen.counts_of(call)
+
+
+@contextlib.contextmanager
+def seeing_collectives() -> Iterator[Seen]:
+    """Yield what this process communicates within the block, as it goes on; blocks must not be nested."""
+    seen = Seen()
 
     def see(name: str, arguments: tuple[Any, ...]) -> None:
         plain = name.removesuffix("_")
         if plain not in _NO_COLLECTIVES:
-            seen.append(_collective(KINDS.get(plain, plain), arguments))
+            seen.collectives.append(_collective(KINDS.get(plain, plain), arguments, line_of(sys._getframe(1))))
 
     def see_functional(name: str, _arguments: tuple[Any, ...]) -> None:
-        nonlocal waits
-        waits += name == "wait_tensor"
+        seen.waits += name == "wait_tensor"
 
     def waited() -> None:
-        nonlocal waits
-        waits += 1
+        seen.waits += 1
 
     with seeing_operators("c10d", see), seeing_operators("_c10d_functional", see_functional), _seeing_waits(waited):
-        call()
-    return {**counts_of(seen), "collective_waits": waits}
+        yield seen
 
 
 def counts_of(seen: Sequence[Collective]) -> dict[str, int]:
@@ -110,11 +138,13 @@ def counts_of(seen: Sequence[Collective]) -> dict[str, int]:
     return dict(counts)
 
 
-def _collective(kind: str, arguments: tuple[Any, ...]) -> Collective:
+def _collective(kind: str, arguments: tuple[Any, ...], line: str) -> Collective:
     sides = [list(_tensors(side)) for side in arguments[:2]] if kind != "barrier" else []  # its tensor is a stand-in
     dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
     size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
-    return Collective(kind, dtype, size_bytes, group_in_words(group_ranks(arguments)), runs_backward())
+    ranks = group_ranks(arguments)
+    peer = ranks[arguments[2]] if kind in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
+    return Collective(kind, dtype, size_bytes, group_in_words(ranks), runs_backward(), tuple(ranks), peer, line)
 
 
 def group_in_words(ranks: Sequence[int]) -> str:

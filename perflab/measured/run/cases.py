@@ -179,8 +179,6 @@ class Cases:
         if state is None or not runs_in_others(state.settings):
             return None
         settings = state.settings
-        if settings.predict:
-            pytest.skip("a case in ranks is not predicted")
         device = state.device = resolve_device(settings.device, worker_number(self._config))
         if (unmet := too_few_gpus(settings.world_size, device)) is not None:
             pytest.skip(unmet)
@@ -235,6 +233,17 @@ class Cases:
         settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
         state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=_parameters(item))
         state.part(Learned)  # creates this part: the compiler's state is read now
+        if settings.predict and settings.world_size > 1:
+            self._predictions.play_rank(item, state)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
+        """Leave the group that the case's process has joined alone, once the case's fixtures are torn down."""
+        try:
+            return (yield)
+        finally:
+            if (state := item.stash.get(STATE, None)) is not None:
+                state.part(Instead).group.close()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:

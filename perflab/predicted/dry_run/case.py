@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from perflab.predicted.prediction import Traced, Work, predict
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.trace.watched import watched
+from perflab.predicted.world.lone_rank import lone_rank
 from perflab.results.predicted import DryRun, Prediction, Race
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _TIMED = 3
+_UNTIL_BUCKETS = 2
+"""The number of calls after which DDP has its final buckets, which follow the order of the first backward."""
 _IN_A_LOOP = 2
 """The number of calls in which races are searched for: a call may race with the previous call."""
 _UNEXPLAINED = 0.01
@@ -40,15 +44,20 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     from nocuda import Seen, library
 
     lib = library()
-    with watched(watch):
-        work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
-    work.made_ready()
+    alone, collectives = lone_rank(), dict[str, int]()
+    for _ in range(1 if alone is None else _UNTIL_BUCKETS):
+        with watched(watch):
+            work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
+        work.made_ready()
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     lib.reset()
     notes = TrafficNotes()
     with lib.observing(Seen.SYNCHRONISATION | Seen.COPY, notes.note):
-        work.run(_nothing)
+        if alone is None:
+            work.run(_nothing)
+        else:
+            collectives = alone.seen.counts_of(partial(work.run, _nothing))
     counts, stats = lib.counts(), torch.cuda.memory_stats()
     host_ns = min(_timed(work) for _ in range(_TIMED))
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
@@ -78,6 +87,7 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
         allocated_bytes=allocated,
         reserved_bytes=stats["reserved_bytes.all.peak"],
         launches=counts.launches,
+        collectives=collectives,
         notes=said,
         dry_run=seen,
     )

@@ -25,14 +25,19 @@ from perflab.base.data import changed, to_plain
 from perflab.base.errors import UsageError
 from perflab.internals.of_torch.compiler import load_compiler
 from perflab.internals.of_torch.machine import can_open_cuda_in_a_fork
+from perflab.measure.counts.collectives import Collective
 from perflab.noting import case_id
 from perflab.predicted.dry_run.start import OPTION, VARIABLE
 from perflab.predicted.dry_run.values import VALUES, ValuesRead
+from perflab.predicted.settings import Predicting
+from perflab.predicted.world.lone_rank import LONE, LoneRank
 from perflab.processes.lifeline import end_with_parent
 from perflab.results.predicted import place_of
 from perflab.running.case.verdicts import unmeasured
 from perflab.running.config.early_errors import refusing
 from perflab.running.config.kinds import is_perf_case
+from perflab.running.config.marker import for_case
+from perflab.running.config.reading import settings_of
 
 
 def begin(config: pytest.Config) -> None:
@@ -68,12 +73,31 @@ class Forked:
             _load()
         hooks = item.ihook
         hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._run(item):
+        for report in self._reports(item):
             hooks.pytest_runtest_logreport(report=report)
         hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
-    def _run(self, item: pytest.Item) -> list[pytest.TestReport]:
+    def _reports(self, item: pytest.Item) -> list[pytest.TestReport]:
+        """Run a test; of a case in ranks first the other ranks to play, whose collectives the last one compares."""
+        settings = settings_of(self._config)
+        chosen = for_case(settings, item) if is_perf_case(item) else settings
+        if chosen.world_size == 1:
+            return self._run(item)[0]
+        size, found = chosen.world_size, dict[int, list[Collective]]()
+        first, *others = chosen.part(Predicting).ranks_of(size)
+        for rank in others:
+            item.stash[LONE] = LoneRank(rank, size)
+            reports, found[rank] = self._run(item)
+            if any(report.failed for report in reports):
+                for report in reports:
+                    report.sections.append(("perflab", f"rank {rank} of {size} was played"))
+                return reports
+        item.stash[LONE] = LoneRank(first, size, found)
+        return self._run(item)[0]
+
+    def _run(self, item: pytest.Item) -> tuple[list[pytest.TestReport], list[Collective]]:
+        """Run a test in a fork; return its reports, and the collectives of the rank that it played, if any."""
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as trace:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -85,9 +109,10 @@ class Forked:
             answer.seek(0)
             said = answer.read()
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and said:
-                return [self._report(one) for one in pickle.loads(said)]
+                plain, collectives = pickle.loads(said)
+                return [self._report(one) for one in plain], collectives
             trace.seek(0)
-            return [_crashed(item, status, trace.read().decode(errors="replace"))]
+            return [_crashed(item, status, trace.read().decode(errors="replace"))], []
 
     def _in_the_fork(self, item: pytest.Item, answer: IO[bytes], trace: IO[bytes]) -> None:
         """Run the test with the teardown of its fixtures, write its reports to ``answer``, and end the process."""
@@ -100,7 +125,8 @@ class Forked:
             reports = runtestprotocol(item, log=False, nextitem=None)
             hook = self._config.hook
             plain = [hook.pytest_report_to_serializable(config=self._config, report=one) for one in reports]
-            answer.write(pickle.dumps(plain))
+            alone = item.stash.get(LONE, None)
+            answer.write(pickle.dumps((plain, alone.collectives if alone is not None else [])))
             answer.flush()
             status = 0
         sys.stdout.flush()

@@ -22,7 +22,7 @@ from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.internals.of_torch.machine import watch_streams
 from perflab.predicted.dry_run.order import Access, Order
-from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
+from perflab.predicted.trace.operators import are_of_many_ranks, is_operator, kind_of, tensors_in
 from perflab.results.predicted import Race
 
 _DEPTH = 4
@@ -59,6 +59,8 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._order = order
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if are_of_many_ranks(types):
+            return NotImplemented
         kwargs = kwargs or {}
         with without_torch_function():
             result = func(*args, **kwargs)

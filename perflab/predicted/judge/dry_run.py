@@ -1,6 +1,7 @@
-"""Explains what grew in a dry run: kernels by name, and lines that wait or copy; and reports streams that race.
+"""Explains what grew in a dry run: kernels by name, and lines that wait or copy; and reports what is broken.
 
-A dry run in which streams race has failed, whatever its counts. Pure.
+A dry run in which streams race, or whose ranks make collectives that do not match, has failed, whatever its counts.
+Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.base.data import changed
-from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, PredictedBaseline, Prediction, Race, Traffic
+from perflab.results.predicted import (
+    TO_DEVICE,
+    TO_HOST,
+    WAIT,
+    DryRun,
+    Mismatch,
+    PredictedBaseline,
+    Prediction,
+    Race,
+    Traffic,
+)
 from perflab.results.records import Judgement, Verdict
 from perflab.units import format_bytes, format_count
 
@@ -59,23 +70,39 @@ def _doing(one: Traffic) -> str:
     return f"{does}, {format_count(one.calls, 'time')} ({one.function})"
 
 
-def unless_races(judgement: Judgement, now: Prediction) -> Judgement:
-    """Return the judgement; if streams race, return it with the verdict FAILED and the races as reasons."""
-    races = now.dry_run.races if now.dry_run is not None else []
-    if not races:
+def unless_broken(judgement: Judgement, now: Prediction) -> Judgement:
+    """Return the judgement; with the verdict FAILED and the reasons if streams race or ranks do not match."""
+    if now.dry_run is None:
         return judgement
-    said = [_race_said(one, one.first_lines[0], one.second_lines[0]) for one in races[:MOST_RACES]]
-    left = len(races) - MOST_RACES
+    races, mismatches = now.dry_run.races, now.dry_run.mismatches
+    if not races and not mismatches:
+        return judgement
+    said = [_mismatch_said(one) for one in mismatches[:MOST_RACES]]
+    said += [_race_said(one, one.first_lines[0], one.second_lines[0]) for one in races[:MOST_RACES]]
+    left = len(races) + len(mismatches) - len(said)
     return changed(judgement, verdict=Verdict.FAILED, reasons=[*said, *([f"and {left} more"] if left > 0 else [])])
 
 
-def explain_races(case: str, races: list[Race]) -> str:
-    """Return the text of a failure: the first races, each with the lines of both sides and the remedy."""
-    blocks = [f"{case}: streams race, so the contents of its tensors are undefined"]
-    for race in races[:MOST_RACES]:
+def explain_broken(case: str, dry_run: DryRun) -> str:
+    """Return the text of a failure: the first mismatches and races, each with the lines of both sides."""
+    blocks = []
+    if dry_run.mismatches:
+        blocks.append(f"{case}: the collectives of its ranks do not match, so a group of them hangs")
+        blocks += [f"- {_mismatch_said(one)}" for one in dry_run.mismatches[:MOST_RACES]]
+    if dry_run.races:
+        blocks.append(f"{case}: streams race, so the contents of its tensors are undefined")
+    for race in dry_run.races[:MOST_RACES]:
         first, second = (" <- ".join(lines) for lines in (race.first_lines, race.second_lines))
         blocks.append(f"- {_race_said(race, first, second)}\n  -> {_REMEDY[race.what]}")
     return "\n".join(blocks)
+
+
+def _mismatch_said(one: Mismatch) -> str:
+    def side(rank: int, collective: str, line: str) -> str:
+        return f"rank {rank} calls {collective} ({line})" if collective else f"rank {rank} calls no more"
+
+    mine = side(one.rank, one.collective, one.line)
+    return f"collective {one.number}: {mine}, {side(one.other_rank, one.other_collective, one.other_line)}"
 
 
 def _race_said(race: Race, first: str, second: str) -> str:

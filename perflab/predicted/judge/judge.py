@@ -5,7 +5,8 @@ A prediction is arithmetic: there is no noise, and nothing to measure again. A c
 - ``memory``, the peak, and ``saved``, the bytes saved for backward, past the slack for memory (none by default);
 - ``flops``, and if counts are gated ``bytes`` moved and ``operators``, without slack;
 - in dry runs, memory that is requested, allocated and reserved, with the slack for memory; and if counts are gated
-  launches, waits of the host and bytes copied between host and device.
+  launches, waits of the host and bytes copied between host and device;
+- of a rank, if counts are gated, its collectives: their number, bytes, order and place, by kind, dtype and group.
 
 Totals decide; ``growth`` explains from the rows what grew. Predictions are compared only if they are of one version of
 PyTorch, because every version has its own operators.
@@ -28,6 +29,8 @@ from perflab.results.result import Result
 
 _Row = TypeVar("_Row", Cost, PeakPart, SavedTensors)
 _ALLOWING_SLACK = ("memory", "saved", "asked", "allocated", "reserved")
+_EXPLAINED = ("memory", "saved", "flops", "bytes", "operators")
+"""The quantities that are sums over rows."""
 _COUNTED = ("bytes", "operators", "launches", "waits", "to_device", "to_host")
 """The quantities that ``--perf-counts`` gates. Equal numbers of operators need not be the same operators."""
 
@@ -39,8 +42,12 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
     if now.torch != baseline.torch:
         said = f"baseline from another PyTorch: torch {baseline.torch} then, {now.torch} now"
         return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[said])
+    if now.world_size != baseline.world_size:
+        said = f"baseline of a rank of {baseline.world_size}, and this is one of {now.world_size}"
+        return Judgement(verdict=Verdict.INCOMPARABLE, reasons=[said])
     totals = _totals(now, baseline)
-    gated = [name for name in totals if policy.gate_counts or name not in _COUNTED]
+    counted = {*_COUNTED, *now.collectives, *baseline.collectives}
+    gated = [name for name in totals if policy.gate_counts or name not in counted]
     worse = [name for name in gated if _is_more(name, *totals[name], policy)]
     fell = any(totals[name][1] < totals[name][0] for name in gated)
     changes = {
@@ -58,7 +65,7 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
         counts=changes,
         worse=worse,
         reasons=[
-            *explain_growth(find_growth(now, baseline), [one for one in worse if one not in now.real]),
+            *explain_growth(find_growth(now, baseline), [one for one in worse if one in _EXPLAINED]),
             *explain_dry_run(now, baseline, worse),
         ]
         if worse
@@ -109,6 +116,8 @@ def baseline_of(
         parameters=parameters or {},
         real=prediction.real,
         kernels=dict(sorted(prediction.dry_run.kernels.items())) if prediction.dry_run is not None else {},
+        world_size=prediction.world_size,
+        collectives=dict(sorted(prediction.collectives.items())),
         commit=commit,
         reason=reason,
     )
@@ -123,6 +132,10 @@ def _totals(now: Prediction, before: PredictedBaseline) -> dict[str, tuple[int, 
         "bytes": (before.bytes_moved, now.bytes_moved),
         "operators": (before.operators, now.operators),
         **{name: (before.real[name], value) for name, value in now.real.items() if name in before.real},
+        **{
+            name: (before.collectives.get(name, 0), now.collectives.get(name, 0))
+            for name in dict.fromkeys([*now.collectives, *before.collectives])
+        },
     }
 
 

@@ -154,6 +154,19 @@ def dry_run_facts(now: Prediction) -> list[str]:
     return facts
 
 
+def rank_facts(now: Prediction) -> list[str]:
+    """Return what one rank of a group communicates in a call; empty for a case in one process."""
+    if now.world_size == 1:
+        return []
+    counts = now.collectives
+    facts = [f"one rank of {now.world_size}"]
+    if counts.get("collectives"):
+        outside = counts["collectives_outside_backward"]
+        told = f"{format_count(counts['collectives'], 'collective')} of {format_bytes(counts['collective_bytes'])}"
+        facts.append(f"{told}, {outside} outside of backward")
+    return facts
+
+
 def _lines(traffic: Sequence[Traffic]) -> str:
     """Name the lines with the most calls: ``4× train.py:12, train.py:14``."""
     told = [f"{one.calls}× {one.line}" if one.calls > 1 else one.line for one in traffic]

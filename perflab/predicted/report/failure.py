@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.predicted.report.facts import first_to_checkpoint, fit_facts
-from perflab.predicted.report.table import QUANTITIES, WIDTH, amount, signed, wrapped
+from perflab.predicted.report.table import WIDTH, amount, quantity_name, signed, wrapped
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction
 from perflab.results.records import Change, Verdict
 from perflab.results.result import Result
@@ -22,7 +22,7 @@ def explain_prediction(result: Result, accept: str | None) -> str:
     case, judgement = result.outcome, result.judgement
     name, regressed = short_name(result.case), result.judgement.verdict is Verdict.REGRESSED
     if regressed:
-        told = ", ".join(QUANTITIES.get(one, one).replace(" ", "\u00a0") for one in judgement.worse)
+        told = ", ".join(quantity_name(one).replace(" ", "\u00a0") for one in judgement.worse)
         how = "as predicted" if case.now.dry_run is None else "in a dry run"
         lines = wrapped(f"{name} needs more on {case.now.gpu} than its baseline, {how}: {told}", WIDTH)
     elif judgement.verdict is Verdict.FAILED:
@@ -55,7 +55,7 @@ def _numbers(changes: dict[str, Change], worse: Sequence[str], case: PredictedCa
             limit = f"+{format_percent(change.limit - 1.0)}"
         by = format_change(change.ratio) if before and now != before else ""
         told = signed(name, now - before)
-        cells = (QUANTITIES[name], amount(name, before), amount(name, now), told, by, limit)
+        cells = (quantity_name(name), amount(name, before), amount(name, now), told, by, limit)
         rows.append(Quantity(cells, failed=name in worse))
     rows += _time_row(case.now, case.before)
     return failing_table(("", "before", "now", "change", "", "limit"), rows)

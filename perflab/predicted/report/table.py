@@ -18,6 +18,7 @@ from perflab.predicted.report.facts import (
     first_to_checkpoint,
     fit_facts,
     memory_facts,
+    rank_facts,
     time_facts,
 )
 from perflab.results.predicted import PredictedCase, Prediction, gpu_of
@@ -42,7 +43,7 @@ QUANTITIES = {
     "to_device": "copied to the device",
     "to_host": "copied to the host",
 }
-"""The names in reports of the judged quantities."""
+"""The names in reports of the judged quantities; a count of collectives is named by itself (``quantity_name``)."""
 _COUNTS = ("operators", "launches", "waits")
 """The quantities that are counts, without a unit."""
 _COLUMNS = (("params", 8), ("FLOPs", 8), ("peak", 10), ("roofline", 10), ("fits", 5))
@@ -148,12 +149,17 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
 
 def change_fact(name: str, change: Change) -> str:
     """Format a change as ``peak memory +1.25 GiB``."""
-    return f"{QUANTITIES[name]} {signed(name, int(change.now) - int(change.before))}"
+    return f"{quantity_name(name)} {signed(name, int(change.now) - int(change.before))}"
+
+
+def quantity_name(name: str) -> str:
+    """Return the name in reports of a judged quantity."""
+    return QUANTITIES.get(name) or name.replace("_", " ")
 
 
 def amount(name: str, value: int) -> str:
     """Format a quantity with its unit."""
-    if name in _COUNTS:
+    if name in _COUNTS or (name.startswith("collective") and name != "collective_bytes"):
         return f"{value:,}"
     return format_flops(value) if name == "flops" else format_bytes(value)
 
@@ -224,6 +230,7 @@ def _details(result: Result, now: Prediction | None, width: int) -> list[str]:
         *(wrapped(f"peak: {filled}", width) if filled else []),
         *wrapped_facts(fit_facts(now), width),
         *wrapped_facts([*time_facts(now), *memory_facts(now), *dry_run_facts(now)], width),
+        *wrapped_facts(rank_facts(now), width),
     ]
 
 

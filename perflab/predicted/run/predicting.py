@@ -21,7 +21,7 @@ from perflab.base.reachable import reachable
 from perflab.measure.machine.devices import current_device
 from perflab.predicted.gpus.names import DataSheet, Gpu
 from perflab.predicted.gpus.roofline import roofline_ns
-from perflab.predicted.judge.dry_run import explain_races, unless_races
+from perflab.predicted.judge.dry_run import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.account import peak_of
 from perflab.predicted.run.efficiency import with_estimate
@@ -30,6 +30,8 @@ from perflab.predicted.run.tracing_time import TracingTime
 from perflab.predicted.settings import Predicting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
+from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, playing
+from perflab.predicted.world.mismatch import with_mismatches
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
@@ -66,6 +68,8 @@ class Instead:
     """The reason for which the case would have been skipped; None if its prediction was requested."""
     until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps the case's tensors fake until the case is judged: the prediction begins within the test's body."""
+    group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Keeps this process one rank of the case's group until the case is torn down."""
 
     def skip(self, why: str) -> NoReturn:
         """Skip the case because it cannot be predicted; ``why`` is the reason."""
@@ -115,6 +119,17 @@ class Predictions:
                 self._config.stash[FAKING] = was_faking
                 if was_on:
                     gc.enable()
+
+    def play_rank(self, item: pytest.Item, state: CaseState) -> None:
+        """Make this process one rank of the case's group, whose other ranks do not exist.
+
+        Raises:
+            UsageError: the case has no such rank.
+        """
+        size = state.settings.world_size
+        alone = item.stash.get(LONE, None) or LoneRank(self._settings.part(Predicting).ranks_of(size)[0], size)
+        joined = playing(alone, OVER_NOCUDA if self._settings.dry_run else FAKE)
+        state.part(Instead).group.enter_context(joined)
 
     def device(self) -> torch.device:
         """Return the device that stands for the GPU in user code."""
@@ -200,6 +215,7 @@ class Predictions:
         now = self._explored(now, traced.trace, state, time)
         self._progress.clear()
         before, _ = self._baseline(state.case)
+        now = msgspec.structs.replace(now, world_size=state.settings.world_size)
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
@@ -247,19 +263,20 @@ class Predictions:
     def judged(self, state: CaseState) -> Result:
         """Return the result of a predicted case, judged against the case's baseline."""
         assert isinstance(state.outcome, PredictedCase)
+        state.outcome = with_mismatches(state.outcome)
         policy = state.settings.policy
         judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
         judgement = compared_with(judgement, self._baseline(state.case)[1])
         judgement = unless_beyond(judgement, state.settings, state.outcome.now.peak_bytes)
-        judgement = unless_races(judgement, state.outcome.now)
+        judgement = unless_broken(judgement, state.outcome.now)
         judgement = unless_unchecked(judgement, state.settings)
         return Result(case=state.case, judgement=judgement, outcome=state.outcome, policy=policy)
 
     def fail_if_worse(self, result: Result, settings: Settings) -> None:
-        """Fail the test of a case that grew, or whose streams race in a dry run."""
+        """Fail the test of a case that grew, or whose streams race or whose ranks do not match in a dry run."""
         dry_run = result.outcome.now.dry_run if isinstance(result.outcome, PredictedCase) else None
-        if result.judgement.verdict is Verdict.FAILED and dry_run is not None and dry_run.races:
-            pytest.fail(explain_races(result.case, dry_run.races), pytrace=False)
+        if result.judgement.verdict is Verdict.FAILED and dry_run is not None and (dry_run.races or dry_run.mismatches):
+            pytest.fail(explain_broken(result.case, dry_run), pytrace=False)
         failure = failure_of(self._config, result, settings)
         if failure is not None:
             pytest.fail(failure, pytrace=False)

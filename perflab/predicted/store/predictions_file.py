@@ -74,6 +74,8 @@ class _StoredCase(Data, frozen=True):
     parameters: Parameters = {}
     real: dict[str, Amount] = {}
     kernels: dict[str, Amount] = {}
+    world_size: int = 1
+    collectives: dict[str, Amount] = {}
     commit: str | None = None
     reason: str | None = None
 
@@ -146,8 +148,9 @@ def _baseline(case: _StoredCase) -> PredictedBaseline:
 
 def _block(one: PredictedBaseline) -> str:
     always = ("torch", "recorded", "peak_bytes", "held_bytes", "saved_bytes")
-    if_any = ("layers", "roofline_ns", "parameters", "real", "kernels", "commit", "reason")
+    if_any = ("layers", "roofline_ns", "parameters", "real", "kernels", "collectives", "commit", "reason")
     fields = {name: getattr(one, name) for name in (*always, *if_any) if name in always or getattr(one, name)}
+    fields |= {"world_size": one.world_size} if one.world_size > 1 else {}
     rows: dict[str, list[tuple[object, ...]]] = {
         "at_peak": [_Part(p.category, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],
         "costs": [_Cost(c.phase, c.module, c.operator, c.calls, c.flops, c.bytes_moved) for c in one.costs],

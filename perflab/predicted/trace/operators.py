@@ -9,7 +9,8 @@ from, and a table that rows are taken from as the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -89,6 +90,15 @@ def kind_of(func: OpOverload) -> Kind:
         is_convolution="convolution" in base,
         causal_at=next((at for at, argument in enumerate(schema.arguments) if argument.name == "is_causal"), None),
     )
+
+
+def are_of_many_ranks(types: Iterable[type]) -> bool:
+    """Whether tensors of these types lie in shards in many ranks (``DTensor``).
+
+    A dispatch mode leaves a call on them to their class, which calls the operators on this rank's part in turn.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(one, module.DTensor) for one in types)
 
 
 def flops_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:

@@ -39,6 +39,7 @@ from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.operators import (
     Kind,
+    are_of_many_ranks,
     bytes_of,
     dtype_of,
     flops_of,
@@ -306,6 +307,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Place(phase, "", _line()), None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if are_of_many_ranks(types):
+            return NotImplemented
         # No user's __torch_function__ is needed below, and a call of one at each access to a tensor would cost time.
         with without_torch_function():
             return self._dispatch(func, args, kwargs or {})

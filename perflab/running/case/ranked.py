@@ -35,8 +35,8 @@ FOUND: pytest.StashKey[JobResult] = pytest.StashKey()
 
 
 def runs_in_others(settings: Settings) -> bool:
-    """Whether a case in ranks is left to other processes: this one is none of its ranks."""
-    return settings.world_size > 1 and together().world_size == 1 and launched() is None
+    """Whether a case in ranks is left to other processes: this one neither is nor plays one of its ranks."""
+    return settings.world_size > 1 and not settings.predict and together().world_size == 1 and launched() is None
 
 
 def leave_to_ranks(item: pytest.Item, settings: Settings) -> None:
