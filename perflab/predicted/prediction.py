@@ -35,6 +35,7 @@ from perflab.predicted.trace.trace import Op, Trace
 from perflab.predicted.trace.tracer import Hidden, Run, trace
 from perflab.predicted.trace.watch import CalledOff, Watch, part_of
 from perflab.predicted.trace.watched import watched
+from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import Cost, Prediction
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -117,7 +118,8 @@ def traced(
     reached = list(reachable(work.roots))
     book = book_of(reached, None if proofs is None else proofs.written)
     notes = [_COMPILED] if any(map(is_compiled, reached)) else []
-    if book.long_stacks and not whole:
+    # What shards a model, or averages its gradients, has made its plans for all layers.
+    if book.long_stacks and not whole and lone_rank() is None:
         try:
             result, more = _trace_cut(work, book, hidden, FEW + 1, watch, warm_up=True)
             _, few = _trace_cut(work, book, hidden, FEW, watch, warm_up=False)
@@ -150,9 +152,10 @@ def traced(
 
 def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace]:
     """Warm up, and trace every layer under its name in the book, made before any run: runs set attributes in layers."""
-    with watched(watch):
-        result = work.run(_nothing)
-        work = work.made_ready()
+    for _ in range(calls_until_steady()):
+        with watched(watch):
+            result = work.run(_nothing)
+            work = work.made_ready()
     return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from perflab.base.data import Amount, Data
 
+GATHERED = "gathered"
+"""The category of what a rank has gathered from all ranks, such as the parameters of a layer that are in shards."""
 UNKNOWN = "unknown"
 """The category of blocks of which nothing says what they are for."""
 CATEGORIES = (
@@ -15,6 +17,7 @@ CATEGORIES = (
     "gradients",
     "optimizer state",
     "inputs",
+    GATHERED,
     "activations",
     "temporaries",
     "workspace",

@@ -26,12 +26,13 @@ COLORS = {
     "gradients": "#e15759",
     "optimizer state": "#b07aa1",
     "inputs": "#76b7b2",
+    "gathered": "#ff9da7",
     "activations": "#f28e2b",
     "temporaries": "#edc948",
     "workspace": "#59a14f",
     "unknown": "#8d99a6",
 }
-OTHERS = ("#ff9da7", "#b2df8a", "#d37295", "#a0cbe8")
+OTHERS = ("#b2df8a", "#d37295", "#a0cbe8")
 """Colours of categories that perflab does not define."""
 LARGEST = (
     *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948"),

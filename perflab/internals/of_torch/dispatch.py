@@ -97,11 +97,15 @@ def kernels_registered(
 
 
 @needs(TORCH, "torch:_C._dispatch_get_all_op_names", "torch:_C.DispatchKey.BackendSelect", to="count collectives")
-def seeing_operators(namespace: str, see: Callable[[str, tuple[Any, ...]], None]) -> AbstractContextManager[None]:
+def seeing_operators(
+    namespace: str,
+    see: Callable[[str, tuple[Any, ...]], None],
+    answer: Callable[[OpOverload, tuple[Any, ...]], Any] | None = None,
+) -> AbstractContextManager[None]:
     """Return a context in which ``see`` gets the name and arguments of each call of a namespace's operators.
 
     Kernels for the key that is just above all backends see also the calls of C++ and of other operators' kernels, which
-    no mode sees, in every thread.
+    no mode sees, in every thread. ``answer`` returns the operators' results in place of a backend; None: they run.
     """
     import torch
 
@@ -111,6 +115,8 @@ def seeing_operators(namespace: str, see: Callable[[str, tuple[Any, ...]], None]
 
         def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
             see(packet, arguments)
+            if answer is not None:
+                return answer(operator, arguments)
             return operator.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *arguments, **keywords)
 
         return kernel
@@ -132,6 +138,23 @@ def group_ranks(arguments: Sequence[Any]) -> list[int]:
             with suppress(RuntimeError):  # another class, as of the reduction
                 return distributed.get_process_group_ranks(ProcessGroup.unbox(one))
     return []
+
+
+@needs(TORCH, "torch:_C._distributed_c10d._create_work_from_future", to="predict a rank of many")
+def answer_alone(operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
+    """Return what a collective of ``c10d`` returns at once, without any communication: its tensors, as they are.
+
+    PyTorch's fake backend does the same, but copies what it gathers, and DDP finds no result in its work.
+    """
+    import torch
+    from torch.distributed import Work
+
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    first = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
+    future.set_result(first)
+    work: Any = Work
+    done = work.boxed(torch._C._distributed_c10d._create_work_from_future(future))
+    return (arguments[0], done) if len(schema_of(operator).returns) == 2 else done
 
 
 @needs(TORCH, "torch:_C._current_graph_task_id", to="tell which collectives a backward overlaps")

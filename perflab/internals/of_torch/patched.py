@@ -15,6 +15,8 @@ from perflab.internals.lookup import TORCH, attribute, lookup, missing
 Target = tuple[Any, str]
 """An owner and the name of its attribute, as ``getattr`` takes them."""
 
+_RANKS = "predict a rank of many"
+
 
 def _target(module: str, names: str, to: str) -> Target:
     lookup(TORCH, f"{module}:{names}", to)
@@ -106,3 +108,23 @@ def enter_without_gradients(mode: Any) -> None:
 
     mode._inference_mode_context = torch.no_grad() if mode.mode else torch.enable_grad()
     mode._inference_mode_context.__enter__()
+
+
+def making_of_a_mesh() -> Target:
+    """Return ``DeviceMesh.__init__`` as a target; it reads the numbers of its ranks from a tensor (``_rank_map``)."""
+    return _target("torch.distributed.device_mesh", "DeviceMesh.__init__", _RANKS)
+
+
+def making_of_ddp() -> Target:
+    """Return ``DistributedDataParallel.__init__`` as a target; its C++ keeps in tensors what a step has used."""
+    return _target("torch.nn.parallel.distributed", "DistributedDataParallel.__init__", _RANKS)
+
+
+def before_forward_of_ddp() -> Target:
+    """Return the target of what DDP does before a forward; it reads the order of its buckets from tensors."""
+    return _target("torch.nn.parallel.distributed", "DistributedDataParallel._pre_forward", _RANKS)
+
+
+def parameters_compared_by_ddp() -> Target:
+    """Return the target of the function by which DDP compares the shapes of its parameters between ranks."""
+    return _target("torch.nn.parallel.distributed", "_verify_param_shape_across_processes", _RANKS)

@@ -24,6 +24,8 @@ class Fsdp2Exchange(Exchange):
         for block in blocks_of(model, "fsdp2", "ddp"):
             fully_shard(block)
         self._model: FSDPModule = fully_shard(model)
+        # The shards: whoever keeps the parameters from before keeps a whole model in each process.
+        self.parameters = [one for one in model.parameters() if one.requires_grad]
 
     def begin(self, *, last: bool) -> None:
         """Reduce gradients in the last pass alone: until then each process keeps all of them, whole."""

@@ -23,10 +23,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch.dispatch import group_ranks, runs_backward, seeing_operators
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 KINDS = {
     "allreduce": "all_reduce",
@@ -98,8 +101,11 @@ def collectives_of(call: Callable[[], Any]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def seeing_collectives() -> Iterator[Seen]:
-    """Yield what this process communicates within the block, as it goes on; blocks must not be nested."""
+def seeing_collectives(answer: Callable[[OpOverload, tuple[Any, ...]], Any] | None = None) -> Iterator[Seen]:
+    """Yield what this process communicates within the block, as it goes on; blocks must not be nested.
+
+    ``answer`` returns a collective's results in place of its backend; None: they are carried out.
+    """
     seen = Seen()
 
     def see(name: str, arguments: tuple[Any, ...]) -> None:
@@ -113,7 +119,11 @@ def seeing_collectives() -> Iterator[Seen]:
     def waited() -> None:
         seen.waits += 1
 
-    with seeing_operators("c10d", see), seeing_operators("_c10d_functional", see_functional), _seeing_waits(waited):
+    with (
+        seeing_operators("c10d", see, answer),
+        seeing_operators("_c10d_functional", see_functional),
+        _seeing_waits(waited),
+    ):
         yield seen
 
 

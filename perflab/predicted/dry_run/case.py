@@ -17,7 +17,7 @@ from perflab.predicted.prediction import Traced, Work, predict
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.trace.watched import watched
-from perflab.predicted.world.lone_rank import lone_rank
+from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import DryRun, Prediction, Race
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _TIMED = 3
-_UNTIL_BUCKETS = 2
-"""The number of calls after which DDP has its final buckets, which follow the order of the first backward."""
 _IN_A_LOOP = 2
 """The number of calls in which races are searched for: a call may race with the previous call."""
 _UNEXPLAINED = 0.01
@@ -45,7 +43,7 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
 
     lib = library()
     alone, collectives = lone_rank(), dict[str, int]()
-    for _ in range(1 if alone is None else _UNTIL_BUCKETS):
+    for _ in range(calls_until_steady()):
         with watched(watch):
             work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
         work.made_ready()

@@ -34,6 +34,7 @@ from perflab.internals.of_torch.tracing import (
 )
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.multi_tensor import Lists, Part
+from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.in_place import in_place
 from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
@@ -50,11 +51,14 @@ from perflab.predicted.trace.operators import (
 )
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
+from perflab.results.peak import GATHERED
 from perflab.results.profile import BACKWARD
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CAST = "aten::_to_copy"
+_RESIZE, _RESIZED = torch.UntypedStorage.resize_, "storage.resize_"
+_GATHERS = ("c10d::allgather", "c10d::_allgather")
 Run = Callable[[Callable[[], None]], Any]
 """A function that does the work once, calls its argument at the end of each span, and returns the result."""
 
@@ -190,14 +194,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._is_elsewhere(tensor):
                 continue
             storage = tensor.untyped_storage()
-            if storage_key(storage) in self._blocks:
-                continue
-            size_bytes = storage.nbytes()
-            if size_bytes:
-                self._next_block += 1
-                key, block = storage_key(storage), self._next_block
-                self._blocks[key] = (block, weakref.ref(storage, lambda _, key=key: self._let_go(key)))  # type: ignore[misc]
-                yield block, size_bytes
+            if storage_key(storage) not in self._blocks:
+                yield from self._new_block(storage)
+
+    def _new_block(self, storage: torch.UntypedStorage) -> Iterator[tuple[int, int]]:
+        size_bytes = storage.nbytes()
+        if size_bytes:
+            self._next_block += 1
+            key, block = storage_key(storage), self._next_block
+            self._blocks[key] = (block, weakref.ref(storage, lambda _: self._let_go(key)))
+            yield block, size_bytes
 
     def _is_elsewhere(self, tensor: Tensor) -> bool:
         wanted = self._hidden.device_type
@@ -222,6 +228,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._at_once.add(len(self._events))
         self._events.append(Free(block, self._layer if in_turn else self._layers[block]))
 
+    def _resize(self, storage: torch.UntypedStorage, size_bytes: int) -> Any:
+        """Resize a storage, which frees its block and takes another, as FSDP does with what it gathers."""
+        before, key = storage.nbytes(), storage_key(storage)
+        done = _RESIZE(storage, size_bytes)
+        wanted = self._hidden.device_type
+        if storage.nbytes() == before or (wanted is not None and storage.device.type != wanted):
+            return done
+        self._taken_over = None
+        if key in self._blocks:
+            self._let_go(key)
+        if size_bytes:
+            place, layer = self._here()
+            ((block, _),) = self._new_block(storage)
+            self._categories[block] = GATHERED
+            self._layers[block] = layer
+            self._events.append(Alloc(block, size_bytes, place, _RESIZED, layer))
+        return done
+
     def _is_taken_over(self, block: int, operand: int, key: int, at: int, end: int) -> bool:
         """Whether the freed block is the operand, freed right after the operator.
 
@@ -239,6 +263,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Record the operators, modules, gradients and saved tensors of the block."""
+
+        def resize(storage: torch.UntypedStorage, size_bytes: int) -> Any:
+            return self._resize(storage, size_bytes)
+
         hooks: list[Any] = [
             nn.modules.module.register_module_forward_pre_hook(self._enter_module),
             nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
@@ -247,7 +275,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if parameter.requires_grad:
                 hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[no-untyped-call]
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor), self:
+            saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
+            with attributes_replaced([(torch.UntypedStorage, "resize_", resize)]), saving, self:
                 yield
         finally:
             for hook in hooks:
@@ -377,6 +406,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._layers[self._next_block] = layer
             self._events.append(Alloc(self._next_block, size_bytes, place, kind.name, layer))
         self._events.extend(Free(block, layer) for block in reversed(inside))
+        if kind.name.startswith(_GATHERS):
+            into = (self._block_of(one) for one in tensors_in(args[0]))
+            self._categories.update((block, GATHERED) for block in into if block is not None)
         self._taken_over = None
         # A view keeps its base alive, so its memory has another owner, and autograd does not write to it in place.
         if really is not None and operand is not None and len(made) == 1 and not is_view(args[0]):
@@ -443,7 +475,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             uses=uses,
             layers=self._book.layers,
             result_blocks=dropped,
-            parameters=sum(parameter.numel() for parameter in self._parameters),
+            parameters=sum(map(_elements_here, self._parameters)),
         )
 
     def _category_of(self, block: int) -> str:
@@ -466,3 +498,9 @@ _is_composite = cache(is_composite)
 
 def _line() -> str:
     return line_of(sys._getframe(2))
+
+
+def _elements_here(parameter: Tensor) -> int:
+    """Return the number of a parameter's elements in this rank: of a shard its own, of freed memory (FSDP2) none."""
+    local = next(parts_of(parameter), parameter) if are_of_many_ranks([type(parameter)]) else parameter
+    return 0 if local.layout is torch.strided and not local.untyped_storage().nbytes() else int(local.numel())

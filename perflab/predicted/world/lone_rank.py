@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from perflab.internals.of_torch.dispatch import answer_alone
 from perflab.internals.of_torch.machine import register_fake_backend
 from perflab.measure.counts.collectives import Collective, Seen, seeing_collectives
+from perflab.predicted.world.on_fakes import ranks_on_fakes
 
 OVER_NOCUDA = "cpu:fake,cuda:nccl"
 """The backends of a dry run's group: nobody is there to talk to on a CPU either."""
@@ -51,6 +53,14 @@ def lone_rank() -> LoneRank | None:
     return _here
 
 
+def calls_until_steady() -> int:
+    """Return the number of calls after which calls are alike.
+
+    Optimizers make their state in the first one; DDP orders its buckets in the second one, by the first backward.
+    """
+    return 1 if _here is None else 2
+
+
 @contextlib.contextmanager
 def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     """Make this process one rank of a group for the length of the block, and see what it communicates.
@@ -68,7 +78,11 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in (*_VARIABLES, "RANK", "WORLD_SIZE")}
     os.environ.update(_VARIABLES, RANK=str(alone.rank), WORLD_SIZE=str(alone.world_size))
     store = _store()  # Python's side of it has to live as long as the group
-    with seeing_collectives() as alone.seen:
+    on_fakes = backend == FAKE
+    with (
+        seeing_collectives(answer_alone if on_fakes else None) as alone.seen,
+        ranks_on_fakes() if on_fakes else contextlib.nullcontext(),
+    ):
         distributed.init_process_group(backend, store=store, rank=alone.rank, world_size=alone.world_size)
         _here = alone
         try:
