@@ -230,8 +230,11 @@ class Zero3Exchange(Exchange):
 
     def _start(self, end: int) -> None:
         """Start the sums of all buffers before number `end` that have not started."""
-        for buffer in self._summing[self._next : end]:
-            buffer.start_sum(self._sums)
+        for number in range(self._next, end):
+            self._summing[number].start_sum(self._sums)
+            # One sum at a time is on its way: until it is waited for, NCCL keeps the whole gradients that it takes.
+            if number and (before := self._summing[number - 1].summed) is not None:
+                before[1].wait()
         self._next = max(self._next, end)
 
 

@@ -23,13 +23,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch.dispatch import group_ranks, runs_backward, seeing_operators
 
 if TYPE_CHECKING:
-    from torch._ops import OpOverload
+    from torch.distributed import Work
+
+    from perflab.internals.of_torch import OpOverload
 
 KINDS = {
     "allreduce": "all_reduce",
@@ -78,6 +80,16 @@ class Collective(NamedTuple):
     """The user's line that made it: ``train.py:12``; empty where no Python ran, as in DDP's C++."""
 
 
+class Answers(Protocol):
+    """What stands in for a backend."""
+
+    def answer(self, operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
+        """Return the results of an operator of ``c10d``."""
+
+    def waited(self, work: Work) -> None:
+        """Take note that a collective is waited for."""
+
+
 @dataclass
 class Seen:
     """What a process has communicated so far."""
@@ -101,10 +113,10 @@ def collectives_of(call: Callable[[], Any]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def seeing_collectives(answer: Callable[[OpOverload, tuple[Any, ...]], Any] | None = None) -> Iterator[Seen]:
+def seeing_collectives(answers: Answers | None = None) -> Iterator[Seen]:
     """Yield what this process communicates within the block, as it goes on; blocks must not be nested.
 
-    ``answer`` returns a collective's results in place of its backend; None: they are carried out.
+    ``answers`` stands in for the backend; None: collectives are carried out.
     """
     seen = Seen()
 
@@ -116,11 +128,13 @@ def seeing_collectives(answer: Callable[[OpOverload, tuple[Any, ...]], Any] | No
     def see_functional(name: str, _arguments: tuple[Any, ...]) -> None:
         seen.waits += name == "wait_tensor"
 
-    def waited() -> None:
+    def waited(work: Work) -> None:
         seen.waits += 1
+        if answers is not None:
+            answers.waited(work)
 
     with (
-        seeing_operators("c10d", see, answer),
+        seeing_operators("c10d", see, answers.answer if answers is not None else None),
         seeing_operators("_c10d_functional", see_functional),
         _seeing_waits(waited),
     ):
@@ -170,14 +184,14 @@ def group_in_words(ranks: Sequence[int]) -> str:
 
 
 @contextlib.contextmanager
-def _seeing_waits(waited: Callable[[], None]) -> Iterator[None]:
+def _seeing_waits(waited: Callable[[Work], None]) -> Iterator[None]:
     """Call ``waited`` at each wait of Python's for a collective."""
     from torch.distributed import Work
 
     wait = Work.wait
 
     def seen(work: Work, *arguments: Any, **keywords: Any) -> bool:
-        waited()
+        waited(work)
         return wait(work, *arguments, **keywords)
 
     Work.wait = seen  # type: ignore[assignment, method-assign]

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perflab.internals.of_torch.dispatch import answer_alone
 from perflab.internals.of_torch.machine import register_fake_backend
 from perflab.measure.counts.collectives import Collective, Seen, seeing_collectives
-from perflab.predicted.world.on_fakes import ranks_on_fakes
+from perflab.predicted.world.on_fakes import AnsweredAlone, ranks_on_fakes
 
 OVER_NOCUDA = "cpu:fake,cuda:nccl"
 """The backends of a dry run's group: nobody is there to talk to on a CPU either."""
@@ -80,7 +79,7 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     store = _store()  # Python's side of it has to live as long as the group
     on_fakes = backend == FAKE
     with (
-        seeing_collectives(answer_alone if on_fakes else None) as alone.seen,
+        seeing_collectives(AnsweredAlone() if on_fakes else None) as alone.seen,
         ranks_on_fakes() if on_fakes else contextlib.nullcontext(),
     ):
         distributed.init_process_group(backend, store=store, rank=alone.rank, world_size=alone.world_size)

@@ -7,16 +7,19 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed import Work
 
-from perflab.internals.of_torch import TorchDispatchMode
-from perflab.internals.of_torch.dispatch import without_dispatch_modes, without_torch_function
+from perflab.internals.of_torch import OpOverload, TorchDispatchMode
+from perflab.internals.of_torch.dispatch import answer_alone, schema_of, without_dispatch_modes, without_torch_function
 from perflab.internals.of_torch.fakes import is_fake
 from perflab.internals.of_torch.patched import (
+    backward_of_the_engine,
     before_forward_of_ddp,
     making_of_a_mesh,
     making_of_ddp,
     parameters_compared_by_ddp,
 )
+from perflab.internals.of_torch.tracing import storage_key
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.operators import tensors_in
 
@@ -27,7 +30,7 @@ def ranks_on_fakes() -> Iterator[None]:
 
     Nothing is compared between ranks, since the others do not exist.
     """
-    mesh, of_ddp = making_of_a_mesh(), [making_of_ddp(), before_forward_of_ddp()]
+    mesh, of_ddp = making_of_a_mesh(), [making_of_ddp(), before_forward_of_ddp(), backward_of_the_engine()]
     make = getattr(*mesh)
 
     def make_mesh(self: Any, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
@@ -60,3 +63,30 @@ class _RealIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with without_dispatch_modes():
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+class AnsweredAlone:
+    """Answers collectives at once, without communication.
+
+    NCCL keeps what an asynchronous collective takes until somebody waits for it, and so does this.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[int, tuple[Any, ...]] = {}
+        """The arguments of collectives that nobody has waited for, by the storage of their first result."""
+
+    def answer(self, operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
+        """Return the results of an operator of ``c10d``: its tensors as they are."""
+        is_async = next((at for at, one in enumerate(schema_of(operator).arguments) if one.name == "async_op"), None)
+        if is_async is not None and arguments[is_async]:
+            self._taken.update((key, arguments) for key in _keys_in(arguments[:1]))
+        return answer_alone(operator, arguments)
+
+    def waited(self, work: Work) -> None:
+        """Let go what a collective has taken."""
+        for key in _keys_in(work.get_future().value()):
+            self._taken.pop(key, None)
+
+
+def _keys_in(value: Any) -> list[int]:
+    return [storage_key(one.untyped_storage()) for one in tensors_in(value)]
