@@ -38,6 +38,12 @@ class LoneRank:
     """What the rank has communicated since it joined the group."""
     collectives: list[Collective] = field(default_factory=list)
     """Its collectives up to the end of the case's body; empty before."""
+    uses_ddp: bool = True
+    """Whether the rank may have wrapped a model in DDP."""
+
+    def wraps_in_ddp(self) -> None:
+        """Take note that the rank wraps a model in DDP."""
+        self.uses_ddp = True
 
 
 LONE: pytest.StashKey[LoneRank] = pytest.StashKey()
@@ -57,7 +63,7 @@ def calls_until_steady() -> int:
 
     Optimizers make their state in the first one; DDP orders its buckets in the second one, by the first backward.
     """
-    return 1 if _here is None else 2
+    return 2 if _here is not None and _here.uses_ddp else 1
 
 
 @contextlib.contextmanager
@@ -78,9 +84,10 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     os.environ.update(_VARIABLES, RANK=str(alone.rank), WORLD_SIZE=str(alone.world_size))
     store = _store()  # Python's side of it has to live as long as the group
     on_fakes = backend == FAKE
+    alone.uses_ddp = not on_fakes
     with (
         seeing_collectives(AnsweredAlone() if on_fakes else None) as alone.seen,
-        ranks_on_fakes() if on_fakes else contextlib.nullcontext(),
+        ranks_on_fakes(alone.wraps_in_ddp) if on_fakes else contextlib.nullcontext(),
     ):
         distributed.init_process_group(backend, store=store, rank=alone.rank, world_size=alone.world_size)
         _here = alone

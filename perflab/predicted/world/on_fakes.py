@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,29 +25,48 @@ from perflab.predicted.trace.operators import tensors_in
 
 
 @contextmanager
-def ranks_on_fakes() -> Iterator[None]:
+def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
     """Within the block, a rank can shard a model of fake tensors, wrap it in DDP and train it.
 
-    Nothing is compared between ranks, since the others do not exist.
+    Nothing is compared between ranks, since the others do not exist. ``wraps_in_ddp`` is called when DDP is first used.
     """
-    mesh, of_ddp = making_of_a_mesh(), [making_of_ddp(), before_forward_of_ddp(), backward_of_the_engine()]
-    make = getattr(*mesh)
+    mesh, ddp, forward, backward = (
+        making_of_a_mesh(),
+        making_of_ddp(),
+        before_forward_of_ddp(),
+        backward_of_the_engine(),
+    )
+    make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
+    uses_ddp = False
 
-    def make_mesh(self: Any, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
+    def make_mesh_here(self: Any, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
         with without_dispatch_modes(), without_torch_function():
             if is_fake(_rank_map):  # without a mesh of the caller's own it is always 0, 1, 2 and so on
                 _rank_map = torch.arange(_rank_map.numel(), dtype=torch.int)
-            make(self, *arguments, _rank_map=_rank_map, **keywords)
+            make_mesh(self, *arguments, _rank_map=_rank_map, **keywords)
 
-    def with_real_indices(usual: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            with _RealIndices():
-                return usual(*arguments, **keywords)
+    def make_ddp_here(*arguments: Any, **keywords: Any) -> None:
+        nonlocal uses_ddp
+        uses_ddp = True
+        wraps_in_ddp()
+        with _RealIndices():
+            make_ddp(*arguments, **keywords)
 
-        return call
+    def begin_forward_here(*arguments: Any, **keywords: Any) -> Any:
+        with _RealIndices():
+            return begin_forward(*arguments, **keywords)
 
-    replaced = [(*mesh, make_mesh), (*parameters_compared_by_ddp(), lambda *_: None)]
-    replaced += [(*one, with_real_indices(getattr(*one))) for one in of_ddp]
+    def run_backward_here(*arguments: Any, **keywords: Any) -> Any:
+        with _RealIndices() if uses_ddp else nullcontext():
+            return run_backward(*arguments, **keywords)
+
+    replaced = [
+        (*mesh, make_mesh_here),
+        (*ddp, make_ddp_here),
+        (*forward, begin_forward_here),
+        (*backward, run_backward_here),
+        (*parameters_compared_by_ddp(), lambda *_: None),
+    ]
     with attributes_replaced(replaced):
         yield
 
@@ -78,7 +97,7 @@ class AnsweredAlone:
     def answer(self, operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
         """Return the results of an operator of ``c10d``: its tensors as they are."""
         is_async = next((at for at, one in enumerate(schema_of(operator).arguments) if one.name == "async_op"), None)
-        if is_async is not None and arguments[is_async]:
+        if is_async is not None and all(arguments[is_async : is_async + 1]):  # left out where it is true
             self._taken.update((key, arguments) for key in _keys_in(arguments[:1]))
         return answer_alone(operator, arguments)
 
