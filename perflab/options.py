@@ -153,6 +153,13 @@ OPTIONS = (
         metavar="R[,R...]",
         measures=False,
     ),
+    Option(
+        "--perf-network",
+        "8x400",
+        "network between the GPUs that ranks are predicted for: dgx-h100, p5, ..., or GPUs a node x Gb/s for each",
+        metavar="NAME",
+        measures=False,
+    ),
     Option("--perf-snapshots", "false", "write a memory snapshot of each case to .perflab/snapshots/", flag=True),
     Option(
         "--perf-profile",

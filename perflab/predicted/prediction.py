@@ -16,6 +16,7 @@ import torch
 
 from perflab.base.reachable import reachable
 from perflab.internals.of_torch.compiler import is_compiled
+from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
 from perflab.predicted.cuda.multi_tensor import Lists
@@ -68,6 +69,8 @@ class Traced:
     layers_run: list[int] = field(default_factory=list)
     """The numbers of layers that were run, if the rest was unrolled; empty if every layer was run."""
     notes: list[str] = field(default_factory=list)
+    seen: Seen | None = None
+    """What the call has communicated; None if this process plays no rank."""
 
 
 class Proofs:
@@ -130,7 +133,7 @@ def traced(
             if kind not in proofs.known and kind not in proofs.given_up:
                 try:
                     with part_of(watch, "every layer"):
-                        result, seen = _trace_whole(work, book, hidden, watch)
+                        result, seen, _ = _trace_whole(work, book, hidden, watch)
                 except CalledOff as end:
                     proofs.given_up[kind] = f"{_UNPROVEN} {end}"
                 else:
@@ -146,17 +149,20 @@ def traced(
             notes.append(_UNLIKE)
         except _FAILS_WHEN_CUT as error:  # the call depends on the number of layers, or fails with any number
             notes.append(f"every layer was traced: with {FEW + 1} layers the call raises {type(error).__name__}")
-    result, found = _trace_whole(work, book, hidden, watch)
-    return Traced(found, result, [], notes)
+    result, found, communicated = _trace_whole(work, book, hidden, watch)
+    return Traced(found, result, [], notes, communicated)
 
 
-def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace]:
+def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | None) -> tuple[Any, Trace, Seen | None]:
     """Warm up, and trace every layer under its name in the book, made before any run: runs set attributes in layers."""
     for _ in range(calls_until_steady()):
         with watched(watch):
             result = work.run(_nothing)
             work = work.made_ready()
-    return result, trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
+    alone = lone_rank()
+    begun = alone.seen.copy() if alone is not None else None
+    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
+    return result, found, alone.seen.since(begun) if alone is not None and begun is not None else None
 
 
 def _without_launches(found: Trace) -> Trace:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from perflab.base.errors import UsageError
 from perflab.predicted.dry_run.start import HERE
 from perflab.predicted.gpus.names import DataSheet, parse_gpu, parse_modelled
+from perflab.predicted.world.network import Network, parse_network
 from perflab.results.predicted import place_of
 from perflab.settings.given import Given, parse_flag, parse_ranks
 from perflab.settings.settings import Settings
@@ -23,6 +24,8 @@ class Predicting:
     """Whether the memory timeline of each prediction is written to a file."""
     ranks: tuple[int, ...]
     """The ranks that are played of a case in ranks; empty: the first and the last."""
+    network: Network
+    """The network between the GPUs that the ranks of a case are predicted for."""
 
     def ranks_of(self, world_size: int) -> list[int]:
         """Return the ranks to play of a case in ranks, the one whose numbers are reported first.
@@ -44,7 +47,10 @@ def read(given: Given) -> Predicting:
     names_gpu = given.text("perf_dry_run") not in ("", HERE)
     gpu = given.value("perf_dry_run", parse_modelled) if names_gpu else given.value("perf_gpu", parse_gpu)
     return Predicting(
-        gpu=gpu, snapshots=given.value("perf_snapshots", parse_flag), ranks=given.value("perf_ranks", parse_ranks)
+        gpu=gpu,
+        snapshots=given.value("perf_snapshots", parse_flag),
+        ranks=given.value("perf_ranks", parse_ranks),
+        network=given.value("perf_network", parse_network),
     )
 
 

@@ -66,6 +66,9 @@ class Fit(Data, frozen=True):
     largest: dict[str, int | None] = {}
     """The largest value that fits of each size, such as ``batch_size``, with all other sizes unchanged; None if the
     smallest value does not fit either."""
+    worlds: dict[int, Amount] = {}
+    """The peak of one rank in bytes by the number of ranks, about, for a case in ranks that says how to build itself
+    with others (``perf.fits(world_size=...)``)."""
     remedies: dict[str, int] = {}
     """The peak in bytes with each remedy that the case declares, such as ``checkpointing``; empty if the case fits."""
 
@@ -132,6 +135,19 @@ class Race(Data, frozen=True):
     """The second use; empty if ``what`` is ``freed``."""
     second_lines: list[str]
     """The user's lines of the second use or of the free, the innermost first."""
+
+
+class Communication(Data, frozen=True):
+    """What a rank's collectives take at least on a network."""
+
+    network: str
+    """The network's name: ``dgx-h100``, or ``8x400``."""
+    sent_bytes: Amount
+    """The bytes that the rank sends at least in one call."""
+    bound_ns: Share
+    """The least time in ns of all its collectives, one after the other (``predicted.world.network``)."""
+    by_kind: dict[str, Share]
+    """The same by kind: ``all_gather``."""
 
 
 class Mismatch(Data, frozen=True):
@@ -244,6 +260,8 @@ class Prediction(Costed, frozen=True):
     """The number of ranks of the case's group; the numbers are those of one rank."""
     collectives: dict[str, Amount] = {}
     """The counts of the call's collectives in that rank (``measure.counts.collectives``); empty without a group."""
+    communication: Communication | None = None
+    """What these collectives take at least; None without a group, or where the GPU's link is not known."""
     dry_run: DryRun | None = None
     """The counts of a dry run: the case ran on CUDA with nothing computed. ``allocated_bytes``, ``reserved_bytes`` and
     ``launches`` are then counted in PyTorch's own allocator and launches. None: the case was traced on fake tensors."""

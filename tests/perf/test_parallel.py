@@ -5,7 +5,7 @@ The time is the slowest process's; memory is the hungriest one's. Collectives an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -40,9 +40,15 @@ def measure(perf: Perf, request: pytest.FixtureRequest, device: torch.device, tr
     perf.note(world_size=world_size, exchange=training.exchange)
     seed = 0 if is_one_batch else distributed.get_rank()
     tokens = random_tokens(BATCH_SIZE, length, vocab_size=setup.vocab_size, device=device, seed=seed)
+
+    def build(**_: int) -> dict[str, Callable[..., object]]:
+        return phases_of(TrainingStep(setup.model(), tokens, training))
+
+    perf.fits(build, sizes={"world_size": world_size})
     step = TrainingStep(setup.model(), tokens, training)
     perf.step(**phases_of(step))
-    perf.note(**kept_bytes(step))
+    if not perf.predicts:
+        perf.note(**kept_bytes(step))
 
 
 def kept_bytes(step: TrainingStep) -> dict[str, int]:

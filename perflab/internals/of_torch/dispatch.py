@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from perflab.internals.lookup import TORCH, attribute, lookup, needs
 
@@ -152,8 +152,8 @@ def answer_alone(operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     first = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
     future.set_result(first)
-    work: Any = Work
-    done = work.boxed(torch._C._distributed_c10d._create_work_from_future(future))
+    work, c10d = cast("Any", Work), cast("Any", torch._C._distributed_c10d)
+    done = work.boxed(c10d._create_work_from_future(future))
     return (arguments[0], done) if len(schema_of(operator).returns) == 2 else done
 
 

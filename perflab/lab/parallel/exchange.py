@@ -27,11 +27,12 @@ EXCHANGES = {
     "bucketed": "perflab.lab.parallel.bucketed:BucketedExchange",
     "ddp": "perflab.lab.parallel.ddp:DdpExchange",
     "fsdp2": "perflab.lab.parallel.fsdp2:Fsdp2Exchange",
+    "zero2": "perflab.lab.parallel.fsdp2:Zero2Exchange",
     "zero3": "perflab.lab.parallel.zero3:Zero3Exchange",
     "tensor": "perflab.lab.parallel.tensor:TensorExchange",
 }
 """The classes of exchanges by name."""
-IN_PARTS = ("fsdp2", "zero3", "tensor")
+IN_PARTS = ("fsdp2", "zero2", "zero3", "tensor")
 """The exchanges that leave each process a part of the parameters, the gradients and the optimizer's state."""
 ONE_BATCH = ("tensor",)
 """The exchanges whose processes all have the same batch, and share its work in another way."""

@@ -19,10 +19,13 @@ class Fsdp2Exchange(Exchange):
         ValueError: the model has no `blocks`.
     """
 
+    keeps_gathered = False
+    """Whether a block's parameters stay whole from its forward pass until its backward pass (ZeRO stage 2)."""
+
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
         super().__init__(model, bucket_mb)
         for block in blocks_of(model, "fsdp2", "ddp"):
-            fully_shard(block)
+            fully_shard(block, reshard_after_forward=not self.keeps_gathered)
         self._model: FSDPModule = fully_shard(model)
         # The shards: whoever keeps the parameters from before keeps a whole model in each process.
         self.parameters = [one for one in model.parameters() if one.requires_grad]
@@ -48,6 +51,12 @@ class Fsdp2Exchange(Exchange):
         if tensor.ndim == 0 or not isinstance(parameter, DTensor):
             return tensor
         return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+
+
+class Zero2Exchange(Fsdp2Exchange):
+    """Gathers parameters once a step: what is in shards in between is gradients and AdamW's state (ZeRO stage 2)."""
+
+    keeps_gathered = True
 
 
 def _whole(tensor: Tensor) -> Tensor:

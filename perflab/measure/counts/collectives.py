@@ -99,17 +99,24 @@ class Seen:
     waits: int = 0
     """Its waits for a collective, as Python sees them."""
 
-    def counts_of(self, call: Callable[[], Any]) -> dict[str, int]:
-        """Make a call, and return its counts of collectives; zeros if it makes none."""
-        begun, waits = len(self.collectives), self.waits
-        call()
-        return {**counts_of(self.collectives[begun:]), "collective_waits": self.waits - waits}
+    def since(self, begun: Seen) -> Seen:
+        """Return what was communicated since ``begun``, a ``copy`` of this from then."""
+        return Seen(self.collectives[len(begun.collectives) :], self.waits - begun.waits)
+
+    def copy(self) -> Seen:
+        """Return what was communicated so far."""
+        return Seen(list(self.collectives), self.waits)
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts of these collectives; zeros if there are none."""
+        return {**counts_of(self.collectives), "collective_waits": self.waits}
 
 
 def collectives_of(call: Callable[[], Any]) -> dict[str, int]:
     """Make a call, and return its counts of collectives; zeros if it makes none."""
     with seeing_collectives() as seen:
-        return seen.counts_of(call)
+        call()
+    return seen.counts()
 
 
 @contextlib.contextmanager

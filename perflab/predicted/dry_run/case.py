@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from perflab.predicted.prediction import Traced, Work, predict
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.trace.watched import watched
-from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
+from perflab.predicted.world.lone_rank import calls_until_steady
 from perflab.results.predicted import DryRun, Prediction, Race
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     from nocuda import Seen, library
 
     lib = library()
-    alone, collectives = lone_rank(), dict[str, int]()
     for _ in range(calls_until_steady()):
         with watched(watch):
             work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
@@ -52,10 +50,7 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     lib.reset()
     notes = TrafficNotes()
     with lib.observing(Seen.SYNCHRONISATION | Seen.COPY, notes.note):
-        if alone is None:
-            work.run(_nothing)
-        else:
-            collectives = alone.seen.counts_of(partial(work.run, _nothing))
+        work.run(_nothing)
     counts, stats = lib.counts(), torch.cuda.memory_stats()
     host_ns = min(_timed(work) for _ in range(_TIMED))
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
@@ -85,7 +80,6 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
         allocated_bytes=allocated,
         reserved_bytes=stats["reserved_bytes.all.peak"],
         launches=counts.launches,
-        collectives=collectives,
         notes=said,
         dry_run=seen,
     )

@@ -93,6 +93,14 @@ def fit_facts(now: Prediction) -> list[str]:
     facts += [f"{now.gpu} takes {' or '.join(largest)}"] if largest else []
     none = [name for name, size in fit.largest.items() if size is None]
     facts += [f"not even the smallest {' or '.join(none)} fits {now.gpu}"] if none else []
+    enough = [world for world, peak_bytes in fit.worlds.items() if peak_bytes + now.workspace_bytes <= fit.room_bytes]
+    if fit.worlds:
+        least = min(enough, default=None)
+        facts.append(
+            f"{now.gpu} takes it from {least} ranks on, about {format_bytes(fit.worlds[least])} each"
+            if least is not None
+            else f"not even {max(fit.worlds)} ranks make it fit {now.gpu}"
+        )
     return [*facts, *([] if now.is_bound else [_cards(fit)])]
 
 
@@ -164,6 +172,13 @@ def rank_facts(now: Prediction) -> list[str]:
         outside = counts["collectives_outside_backward"]
         told = f"{format_count(counts['collectives'], 'collective')} of {format_bytes(counts['collective_bytes'])}"
         facts.append(f"{told}, {outside} outside of backward")
+    if now.communication is not None and now.communication.bound_ns:
+        one = now.communication
+        facts.append(f"{format_bytes(one.sent_bytes)} sent, at least {format_ns(one.bound_ns)} on {one.network}")
+        if now.roofline_ns is not None:
+            exposed_ns = one.bound_ns - now.roofline_ns
+            longer = f"{format_ns(exposed_ns)} longer than" if exposed_ns > 0 else "can hide behind"
+            facts.append(f"{longer} the roofline time")
     return facts
 
 

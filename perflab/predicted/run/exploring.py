@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
 from perflab.predicted.memory.search import largest
 from perflab.predicted.trace.trace import Trace
 from perflab.predicted.trace.watch import Watch
+from perflab.predicted.world.lone_rank import FAKE, LoneRank, playing
 from perflab.results.predicted import Fit, Prediction
 
 if TYPE_CHECKING:
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
     from perflab.running.case.perf import CaseState
 
 STEPS_OF_A_SIZE = 16
+WORLD = "world_size"
+"""The name of the size of ``perf.fits`` that is a number of ranks."""
+WORLDS = (8, 16, 32, 64, 128, 256, 512)
+"""The numbers of ranks for which the peak of a rank is reckoned: a node of eight, and more nodes."""
+FARTHER = 64
+"""The number of ranks of the other world that is traced: far enough, and FSDP cuts each parameter into as many."""
 _Test = tuple[Any, ...]
 """A test's name and the parameters that are not sizes."""
 _Sizes = tuple[tuple[str, int], ...]
@@ -102,9 +110,37 @@ class Explorer:
         remedies = {} if fit.fits else exploration.remedies
         return msgspec.structs.replace(
             fit,
-            largest={name: largest_of(name) for name in sizes},
+            largest={name: largest_of(name) for name in sizes if name != WORLD},
             remedies={name: peak_of(traced_of({**sizes, **changes})) for name, changes in remedies.items()},
         )
+
+
+def worlds_of(
+    outline: Outline, state: CaseState, gpu: Gpu, alone: LoneRank, watch: Watch | None = None
+) -> dict[int, int]:
+    """Return about the peak of a rank in bytes by the number of ranks, of a case that says how to build itself.
+
+    The call is traced as a rank of one other world, and each block's size is interpolated over the share of a rank,
+    1/ranks. Blocks that a last rank lacks or that are padded make it inexact by their rounding. If the call does other
+    things there, the two worlds that were traced are returned.
+
+    Args:
+        outline: the outline of the call in the world of the case.
+        state: the case.
+        gpu: the GPU to trace for.
+        alone: the rank that was played; its group is left.
+        watch: is notified of each operator.
+    """
+    assert state.exploration is not None
+    here, other = alone.world_size, FARTHER if alone.world_size < FARTHER else WORLDS[0]
+    build = functools.partial(state.exploration.build, **{**state.exploration.sizes, WORLD: other})
+    with playing(LoneRank(min(alone.rank, other - 1), other), FAKE):
+        there = outline_of(trace_of(build, gpu, watch=watch))
+    shares = math.lcm(here, *WORLDS)
+    reckoned = Interpolated({shares // here: outline, shares // other: there})
+    if not reckoned.holds:
+        return dict(sorted({here: outline.peak_bytes(), other: there.peak_bytes()}.items()))
+    return {world: reckoned.peak_bytes(shares // world) for world in sorted({here, *WORLDS})}
 
 
 class Search:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import pytest
 
+from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.machine.devices import current_device
@@ -24,14 +25,16 @@ from perflab.predicted.gpus.roofline import roofline_ns
 from perflab.predicted.judge.dry_run import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.account import peak_of
+from perflab.predicted.memory.resized import Outline, outline_of
 from perflab.predicted.run.efficiency import with_estimate
-from perflab.predicted.run.exploring import Explorer, fit_of, work_of
+from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, work_of, worlds_of
 from perflab.predicted.run.tracing_time import TracingTime
 from perflab.predicted.settings import Predicting
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
-from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, playing
+from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing
 from perflab.predicted.world.mismatch import with_mismatches
+from perflab.predicted.world.network import communication_on
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
@@ -68,6 +71,8 @@ class Instead:
     """The reason for which the case would have been skipped; None if its prediction was requested."""
     until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps the case's tensors fake until the case is judged: the prediction begins within the test's body."""
+    traced: tuple[Outline, TracingTime] | None = None
+    """The outline of the case's own call, once it is traced, and the time of tracing."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps this process one rank of the case's group until the case is torn down."""
 
@@ -213,9 +218,16 @@ class Predictions:
         except BaselineError as error:  # in a file of measured baselines, which this case does not need
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
+        state.part(Instead).traced = outline_of(traced.trace), time
         self._progress.clear()
         before, _ = self._baseline(state.case)
-        now = msgspec.structs.replace(now, world_size=state.settings.world_size)
+        if traced.seen is not None:
+            now = msgspec.structs.replace(
+                now,
+                world_size=state.settings.world_size,
+                collectives=traced.seen.counts(),
+                communication=communication_on(self._settings.part(Predicting).network, traced.seen.collectives, gpu),
+            )
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
@@ -229,17 +241,35 @@ class Predictions:
         if self._settings.dry_run:  # a dry run would run each size
             return msgspec.structs.replace(now, fit=fit_of(now, gpu))
         try:
-            with time.part("other sizes"):
-                return msgspec.structs.replace(now, fit=self._explorer.fit(now, trace, state, gpu, time))
-        except (InternalsError, UsageError):
-            raise
-        except CalledOff as end:
-            why = f"tracing them {end}"
-        except Exception as error:
-            said = " ".join(str(error).split("\n")[0].split())
-            why = f"build of perf.fits() raised {type(error).__name__}: {said}".removesuffix(": ")
-        notes = [*now.notes, f"no larger sizes are known: {why}"]
-        return msgspec.structs.replace(now, fit=fit_of(now, gpu), notes=notes)
+            with _building() as failed, time.part("other sizes"):
+                return changed(now, fit=self._explorer.fit(now, trace, state, gpu, time))
+        finally:
+            self._progress.clear()
+        notes = [*now.notes, *(f"no larger sizes are known: {why}" for why in failed)]
+        return changed(now, fit=fit_of(now, gpu), notes=notes)
+
+    def _with_worlds(self, state: CaseState, outcome: PredictedCase) -> PredictedCase:
+        """Return the case with the peak of a rank in other worlds, if it says how to build itself with more ranks.
+
+        The case's body has ended: its group is left for them, and joined anew.
+        """
+        gpu, alone, exploration, now = self._gpu, lone_rank(), state.exploration, outcome.now
+        if alone is None or exploration is None or WORLD not in exploration.sizes or now.fit is None:
+            return outcome
+        if self._settings.dry_run or not isinstance(gpu, Gpu):
+            return outcome
+        group, traced, worlds = state.part(Instead).group, state.part(Instead).traced, dict[int, int]()
+        assert traced is not None
+        outline, time = traced
+        group.close()
+        try:
+            with _building() as failed, time.part("other worlds"), self.fake():
+                worlds = worlds_of(outline, state, gpu, alone, time)
+        finally:
+            self._progress.clear()
+            group.enter_context(playing(LoneRank(alone.rank, alone.world_size), FAKE))
+        notes = [*now.notes, *(f"no other worlds are known: {why}" for why in failed)]
+        return changed(outcome, now=changed(now, fit=changed(now.fit, worlds=worlds), notes=notes))
 
     def _baseline(self, case: str) -> tuple[PredictedBaseline | None, str | None]:
         """Return the case's baseline, and the case's old name if the baseline is stored under that name, else None."""
@@ -263,7 +293,7 @@ class Predictions:
     def judged(self, state: CaseState) -> Result:
         """Return the result of a predicted case, judged against the case's baseline."""
         assert isinstance(state.outcome, PredictedCase)
-        state.outcome = with_mismatches(state.outcome)
+        state.outcome = self._with_worlds(state, with_mismatches(state.outcome))
         policy = state.settings.policy
         judgement = judge_predicted(state.outcome.now, state.outcome.before, policy)
         judgement = compared_with(judgement, self._baseline(state.case)[1])
@@ -321,6 +351,24 @@ def _record_predicted(path: Path, gpu: DataSheet) -> Iterator[MemorySnapshot]:
     trace = tracer.trace()
     snapshot.peak_bytes = peak_of(trace)
     write_snapshot(trace, path, time_of=lambda op: roofline_ns(op, gpu) or 0.0)
+
+
+@contextlib.contextmanager
+def _building() -> Iterator[list[str]]:
+    """Yield a list that gets the reason if ``build`` of ``perf.fits`` raises within the block, or takes too long.
+
+    The prediction stays complete otherwise. Errors of the project's set-up are raised.
+    """
+    failed: list[str] = []
+    try:
+        yield failed
+    except (InternalsError, UsageError):
+        raise
+    except CalledOff as end:
+        failed.append(f"tracing them {end}")
+    except Exception as error:
+        said = " ".join(str(error).split("\n")[0].split())
+        failed.append(f"build of perf.fits() raised {type(error).__name__}: {said}".removesuffix(": "))
 
 
 def without_fake_gradients(roots: tuple[Any, ...]) -> None:

@@ -11,8 +11,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined] # public, and not in __all__
 
 from perflab.internals.of_torch.machine import register_fake_backend
 from perflab.measure.counts.collectives import Collective, Seen, seeing_collectives
@@ -103,11 +107,11 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
                     os.environ[name] = value
 
 
-def _store() -> object:
+def _store() -> Store:
     """Return a store that answers alone: whoever waits for another rank's key does not wait, and reads zeros."""
     from torch.distributed import Store  # type: ignore[attr-defined] # public, and not in __all__
 
-    class Alone(Store):  # type: ignore[misc,valid-type] # mypy sees no class there
+    class Alone(Store):
         """A store without other processes."""
 
         def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import Work
@@ -37,7 +37,7 @@ def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
         backward_of_the_engine(),
     )
     make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
-    uses_ddp = False
+    real_indices, uses_ddp = cast("Any", _RealIndices), False
 
     def make_mesh_here(self: Any, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
         with without_dispatch_modes(), without_torch_function():
@@ -49,18 +49,18 @@ def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
         nonlocal uses_ddp
         uses_ddp = True
         wraps_in_ddp()
-        with _RealIndices():
+        with real_indices():
             make_ddp(*arguments, **keywords)
 
     def begin_forward_here(*arguments: Any, **keywords: Any) -> Any:
-        with _RealIndices():
+        with real_indices():
             return begin_forward(*arguments, **keywords)
 
     def run_backward_here(*arguments: Any, **keywords: Any) -> Any:
-        with _RealIndices() if uses_ddp else nullcontext():
+        with real_indices() if uses_ddp else nullcontext():
             return run_backward(*arguments, **keywords)
 
-    replaced = [
+    replaced: list[tuple[Any, str, Any]] = [
         (*mesh, make_mesh_here),
         (*ddp, make_ddp_here),
         (*forward, begin_forward_here),
