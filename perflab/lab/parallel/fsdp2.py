@@ -19,12 +19,13 @@ class Fsdp2Exchange(Exchange):
         ValueError: the model has no `blocks`.
     """
 
+    name = "fsdp2"
     keeps_gathered = False
     """Whether a block's parameters stay whole from its forward pass until its backward pass (ZeRO stage 2)."""
 
     def __init__(self, model: nn.Module, bucket_mb: float = 25.0) -> None:
         super().__init__(model, bucket_mb)
-        for block in blocks_of(model, "fsdp2", "ddp"):
+        for block in blocks_of(model, self.name, "ddp"):
             fully_shard(block, reshard_after_forward=not self.keeps_gathered)
         self._model: FSDPModule = fully_shard(model)
         # The shards: whoever keeps the parameters from before keeps a whole model in each process.
@@ -56,6 +57,7 @@ class Fsdp2Exchange(Exchange):
 class Zero2Exchange(Fsdp2Exchange):
     """Gathers parameters once a step: what is in shards in between is gradients and AdamW's state (ZeRO stage 2)."""
 
+    name = "zero2"
     keeps_gathered = True
 
 

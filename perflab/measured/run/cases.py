@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perflab.base.data import Parameters, changed, to_plain
-from perflab.base.errors import UsageError
+from perflab.base.errors import PerflabError, UsageError
 from perflab.base.identity import identity
 from perflab.devices.environment import current_environment
 from perflab.devices.kinds import resolve_device
@@ -101,7 +101,7 @@ class Cases:
             config.pluginmanager.register(self._held_reports, "perflab-held-reports")
             config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
             config.pluginmanager.register(self._turns, "perflab-turns")  # a fresh process uses its parent's device
-            config.pluginmanager.register(_Late(self._budget), "perflab-late")
+            config.pluginmanager.register(_Before(self._budget), "perflab-before")
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -234,7 +234,10 @@ class Cases:
         state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=_parameters(item))
         state.part(Learned)  # creates this part: the compiler's state is read now
         if settings.predict and settings.world_size > 1:
-            self._predictions.play_rank(item, state)
+            try:
+                self._predictions.play_rank(item, state)  # before tensors are fake, until they no longer are
+            except PerflabError as error:
+                state.part(Instead).not_joined = error
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
@@ -429,12 +432,11 @@ def run(
     return []
 
 
-class _Late:
-    """Skips a case that would begin when the run's time is long over.
+class _Before:
+    """Skips a case, or has it fail, before anything of it is set up.
 
-    If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A test
-    that does much work before that, or never states its cost, must not delay the end of the run. ``Cases`` cannot skip
-    the case: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their teardown.
+    ``Cases`` cannot: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their
+    teardown.
     """
 
     def __init__(self, budget: TotalBudget) -> None:
@@ -442,7 +444,14 @@ class _Late:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip the case before anything is set up."""
+        """Skip a case that would begin when the run's time is long over, and raise why its rank cannot be played.
+
+        If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A
+        test that does much work before that, or never states its cost, must not delay the end of the run.
+        """
         state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
         if state is not None and left_s is not None and left_s < -GRACE_S:
             state.skip_for_time()
+        error = state.part(Instead).not_joined if state is not None else None
+        if error is not None:
+            raise error

@@ -61,15 +61,32 @@ class Order:
         self._freed: list[_Freed] = []
         self._recorded: dict[int, set[int]] = {}
         """The streams for which ``record_stream`` keeps a storage, by storage."""
+        self.waits: list[int] = []
+        """The streams that have begun to wait for an event since ``begin``, in order."""
+        self._records: list[tuple[int, int]] = []
+        """The events and streams of the records since ``begin``, in order."""
 
     # --- streams and events -------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Note that an operator begins, which may queue its kernel on a stream of its own."""
+        self.waits.clear()
+        self._records.clear()
+
+    def record_again(self, stream: int) -> None:
+        """Note that the records on a stream since ``begin`` came after the kernel that was launched since."""
+        for event, on in [*self._records]:
+            if on == stream:
+                self.record(event, stream)
+
     def record(self, event: int, stream: int) -> None:
         """Note that an event is recorded on a stream."""
+        self._records.append((event, stream))
         self._events[event] = dict(self._clock(stream))
 
     def wait(self, event: int, stream: int) -> None:
         """Note that a stream waits for an event. Waiting for an event that was never recorded has no effect."""
+        self.waits.append(stream)
         _merge(self._clock(stream), self._events.get(event, {}))
 
     def host_waits_for_event(self, event: int) -> None:

@@ -22,7 +22,7 @@ from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.internals.of_torch.machine import watch_streams
 from perflab.predicted.dry_run.order import Access, Order
-from perflab.predicted.trace.operators import are_of_many_ranks, is_operator, kind_of, tensors_in
+from perflab.predicted.trace.operators import COLLECTIVE, are_of_many_ranks, is_operator, kind_of, tensors_in
 from perflab.results.predicted import Race
 
 _DEPTH = 4
@@ -63,6 +63,7 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         with without_torch_function():
+            self._order.begin()
             result = func(*args, **kwargs)
             if is_operator(func):
                 self._note(func, args, kwargs, result)
@@ -82,8 +83,13 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes = {_places(one) for one in _on_cuda([written, result])}
         reads = {_places(one) for one in _on_cuda([args, kwargs.values()])} - writes
         if reads or writes:
-            stream = torch.cuda.current_stream().cuda_stream
+            # NCCL has streams of its own, which wait for the current one before a collective is queued there, and
+            # record an event after it.
+            waits = self._order.waits if kind.name.startswith(COLLECTIVE) else []
+            stream = waits[-1] if waits else torch.cuda.current_stream().cuda_stream
             self._order.launch(stream, kind.name, _stack(sys._getframe(2)), reads, writes)
+            if waits:
+                self._order.record_again(stream)
 
 
 class _Watch:

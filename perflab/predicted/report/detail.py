@@ -53,6 +53,9 @@ def _memory(now: Prediction, width: int) -> list[str]:
         *([f"{alive} with the last result alive"] if alive != format_bytes(now.peak_bytes) else []),
     ]
     lines += wrapped_facts(facts, width)
+    if fit is not None and fit.worlds:
+        of_each = [f"{format_bytes(peak_bytes)} of {world}" for world, peak_bytes in fit.worlds.items()]
+        lines += wrapped(f"about, for one rank {', '.join(of_each)}", width)
     if fit is not None and fit.rooms:
         by_room = sorted(fit.fits_on, key=lambda name: fit.rooms.get(name, 0))
         told = [f"{name}\u00a0({format_bytes(fit.rooms[name])})" for name in by_room if name in fit.rooms]

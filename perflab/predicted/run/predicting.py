@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from perflab.base.data import changed
-from perflab.base.errors import BaselineError, InternalsError, UsageError
+from perflab.base.errors import BaselineError, InternalsError, PerflabError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.machine.devices import current_device
 from perflab.predicted.gpus.names import DataSheet, Gpu
@@ -75,6 +75,8 @@ class Instead:
     """The outline of the case's own call, once it is traced, and the time of tracing."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps this process one rank of the case's group until the case is torn down."""
+    not_joined: PerflabError | None = None
+    """Why this process could not become a rank."""
 
     def skip(self, why: str) -> NoReturn:
         """Skip the case because it cannot be predicted; ``why`` is the reason."""
@@ -240,13 +242,10 @@ class Predictions:
         gpu = self._gpu
         if self._settings.dry_run:  # a dry run would run each size
             return msgspec.structs.replace(now, fit=fit_of(now, gpu))
-        try:
-            with _building() as failed, time.part("other sizes"):
-                return changed(now, fit=self._explorer.fit(now, trace, state, gpu, time))
-        finally:
-            self._progress.clear()
-        notes = [*now.notes, *(f"no larger sizes are known: {why}" for why in failed)]
-        return changed(now, fit=fit_of(now, gpu), notes=notes)
+        fit = fit_of(now, gpu)
+        with _building() as failed, time.part("other sizes"):
+            fit = self._explorer.fit(now, trace, state, gpu, time)
+        return changed(now, fit=fit, notes=[*now.notes, *(f"no larger sizes are known: {why}" for why in failed)])
 
     def _with_worlds(self, state: CaseState, outcome: PredictedCase) -> PredictedCase:
         """Return the case with the peak of a rank in other worlds, if it says how to build itself with more ranks.

@@ -25,6 +25,8 @@ _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot")
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")
 _NO_WORK = ("prim", "profiler")
 """The namespaces of operators that do no work: questions, such as which device a tensor is on, and ranges."""
+COLLECTIVE = "c10d::"
+"""The beginning of the names of collectives."""
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
@@ -81,7 +83,8 @@ def kind_of(func: OpOverload) -> Kind:
         name=schema.name,
         is_view=bool(returned) and all(alias is not None and not alias.is_write for alias in returned),
         launches=base not in _NO_LAUNCH,
-        writes=tuple(position for position, _ in written),
+        # A collective writes to its first argument, though its schema does not say so.
+        writes=(0,) if schema.name.startswith(COLLECTIVE) else tuple(position for position, _ in written),
         writes_by_name=tuple(argument.name for _, argument in written),
         only_fills=base in _FILLS,
         flops=formula,
@@ -107,8 +110,11 @@ def flops_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
 
 
 def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Return the bytes read and written in one call; 0 for an operator that only allocates."""
-    if not kind.launches:
+    """Return the bytes read and written in one call; 0 for an operator that only allocates, and for a collective.
+
+    A collective's bytes pass a network (``predicted.world.network``).
+    """
+    if not kind.launches or kind.name.startswith(COLLECTIVE):
         return 0
     made = list(tensors_in(result))
     written = [args[position] for position in kind.writes if position < len(args)]

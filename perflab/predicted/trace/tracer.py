@@ -39,6 +39,7 @@ from perflab.predicted.trace.in_place import in_place
 from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.operators import (
+    COLLECTIVE,
     Kind,
     are_of_many_ranks,
     bytes_of,
@@ -58,7 +59,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CAST = "aten::_to_copy"
 _RESIZE, _RESIZED = torch.UntypedStorage.resize_, "storage.resize_"
-_GATHERS = ("c10d::allgather", "c10d::_allgather")
+_GATHERS = (f"{COLLECTIVE}allgather", f"{COLLECTIVE}_allgather")
 Run = Callable[[Callable[[], None]], Any]
 """A function that does the work once, calls its argument at the end of each span, and returns the result."""
 
