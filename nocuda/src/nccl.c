@@ -81,7 +81,10 @@ static void answer(void *to, const void *from, size_t count, int type, int copie
 static int launch(Counter *counter, size_t count, int type, const Communicator *one, cudaStream_t stream) {
     if (!one || type < 0 || type >= TYPES) return 4; /* ncclInvalidArgument */
     nocuda_trace("%s %zu rank %d of %d stream %p", counter->name, count * SIZES[type], one->rank, one->ranks, (void *)stream);
-    return nocuda_launch(nocuda_kernel(counter, counter->name), stream, (dim3){1, 1, 1}, (dim3){1, 1, 1}, 0, 0) ? 1 : 0;
+    unsigned long work = nocuda_work;
+    int refused = nocuda_launch(nocuda_kernel(counter, counter->name), stream, (dim3){1, 1, 1}, (dim3){1, 1, 1}, 0, 0) ? 1 : 0;
+    nocuda_work = work; /* what it writes is told by `answer`, and nothing else is written */
+    return refused;
 }
 #define COLLECTIVE(name, answers, ...) \
     int name(__VA_ARGS__, Communicator *one, cudaStream_t stream) { \

@@ -137,6 +137,19 @@ class Race(Data, frozen=True):
     """The user's lines of the second use or of the free, the innermost first."""
 
 
+class Exchanged(Data, frozen=True):
+    """Collectives of one kind that one line asked for in a call of one rank."""
+
+    kind: str
+    dtype: str
+    """The dtype of their tensors; empty for a barrier."""
+    line: str
+    """The user's line: ``train.py:12``; ``backward`` where no Python of the user's ran."""
+    calls: Amount
+    size_bytes: Amount
+    """Bytes of their tensors in the rank, of the larger side."""
+
+
 class Communication(Data, frozen=True):
     """What a rank's collectives take at least on a network."""
 
@@ -260,6 +273,8 @@ class Prediction(Costed, frozen=True):
     """The number of ranks of the case's group; the numbers are those of one rank."""
     collectives: dict[str, Amount] = {}
     """The counts of the call's collectives in that rank (``measure.counts.collectives``); empty without a group."""
+    exchanged: list[Exchanged] = []
+    """The same collectives by kind and line, those of most bytes first."""
     communication: Communication | None = None
     """What these collectives take at least; None without a group, or where the GPU's link is not known."""
     dry_run: DryRun | None = None

@@ -54,6 +54,19 @@ def explain_dry_run(now: Prediction, baseline: PredictedBaseline, worse: Sequenc
     return said
 
 
+def explain_collectives(now: Prediction, worse: Sequence[str]) -> list[str]:
+    """Return sentences for collectives that became more: the current lines that make those kinds."""
+    kinds = [name.split(":")[1] for name in worse if name.startswith("collectives:")]
+    if not kinds and any(name.startswith("collective") for name in worse):
+        kinds = list(dict.fromkeys(one.kind for one in now.exchanged))
+    found = [one for one in now.exchanged if one.kind in kinds]
+    told = [
+        f"{one.line}: {one.kind} of {format_bytes(one.size_bytes)}, {format_count(one.calls, 'time')}"
+        for one in found[:MOST]
+    ]
+    return told + _more(len(found))
+
+
 def _kernels(now: dict[str, int], before: dict[str, int]) -> list[str]:
     more = [name for name, many in now.items() if many > before.get(name, 0)]
     more.sort(key=lambda name: before.get(name, 0) - now[name])

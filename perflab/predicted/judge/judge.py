@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from perflab.base.data import Parameters, changed
-from perflab.predicted.judge.dry_run import explain_dry_run
+from perflab.predicted.judge.dry_run import explain_collectives, explain_dry_run
 from perflab.predicted.judge.growth import find_growth
 from perflab.predicted.judge.growth_text import explain_growth
 from perflab.results.peak import PeakPart
@@ -67,6 +67,7 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
         reasons=[
             *explain_growth(find_growth(now, baseline), [one for one in worse if one in _EXPLAINED]),
             *explain_dry_run(now, baseline, worse),
+            *explain_collectives(now, worse),
         ]
         if worse
         else [],

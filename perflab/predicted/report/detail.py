@@ -30,6 +30,8 @@ def prediction_detail(now: Prediction, width: int = 80) -> list[str]:
         blocks.append(_work(now, "module", lambda cost: cost.module or "outside of modules", width))
         blocks.append(_work(now, "operator", lambda cost: cost.operator, width))
         blocks.append(_said_of_work(now, width))
+    if now.exchanged:
+        blocks.append(_exchanged(now, width))
     if now.dry_run is not None:
         blocks += [_kernels(now.dry_run, width), _traffic(now.dry_run, width)]
     return [line for block in blocks if block for line in ("", *block)]
@@ -85,6 +87,25 @@ def _saved(now: Prediction, width: int) -> list[str]:
         left = f"{format_bytes(one.size_bytes):>10}{one.count:>7,}"
         what = f"{one.module} ({', '.join(map(str, one.shape))}) {one.dtype}"
         lines += _row(left, what.lstrip(), one.operator, one.line, width)
+    return lines
+
+
+def _exchanged(now: Prediction, width: int) -> list[str]:
+    """Return the table of a rank's collectives by line, and what they take at least on the network."""
+    most = now.exchanged[:MOST]
+    lines = [
+        f"collectives of one rank of {now.world_size}{_of(len(most), len(now.exchanged))}",
+        "  calls      size  what",
+    ]
+    for one in most:
+        left = f"{one.calls:>7,}{format_bytes(one.size_bytes) if one.size_bytes else '–':>10}"
+        lines += _row(left, f"{one.kind} {one.dtype}".rstrip(), "", one.line, width)
+    known = now.communication
+    if known is not None and known.bound_ns and now.roofline_ns is not None:
+        parts = " + ".join(f"{kind} {format_ns(ns)}" for kind, ns in known.by_kind.items() if ns)
+        exposed = f"max(0, {format_ns(known.bound_ns)} - {format_ns(now.roofline_ns)})"
+        told = f"on {known.network} at least {parts}; exposed beside the roofline time at least {exposed}"
+        lines += wrapped(told, width)
     return lines
 
 

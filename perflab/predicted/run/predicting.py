@@ -34,7 +34,7 @@ from perflab.predicted.store.predictions import PredictedStore
 from perflab.predicted.trace.watch import CalledOff
 from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing
 from perflab.predicted.world.mismatch import with_mismatches
-from perflab.predicted.world.network import communication_on
+from perflab.predicted.world.network import communication_on, exchanged_by_line
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
@@ -228,6 +228,7 @@ class Predictions:
                 now,
                 world_size=state.settings.world_size,
                 collectives=traced.seen.counts(),
+                exchanged=exchanged_by_line(traced.seen.collectives),
                 communication=communication_on(self._settings.part(Predicting).network, traced.seen.collectives, gpu),
             )
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)

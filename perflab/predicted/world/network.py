@@ -26,14 +26,15 @@ Ranks are numbered node by node. The links are those within a node, one directio
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from perflab.measure.counts.collectives import Collective
 from perflab.predicted.gpus.data_sheets import DataSheet
-from perflab.results.predicted import Communication
+from perflab.results.predicted import Communication, Exchanged
+from perflab.results.profile import BACKWARD
 
 _NS_PER_S = 1e9
 _GBPS = 1e9 / 8
@@ -124,6 +125,19 @@ def communication_on(network: Network, collectives: Sequence[Collective], gpu: D
     return Communication(
         network=network.name, sent_bytes=round(sent), bound_ns=sum(by_kind.values()), by_kind=dict(by_kind)
     )
+
+
+def exchanged_by_line(collectives: Sequence[Collective]) -> list[Exchanged]:
+    """Sum collectives up by kind, dtype and line, those of most bytes first."""
+    calls, size_bytes = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for one in collectives:
+        key = one.kind, one.dtype, one.line or BACKWARD
+        calls[key] += 1
+        size_bytes[key] += one.size_bytes
+    return [
+        Exchanged(kind=kind, dtype=dtype, line=line, calls=calls[kind, dtype, line], size_bytes=size)
+        for (kind, dtype, line), size in size_bytes.most_common()
+    ]
 
 
 def _shares(kind: str, n: int, nodes: int) -> tuple[int, float, float]:
