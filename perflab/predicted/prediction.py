@@ -161,7 +161,8 @@ def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | No
             work = work.made_ready()
     alone = lone_rank()
     begun = alone.seen.copy() if alone is not None else None
-    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch)
+    on_fakes = alone.seen if alone is not None and not alone.over_nocuda else None
+    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch, on_fakes)
     return result, found, alone.seen.since(begun) if alone is not None and begun is not None else None
 
 

@@ -140,6 +140,15 @@ def group_ranks(arguments: Sequence[Any]) -> list[int]:
     return []
 
 
+@needs(TORCH, "torch.distributed.distributed_c10d:_resolve_process_group", to="tell the group of a collective")
+def ranks_of_group(name: str) -> list[int]:
+    """Return the ranks of the process group that functional collectives give by its name."""
+    from torch import distributed
+    from torch.distributed import distributed_c10d
+
+    return distributed.get_process_group_ranks(cast("Any", distributed_c10d)._resolve_process_group(name))
+
+
 @needs(TORCH, "torch:_C._distributed_c10d._create_work_from_future", to="predict a rank of many")
 def answer_alone(operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
     """Return what a collective of ``c10d`` returns at once, without any communication: its tensors, as they are.

@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perflab.base.user_lines import line_of
-from perflab.internals.of_torch.dispatch import group_ranks, runs_backward, seeing_operators
+from perflab.internals.of_torch.dispatch import group_ranks, ranks_of_group, runs_backward, seeing_operators
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -48,9 +48,18 @@ KINDS = {
     "monitored_barrier": "barrier",
 }
 """Kinds of operators whose own names, without a final underscore, are others."""
+WAITS = "collective_waits"
 BY_KIND = "collectives:"
 """The beginning of the names of counts by kind and dtype."""
 _NO_COLLECTIVES = ("check_for_nan",)
+FUNCTIONAL = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+}
+"""Kinds of the functional operators, without a final underscore and ``_coalesced``."""
 _WITH_PEER = ("send", "recv")
 
 
@@ -99,6 +108,19 @@ class Seen:
     waits: int = 0
     """Its waits for a collective, as Python sees them."""
 
+    def add_functional(self, name: str, arguments: tuple[Any, ...], result: Any) -> None:
+        """Note a call of an operator of ``_c10d_functional`` that reaches no backend, as on fake tensors."""
+        if (kind := FUNCTIONAL.get(name.removesuffix("_").removesuffix("_coalesced"))) is not None:
+            ranks = ranks_of_group(next(one for one in reversed(arguments) if isinstance(one, str)))
+            sides = [list(_tensors(side)) for side in (arguments[0], result)]
+            dtype = str(sides[0][0].dtype).removeprefix("torch.")
+            size_bytes = max(sum(one.nbytes for one in side) for side in sides)
+            line = line_of(sys._getframe(1))
+            group = group_in_words(ranks)
+            self.collectives.append(
+                Collective(kind, dtype, size_bytes, group, runs_backward(), tuple(ranks), None, line)
+            )
+
     def since(self, begun: Seen) -> Seen:
         """Return what was communicated since ``begun``, a ``copy`` of this from then."""
         return Seen(self.collectives[len(begun.collectives) :], self.waits - begun.waits)
@@ -109,7 +131,7 @@ class Seen:
 
     def counts(self) -> dict[str, int]:
         """Return the counts of these collectives; zeros if there are none."""
-        return {**counts_of(self.collectives), "collective_waits": self.waits}
+        return {**counts_of(self.collectives), WAITS: self.waits}
 
 
 def collectives_of(call: Callable[[], Any]) -> dict[str, int]:

@@ -56,6 +56,11 @@ def on_host(tensor: torch.Tensor) -> bool:
     return getattr(tensor, _ON_HOST, False) is True
 
 
+def put_on_host(tensor: torch.Tensor) -> None:
+    """Take note that a tensor would be in host memory on a CUDA machine too."""
+    setattr(tensor, _ON_HOST, True)
+
+
 class _Redirected(TorchFunctionMode):
     """A mode in which PyTorch's functions are called with the CPU in place of ``cuda`` in their arguments."""
 
@@ -76,7 +81,7 @@ class _Redirected(TorchFunctionMode):
             args = (args[0], *(_cpu_for(one) for one in args[1:]))
         result = call(func, args, kwargs)
         if func is torch.tensor and _called_by_an_optimizer():
-            setattr(result, _ON_HOST, True)
+            put_on_host(result)
         return result
 
 

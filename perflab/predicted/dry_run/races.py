@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -21,8 +22,16 @@ from perflab.base.user_lines import line_of
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.internals.of_torch.machine import watch_streams
+from perflab.internals.of_torch.tracing import parts_of
 from perflab.predicted.dry_run.order import Access, Order
-from perflab.predicted.trace.operators import COLLECTIVE, are_of_many_ranks, is_operator, kind_of, tensors_in
+from perflab.predicted.trace.operators import (
+    COLLECTIVE,
+    FUNCTIONAL,
+    are_of_many_ranks,
+    is_operator,
+    kind_of,
+    tensors_in,
+)
 from perflab.results.predicted import Race
 
 _DEPTH = 4
@@ -85,7 +94,7 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if reads or writes:
             # NCCL has streams of its own, which wait for the current one before a collective is queued there, and
             # record an event after it.
-            waits = self._order.waits if kind.name.startswith(COLLECTIVE) else []
+            waits = self._order.waits if kind.name.startswith((COLLECTIVE, FUNCTIONAL)) else []
             stream = waits[-1] if waits else torch.cuda.current_stream().cuda_stream
             self._order.launch(stream, kind.name, _stack(sys._getframe(2)), reads, writes)
             if waits:
@@ -125,7 +134,8 @@ def _watch() -> _Watch:
 
 
 def _on_cuda(values: Any) -> Iterable[Tensor]:
-    return (one for one in tensors_in(values) if one.is_cuda and one.layout is torch.strided)
+    parts = chain.from_iterable(map(parts_of, tensors_in(values)))
+    return (one for one in parts if one.is_cuda and one.layout is torch.strided)
 
 
 def _places(tensor: Tensor) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import pytest
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, PerflabError, UsageError
 from perflab.base.reachable import reachable
+from perflab.measure.counts.collectives import WAITS, Seen
 from perflab.measure.machine.devices import current_device
 from perflab.predicted.gpus.names import DataSheet, Gpu
 from perflab.predicted.gpus.roofline import roofline_ns
@@ -227,7 +228,7 @@ class Predictions:
             now = msgspec.structs.replace(
                 now,
                 world_size=state.settings.world_size,
-                collectives=traced.seen.counts(),
+                collectives=_counts_of(traced.seen, on_fakes=not self._settings.dry_run),
                 exchanged=exchanged_by_line(traced.seen.collectives),
                 communication=communication_on(self._settings.part(Predicting).network, traced.seen.collectives, gpu),
             )
@@ -351,6 +352,11 @@ def _record_predicted(path: Path, gpu: DataSheet) -> Iterator[MemorySnapshot]:
     trace = tracer.trace()
     snapshot.peak_bytes = peak_of(trace)
     write_snapshot(trace, path, time_of=lambda op: roofline_ns(op, gpu) or 0.0)
+
+
+def _counts_of(seen: Seen, *, on_fakes: bool) -> dict[str, int]:
+    """Return the counts of a call's collectives; on fake tensors not the waits, of which FSDP2 has others on a CPU."""
+    return {name: count for name, count in seen.counts().items() if not (on_fakes and name == WAITS)}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from, and a table that rows are taken from as the rows.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,8 @@ _NO_WORK = ("prim", "profiler")
 """The namespaces of operators that do no work: questions, such as which device a tensor is on, and ranges."""
 COLLECTIVE = "c10d::"
 """The beginning of the names of collectives."""
+FUNCTIONAL = "_c10d_functional::"
+"""The beginning of the names of those that return new tensors."""
 _TAKES_ROWS = ("embedding", "index_select", "gather", "index", "_embedding_bag", "take_along_dim")
 _NO_LAUNCH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 _FILLS = ("zero_", "fill_", "copy_", "_foreach_zero_", "_foreach_copy_", "normal_", "uniform_", "random_", "bernoulli_")
@@ -96,12 +97,11 @@ def kind_of(func: OpOverload) -> Kind:
 
 
 def are_of_many_ranks(types: Iterable[type]) -> bool:
-    """Whether tensors of these types lie in shards in many ranks (``DTensor``).
+    """Whether tensors of these types are in parts in many ranks (``DTensor``), or results that are on their way.
 
     A dispatch mode leaves a call on them to their class, which calls the operators on this rank's part in turn.
     """
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(issubclass(one, module.DTensor) for one in types)
+    return any(one.__module__.startswith("torch.distributed.") for one in types)
 
 
 def flops_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -114,7 +114,7 @@ def bytes_of(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
 
     A collective's bytes pass a network (``predicted.world.network``).
     """
-    if not kind.launches or kind.name.startswith(COLLECTIVE):
+    if not kind.launches or kind.name.startswith((COLLECTIVE, FUNCTIONAL)):
         return 0
     made = list(tensors_in(result))
     written = [args[position] for position in kind.writes if position < len(args)]

@@ -32,6 +32,7 @@ from perflab.internals.of_torch.tracing import (
     sequence_number,
     storage_key,
 )
+from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.multi_tensor import Lists, Part
 from perflab.predicted.cuda.patching import attributes_replaced
@@ -40,6 +41,7 @@ from perflab.predicted.trace.live_before import Holding
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.operators import (
     COLLECTIVE,
+    FUNCTIONAL,
     Kind,
     are_of_many_ranks,
     bytes_of,
@@ -58,6 +60,7 @@ from perflab.results.profile import BACKWARD
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CAST = "aten::_to_copy"
+_WAIT = f"{FUNCTIONAL}wait_tensor"
 _RESIZE, _RESIZED = torch.UntypedStorage.resize_, "storage.resize_"
 _GATHERS = (f"{COLLECTIVE}allgather", f"{COLLECTIVE}_allgather")
 Run = Callable[[Callable[[], None]], Any]
@@ -71,6 +74,7 @@ def trace(
     held: Iterable[Holding],
     hidden: Hidden,
     watch: Watch | None = None,
+    seen: Seen | None = None,
 ) -> Trace:
     """Run the work once, and return the trace of the run.
 
@@ -81,12 +85,13 @@ def trace(
         held: the tensors alive before the run.
         hidden: the memory and launches inside of operators.
         watch: is notified of each operator.
+        seen: is notified of functional collectives, which call no backend on fake tensors.
 
     Raises:
         Exception: whatever ``run`` raises.
         CalledOff: the watch stopped the tracing.
     """
-    tracer = Tracer(book, held, spans, hidden, watch)
+    tracer = Tracer(book, held, spans, hidden, watch, seen)
     was_on = gc.isenabled()
     gc.disable()  # the garbage collector frees cycles at arbitrary moments
     try:
@@ -142,9 +147,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         spans: tuple[str, ...],
         hidden: Hidden,
         watch: Watch | None = None,
+        seen: Seen | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._book, self._hidden, self._watch = book, hidden, watch
+        self._book, self._hidden, self._watch, self._seen = book, hidden, watch, seen
         self._spans, self._span = spans, 0
         self._events: list[Event] = []
         self._held: list[Alloc] = []
@@ -352,8 +358,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._watch is not None:
             self._watch.operator()
         kind = kind_of(func)
+        if self._seen is not None and kind.name == _WAIT:
+            return args[0]  # the tensor itself, of which its shape rule makes another one
         self._hidden.before()
         result = func(*args, **kwargs)
+        if self._seen is not None and kind.name.startswith(FUNCTIONAL):
+            self._seen.add_functional(kind.name.removeprefix(FUNCTIONAL), args, result)
         place, layer = self._here()
         if self._modules or not is_in_backward():
             self._places.setdefault(last_sequence_number(), (place, layer))

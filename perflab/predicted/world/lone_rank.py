@@ -42,6 +42,8 @@ class LoneRank:
     """What the rank has communicated since it joined the group."""
     collectives: list[Collective] = field(default_factory=list)
     """Its collectives up to the end of the case's body; empty before."""
+    over_nocuda: bool = False
+    """Whether its collectives are those of a dry run, else answered on fake tensors."""
     uses_ddp: bool = True
     """Whether the rank may have wrapped a model in DDP."""
 
@@ -88,7 +90,7 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     os.environ.update(_VARIABLES, RANK=str(alone.rank), WORLD_SIZE=str(alone.world_size))
     store = _store()  # Python's side of it has to live as long as the group
     on_fakes = backend == FAKE
-    alone.uses_ddp = not on_fakes
+    alone.uses_ddp = alone.over_nocuda = not on_fakes
     with (
         seeing_collectives(AnsweredAlone() if on_fakes else None) as alone.seen,
         ranks_on_fakes(alone.wraps_in_ddp) if on_fakes else contextlib.nullcontext(),

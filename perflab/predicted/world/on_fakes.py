@@ -20,6 +20,7 @@ from perflab.internals.of_torch.patched import (
     parameters_compared_by_ddp,
 )
 from perflab.internals.of_torch.tracing import storage_key
+from perflab.predicted.cuda.devices import put_on_host
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.operators import tensors_in
 
@@ -39,11 +40,13 @@ def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
     make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
     real_indices, uses_ddp = cast("Any", _RealIndices), False
 
-    def make_mesh_here(self: Any, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
+    def make_mesh_here(self: Any, device_type: str, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
+        device_type = "cpu" if is_fake(torch.empty(0)) else device_type  # where fake tensors that stand for CUDA's are
         with without_dispatch_modes(), without_torch_function():
             if is_fake(_rank_map):  # without a mesh of the caller's own it is always 0, 1, 2 and so on
                 _rank_map = torch.arange(_rank_map.numel(), dtype=torch.int)
-            make_mesh(self, *arguments, _rank_map=_rank_map, **keywords)
+                put_on_host(_rank_map)
+            make_mesh(self, device_type, *arguments, _rank_map=_rank_map, **keywords)
 
     def make_ddp_here(*arguments: Any, **keywords: Any) -> None:
         nonlocal uses_ddp
