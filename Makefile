@@ -111,7 +111,7 @@ check: $(INSTALLED)
 # is a virtual one that CUDA's events contradict, and files of correctness in which most tests assert what kernels compute.
 NOCUDA = $(CUDA_BIN)/python -m nocuda run -- $(CUDA_BIN)/pytest
 cuda: $(CUDA_INSTALLED)
-	$(NOCUDA) -n 2 --dist worksteal tests/nocuda tests/plugin/test_dry_run.py tests/plugin/test_fixtures.py \
+	$(NOCUDA) -n 2 --dist worksteal tests/nocuda tests/plugin/test_dry_run.py tests/plugin/test_dry_run_ranks.py tests/plugin/test_fixtures.py \
 		tests/correctness/test_build_model.py tests/correctness/test_checkpoints.py tests/correctness/test_training_precision.py \
 		tests/correctness/test_attention_needs.py tests/correctness/test_attention_memory.py
 	$(NOCUDA) -n 2 --dist worksteal -rs -k "small and fp32 or on_a_gpu or pytorch_s_allocator or while_the_gpu_is_behind or against_real or gpu_state or graph or devices or on_cuda_" \

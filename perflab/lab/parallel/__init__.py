@@ -13,7 +13,7 @@ flat.py        one all-reduce of all gradients, copied into one buffer
 bucketed.py    all-reduces of buckets while the backward pass still runs; of single parameters with a size of 0
 ddp.py         PyTorch's DistributedDataParallel, which does the same in C++
 zero3.py       parameters, gradients and optimizer state in shards: a block's are gathered while it is at work
-fsdp2.py       PyTorch's fully_shard, which does the same
+fsdp2.py       PyTorch's fully_shard, which does the same; and keeps what it has gathered (ZeRO stage 2)
 tensor.py      the feed-forward's units shared out, of one batch that all have: activations are exchanged instead
 sharding.py    optimizer state in one process only: each updates its share of the parameters, and sends them to all
 

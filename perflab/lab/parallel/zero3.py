@@ -61,8 +61,8 @@ class _Buffer:
         """The number of gradients that are not complete yet."""
         self.used: list[bool] = []
         """Whether each parameter that is trained had a gradient when the sum was started."""
-        self.summed: tuple[Tensor, distributed.Work] | None = None
-        """The summed gradients of this process's share, and what they wait for; None: not started."""
+        self.summed: tuple[Tensor, distributed.Work | None] | None = None
+        """The summed gradients of this process's share, and what they wait for, if anything; None: not started."""
         self.let_go()
 
     @torch.no_grad()
@@ -97,6 +97,15 @@ class _Buffer:
         self.summed = summed, work
         for parameter in self.trained:
             parameter.grad = None
+
+    def wait(self) -> Tensor:
+        """Wait for the sum, and return this process's share of it, a vector."""
+        assert self.summed is not None
+        summed, work = self.summed
+        if work is not None:
+            work.wait()
+        self.summed = summed, None
+        return summed
 
     def whole_of(self, number: int, part: Tensor) -> Tensor:
         """Gather a tensor of which each process has the part that belongs to its part of a parameter."""
@@ -163,9 +172,7 @@ class Zero3Exchange(Exchange):
         self._start(len(self._summing))
         self.settle()
         for buffer in self._summing:
-            assert buffer.summed is not None
-            summed, work = buffer.summed
-            work.wait()
+            summed = buffer.wait()
             summed /= self.world_size
             for parameter, own in zip(buffer.parameters, buffer.own, strict=True):
                 if parameter.requires_grad:
@@ -233,8 +240,8 @@ class Zero3Exchange(Exchange):
         for number in range(self._next, end):
             self._summing[number].start_sum(self._sums)
             # One sum at a time is on its way: until it is waited for, NCCL keeps the whole gradients that it takes.
-            if number and (before := self._summing[number - 1].summed) is not None:
-                before[1].wait()
+            if number:
+                self._summing[number - 1].wait()
         self._next = max(self._next, end)
 
 

@@ -431,6 +431,7 @@ class Perf:
             build: ``build(**sizes, **changes)`` returns the workload to predict: a callable without arguments, or a
                 dict with the phases that ``perf.step`` or ``perf.phases`` takes.
             sizes: the sizes of this case. The prediction finds the largest value of each, with the others unchanged.
+                ``world_size`` is the number of ranks: of it, the prediction has the peak of a rank at 8 to 512.
             remedies: further arguments of ``build`` by the name of the remedy. They are tried if the case does not
                 fit.
 
