@@ -240,6 +240,7 @@ MARKER_ARGUMENTS = {
     "fresh_process": (
         "True: measure in a new process, where nothing is warm; the test's own process calls once, for the result"
     ),
+    "gpus": "GPUs that the case needs in a job of --perf-slurm (default: the file's, for each rank)",
     "world_size": "processes that run the case at once, as ranks of one group, such as 2 or [1, 2, 4]",
     "side_by_side": "the parameter whose values are compared below the table",
     "study": "a title; cases of one title share a table",
@@ -257,6 +258,11 @@ TIER_OF = {"compiled_kernel": "compiled"}
 REPLICATE_OPTION = "--perf-replicate"
 """The option that gives a fresh process the path of its job file; not for users."""
 
+SWEEP_OPTION = "--perf-slurm"
+"""The option that runs cases as jobs. It has no ini key, since a job repeats the command without it."""
+
+SWEEP_JOB_OPTION = "--perf-sweep-job"
+"""The option that gives a job of ``--perf-slurm`` the path of its file; not for users."""
 
 ATTENTION_OPTION = "--attention"
 """The option that names the candidates of the attention suite. It has no ini key, since it deselects other tests."""
@@ -290,3 +296,13 @@ def add_options(parser: pytest.Parser) -> None:
         help="run only tests of these attention candidates: variants of perflab.lab, or package.module:function",
     )
     group.addoption(REPLICATE_OPTION, dest="perf_replicate", default=None, help=argparse.SUPPRESS)
+    group.addoption(
+        SWEEP_OPTION,
+        dest="perf_slurm",
+        nargs="?",
+        const="on",
+        default=None,
+        metavar="FILE",
+        help="run the cases as jobs of Slurm, or of this machine where there is none; FILE (TOML) says how",
+    )
+    group.addoption(SWEEP_JOB_OPTION, dest="perf_sweep_job", default=None, help=argparse.SUPPRESS)

@@ -67,6 +67,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         from perflab.predicted.dry_run.start import enter
 
         enter(early_config)
+    job_file = getattr(early_config.known_args_namespace, "perf_sweep_job", None)
+    if job_file is not None:
+        from perflab.sweeps.reports import read_job_file
+
+        if read_job_file(job_file).baselines is None:  # it saves nothing, as a worker of pytest-xdist
+            early_config.workerinput = {"workerid": "gw0"}  # type: ignore[attr-defined]
+            early_config.workeroutput = {}  # type: ignore[attr-defined]
     path = getattr(early_config.known_args_namespace, "perf_replicate", None)
     if path is not None:
         from perflab.processes.channel import show_stacks_when_asked, to_parent
@@ -90,6 +97,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         from perflab.tiers.job import read_job
 
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
+    elif config.getoption("perf_sweep_job", default=None) is not None:
+        from perflab.sweeps.reports import become_a_job
+
+        become_a_job(config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,6 +124,12 @@ def pytest_configure(config: pytest.Config) -> None:
         with refusing(config):
             refuse_contradictions(config)
             settings_of(config)
+    if config.getoption("perf_slurm") is not None and not (_job_path(config) or hasattr(config, "workerinput")):
+        from perflab.running.config.early_errors import refusing
+        from perflab.sweeps.session import prepare
+
+        with refusing(config):
+            prepare(config)
     if getattr(config.option, "tx", None) and (config.getoption("perf_against") or config.getini("perf_against")):
         from perflab.running.config.early_errors import refusing
         from perflab.running.config.run_mode import RunMode, mode_asked_for
@@ -174,6 +191,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     This hook runs first, so that a worker of pytest-xdist reports its perf cases in time.
     """
     config, path = session.config, _job_path(session.config)
+    if config.getoption("perf_slurm") is not None and not (path or hasattr(config, "workerinput")):
+        from perflab.sweeps.session import begin as begin_sweep
+
+        begin_sweep(config, session.items)
+        return
     measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
     given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))
     # These options skip other tests, or require that there are perf cases.

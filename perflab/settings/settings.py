@@ -96,6 +96,8 @@ class Settings:
     """Whether the case may be predicted. Only the marker sets it."""
     fresh_process: bool = False
     """Whether the case is measured in its own fresh process. Only the marker sets it."""
+    gpus: int | None = None
+    """The GPUs that the case needs in a job of a cluster; None: those that the cluster's file says."""
     world_sizes: tuple[int, ...] = ()
     """The numbers of ranks for cases that the marker runs in ranks; empty: those that the marker names."""
     world_size: int = 1

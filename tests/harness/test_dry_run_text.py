@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perflab.base.kernel_names import kernel_name
-from perflab.predicted.judge.dry_run import explain_dry_run, explain_races, unless_races
+from perflab.predicted.judge.dry_run import explain_broken, explain_dry_run, unless_broken
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.results.predicted import DryRun, Prediction, Race, Traffic
+from perflab.results.predicted import DryRun, Mismatch, Prediction, Race, Traffic
 from perflab.results.records import Policy, Verdict
 
 POLICY = Policy(threshold=0.05, memory_threshold=0.0, floor_ns=2000.0)
@@ -121,13 +121,14 @@ FREE = Race("freed", "aten::add on stream 1", ["a.py:2"], "", ["a.py:3"])
 
 def test_a_race_fails_whatever_the_case_needs() -> None:
     now = prediction(add=1, races=(USE, FREE))
-    judgement = unless_races(judge_predicted(now, None, POLICY), now)
+    judgement = unless_broken(judge_predicted(now, None, POLICY), now)
     assert judgement.verdict is Verdict.FAILED
     assert judgement.reasons == [
         "aten::add on stream 1 (a.py:2) does not wait for aten::mul on stream 0 (a.py:1), and one of them writes",
         "a tensor is freed at a.py:3 while aten::add on stream 1 may still use it (a.py:2)",
     ]
-    text = explain_races("t.py::test_it", [USE, FREE])
+    assert now.dry_run is not None
+    text = explain_broken("t.py::test_it", now.dry_run)
     assert "a.py:2 <- t.py:9" in text
     assert "record_stream(stream)" in text
 
@@ -135,4 +136,28 @@ def test_a_race_fails_whatever_the_case_needs() -> None:
 def test_without_a_race_the_judgement_stays() -> None:
     now = prediction(add=1)
     judgement = judge_predicted(now, None, POLICY)
-    assert unless_races(judgement, now) is judgement
+    assert unless_broken(judgement, now) is judgement
+
+
+def test_ranks_that_do_not_match_fail_before_races_are_told() -> None:
+    from msgspec.structs import replace
+
+    now = prediction(add=1, races=(USE,))
+    assert now.dry_run is not None
+    both = Mismatch(
+        number=2,
+        rank=0,
+        collective="barrier, all ranks",
+        line="t.py:1",
+        other_rank=7,
+        other_collective="",
+        other_line="",
+    )
+    now = replace(now, dry_run=replace(now.dry_run, mismatches=[both]))
+    judgement = unless_broken(judge_predicted(now, None, POLICY), now)
+    assert judgement.verdict is Verdict.FAILED
+    assert judgement.reasons[0] == "collective 2: rank 0 calls barrier, all ranks (t.py:1), rank 7 calls no more"
+    assert now.dry_run is not None
+    assert explain_broken("t.py::test_it", now.dry_run).startswith(
+        "t.py::test_it: the collectives of its ranks do not match"
+    )

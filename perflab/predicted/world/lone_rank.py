@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 from perflab.internals.of_torch.machine import register_fake_backend
 from perflab.measure.counts.collectives import Collective, Seen, seeing_collectives
-from perflab.predicted.world.on_fakes import AnsweredAlone, ranks_on_fakes
 
 OVER_NOCUDA = "cpu:fake,cuda:nccl"
 """The backends of a dry run's group: nobody is there to talk to on a CPU either."""
@@ -83,6 +82,8 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
         backend: ``OVER_NOCUDA`` or ``FAKE``.
     """
     from torch import distributed
+
+    from perflab.predicted.world.on_fakes import AnsweredAlone, ranks_on_fakes  # loads torch
 
     global _here
     register_fake_backend()

@@ -101,6 +101,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "timeout": ("timeout_s", _from_marker(parse_timeout)),
     "warmup": ("warmup", _marker_warmup),
     "fresh_process": ("fresh_process", _marker_bool),
+    "gpus": ("gpus", _marker_warmup),
     "world_size": ("world_sizes", _marker_worlds),
     "side_by_side": ("side_by_side", _marker_name),
     "study": ("study", _marker_title),

@@ -38,6 +38,11 @@ def settings_of(config: pytest.Config) -> Settings:
     return config.stash[_SETTINGS]
 
 
+def set_settings(config: pytest.Config, settings: Settings) -> None:
+    """Give the run other settings than its options say."""
+    config.stash[_SETTINGS] = settings
+
+
 def read_settings(config: pytest.Config) -> Settings:
     """Read and check every option.
 

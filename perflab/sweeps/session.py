@@ -1,0 +1,233 @@
+"""The session of a sweep: submits jobs, logs their reports as if the tests had run here, and keeps them.
+
+A job is to this session what a worker is to pytest-xdist's: it judges on its machine and writes nothing, and results
+are collected, shown and written here. A job that saves baselines, which takes more replicates on its machine, has a
+folder of its own for them; they are joined here. What has been reported stays in ``.perflab/sweeps/`` until the sweep
+is whole, so that the same command runs the rest alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perflab.base.data import to_json, to_plain
+from perflab.base.errors import UsageError
+from perflab.noting import NOTES, AllNotes, case_id
+from perflab.options import SWEEP_JOB_OPTION, SWEEP_OPTION
+from perflab.running.case.verdicts import unmeasured
+from perflab.running.config.folder import own_folder
+from perflab.running.config.kinds import is_perf_case
+from perflab.running.config.marker import for_case
+from perflab.running.config.reading import set_settings, settings_of
+from perflab.store.join import join_baselines
+from perflab.sweeps.plan import Case, Cluster, Job, pack, read_cluster
+from perflab.sweeps.reports import JobFile, Reader
+from perflab.sweeps.submitting import Submitted, python_of
+from perflab.tiers.interface import by_folder
+from perflab.units import format_count
+
+HERE = "on"
+"""The option's value where it names no file."""
+BASELINES = "baselines"
+_POLL_S = 0.5
+_GRACE_S = 10.0
+"""The seconds for which a job that no longer exists may still have reports on their way: shared folders lag."""
+_PER_CASE = 2.0
+"""How many times its budget a case is expected to take: set-up, memory, counts."""
+
+
+def prepare(config: pytest.Config) -> None:
+    """Register the sweep, before anything is collected.
+
+    Raises:
+        UsageError: pytest-xdist's workers are asked for too.
+        SettingError: the file of the option cannot be read.
+    """
+    if getattr(config.option, "tx", None):
+        raise UsageError(f"{SWEEP_OPTION} and -n: jobs run their cases one after the other", "leave -n out")
+    given = config.getoption("perf_slurm")
+    cluster = read_cluster(None if given == HERE else Path(given))
+    settings = settings_of(config)
+    saves = settings.update or settings.update_new
+    set_settings(config, replace(settings, update=False, update_new=False, reason=None))  # the jobs save
+    config.pluginmanager.register(Sweep(config, cluster, settings.baselines if saves else None), "perflab-sweep")
+
+
+def begin(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Note the cases, whose results will arrive from jobs."""
+    notes = config.stash[NOTES]
+    assert isinstance(notes, AllNotes)
+    notes.cases = [case_id(item) for item in items if is_perf_case(item)]
+    notes.collect()
+
+
+class Sweep:
+    """Plugin that runs the tests of the session in jobs."""
+
+    def __init__(self, config: pytest.Config, cluster: Cluster, baselines: Path | None) -> None:
+        """``baselines``: the project's, if the sweep saves any."""
+        self._config = config
+        self._cluster = cluster
+        self._baselines = baselines
+        arguments = [str(one) for one in config.invocation_params.args]
+        self._arguments = [one for one in arguments if one.split("=")[0] != SWEEP_OPTION]
+        self._open: dict[str, pytest.Item] = {}
+        self._said = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run the session's tests in jobs, but for those that an earlier session of this sweep has reports of."""
+        if session.testsfailed or self._config.option.collectonly or not session.items:
+            return None
+        self._open = {item.nodeid: item for item in session.items}
+        folder = own_folder(self._config.rootpath) / "sweeps" / self._key()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = sorted(folder.glob("*.jsonl"))
+        known = sum(map(self._log, self._useful(kept)))
+        if known:
+            self._say(f"{format_count(known, 'test')} of this sweep had ended in an earlier session")
+        jobs = pack([self._case(item) for item in self._open.values()], self._cluster) if self._open else []
+        submitted = Submitted(self._cluster, folder)
+        readers: dict[str, Reader] = {}
+        try:
+            for number, job in enumerate(jobs, start=len(kept)):
+                readers[self._submit(submitted, job, folder / str(number))] = Reader(folder / f"{number}.jsonl")
+            self._follow(submitted, readers)
+        except BaseException:
+            submitted.cancel()
+            raise
+        self._join_baselines(folder)
+        if not self._open and len(self._useful(folder.glob("*.jsonl"))) == len(kept) + len(readers):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._report_the_rest(submitted, readers)
+        return True
+
+    def _useful(self, files: Iterable[Path]) -> list[Reader]:
+        """Return readers of the jobs whose reports count: of a job that saves, and died before it did, none do."""
+        found = []
+        for path in files:
+            reader, whole = Reader(path), Reader(path)
+            whole.new()
+            if whole.is_whole or self._baselines is None:
+                found.append(reader)
+        return found
+
+    def _key(self) -> str:
+        """Return what tells this sweep from others: its options, and the code that it runs."""
+        said = "\0".join(self._arguments)
+        for command in (["git", "rev-parse", "HEAD"], ["git", "diff", "HEAD"]):
+            told = subprocess.run(command, cwd=self._config.rootpath, capture_output=True, text=True)
+            said += told.stdout if not told.returncode else ""
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    def _case(self, item: pytest.Item) -> Case:
+        if not is_perf_case(item):
+            return Case(item.nodeid, 1.0, self._cluster.gpus)
+        settings = for_case(settings_of(self._config), item)
+        gpus = self._cluster.gpus * settings.world_size if settings.gpus is None else settings.gpus
+        return Case(item.nodeid, _PER_CASE * settings.budget_s, gpus)
+
+    def _submit(self, submitted: Submitted, job: Job, stem: Path) -> str:
+        file = stem.with_suffix(".json")
+        cases = [case_id(self._open[one]) for one in job.cases]
+        own = ["--perf", *(["-n0"] if self._config.pluginmanager.hasplugin("xdist") else [])]
+        saved = None if self._baselines is None else stem.with_name(f"{stem.name}-{BASELINES}")
+        if saved is not None and self._baselines is not None:
+            own += [f"--perf-baselines={saved}", f"--perf-json={stem}-results.json"]
+            if self._baselines.is_dir():
+                shutil.copytree(self._baselines, saved)
+        told = JobFile(
+            cases=cases,
+            reports=str(stem.with_suffix(".jsonl")),
+            baselines=str(saved) if saved is not None else None,
+        )
+        file.write_bytes(to_json(told))
+        command = [*python_of(self._cluster), "-m", "pytest", *self._arguments, *own, f"{SWEEP_JOB_OPTION}={file}"]
+        return submitted.submit(job, command, Path(self._config.invocation_params.dir))
+
+    def _join_baselines(self, folder: Path) -> None:
+        """Join the baselines that jobs have saved with the project's: of each case the last that was recorded."""
+        made = [path for path in folder.glob(f"*-{BASELINES}") if any(path.rglob("*.json"))]
+        if self._baselines is not None and made:
+            before = [self._baselines] if self._baselines.is_dir() else []
+            _, files = join_baselines([*before, *made], self._baselines, by_folder())
+            self._say(f"baselines of the jobs joined into {', '.join(map(str, files))}")
+
+    def _follow(self, submitted: Submitted, readers: dict[str, Reader]) -> None:
+        """Log reports as they arrive, until no job is left."""
+        gone: dict[str, float] = {}
+        left = dict(readers)
+        while left:
+            states = submitted.states()
+            for number, reader in list(left.items()):
+                self._log(reader)
+                if number in states:
+                    gone.pop(number, None)
+                elif time.monotonic() - gone.setdefault(number, time.monotonic()) > _GRACE_S or not self._open:
+                    del left[number]
+            counted = {state: [*states.values()].count(state) for state in dict.fromkeys(states.values())}
+            told = ", ".join(f"{many} {state.lower()}" for state, many in counted.items())
+            if counted and told != self._said:
+                self._said = told
+                self._say(f"jobs {told}; {format_count(len(self._open), 'test')} to go")
+            time.sleep(_POLL_S)
+
+    def _log(self, reader: Reader) -> int:
+        """Log the reports of the tests that have ended, and return how many they are."""
+        many = 0
+        for nodeid, reports in reader.new():
+            item = self._open.pop(nodeid, None)
+            if item is None:
+                continue
+            many += 1
+            self._log_one(item, [self._report(one) for one in reports])
+        return many
+
+    def _report(self, plain: Any) -> pytest.TestReport:
+        report = self._config.hook.pytest_report_from_serializable(config=self._config, data=plain)
+        assert isinstance(report, pytest.TestReport)
+        return report
+
+    def _log_one(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in reports:
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    def _report_the_rest(self, submitted: Submitted, readers: dict[str, Reader]) -> None:
+        """Report the tests whose jobs ended before them as failed; the same command runs them again."""
+        again = "the same command runs what is missing, and nothing twice"
+        died = {reader.running: number for number, reader in readers.items() if reader.running is not None}
+        for item in list(self._open.values()):
+            number = died.get(case_id(item))
+            said = "it has not begun: its job ended before"
+            if number is not None:
+                said = f"its job {number} ended before it did\n{submitted.log_of(number)}"
+            report = pytest.TestReport(
+                nodeid=item.nodeid,
+                location=item.location,
+                keywords={name: 1 for name in item.keywords},
+                outcome="failed",
+                longrepr=f"{said}\n  -> {again}",
+                when="call",
+            )
+            result = unmeasured(case_id(item), said.partition("\n")[0], report) if is_perf_case(item) else None
+            if result is not None:
+                report.perflab = to_plain(result)  # type: ignore[attr-defined]
+            self._log_one(item, [report])
+
+    def _say(self, text: str) -> None:
+        reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(f"perf: {text}")

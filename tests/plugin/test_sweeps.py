@@ -1,0 +1,177 @@
+"""Cases as jobs of a cluster: nothing is lost, nothing runs twice, and the same command runs the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perflab.base.errors import SettingError
+from perflab.sweeps.plan import Case, Cluster, pack, read_cluster
+from perflab.sweeps.reports import Reader
+from tests.plugin.slurm import Slurm, missing, slurm
+
+CASES = """
+import os, signal
+from pathlib import Path
+import pytest, torch
+
+@pytest.mark.parametrize("number", range(30))
+def test_it(perf, number):
+    if Path("kill").exists() and number == int(Path("kill").read_text()):
+        Path("kill").unlink()
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open("ran", "a") as file:
+        file.write(f"{number} {os.environ.get('SLURMD_NODENAME', '')}\\n")
+    x = torch.ones(8)
+    perf(lambda: x + 1)
+"""
+
+
+class Sweeps:
+    """A project whose cases write down that they have run."""
+
+    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+        self.folder = folder
+        self._variables = variables
+        (folder / "test_it.py").write_text(CASES)
+        (folder / "pytest.ini").write_text("[pytest]\n")
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("PERFLAB", "PYTEST"))}
+        command = [sys.executable, "-m", "pytest", "-m", "perf", "-p", "no:cacheprovider", "--perf-json=out.json"]
+        command += ["--perf-budget=0.2", "--perf-counts=off", "--perf-slurm=cluster.toml", *options]
+        piped = subprocess.PIPE
+        return subprocess.Popen(
+            command, cwd=self.folder, env=plain | self._variables, stdout=piped, stderr=subprocess.STDOUT, text=True
+        )
+
+    def run(self, *options: str) -> str:
+        return self.start(*options).communicate(timeout=300)[0]
+
+    def cluster(self, text: str) -> None:
+        (self.folder / "cluster.toml").write_text(text)
+
+    def verdicts(self) -> Counter[str]:
+        results = json.loads((self.folder / "out.json").read_text())["results"]
+        return Counter(one["judgement"]["verdict"] for one in results)
+
+    def ran(self) -> Counter[int]:
+        return Counter(int(line.split()[0]) for line in (self.folder / "ran").read_text().splitlines())
+
+
+@pytest.fixture
+def cluster() -> Iterator[Slurm]:
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    with tempfile.TemporaryDirectory() as name:  # sockets have short names
+        Path(name).chmod(0o755)
+        with slurm(Path(name)) as made:
+            yield made
+
+
+def test_a_killed_job_and_a_drained_node_lose_nothing_and_a_rerun_finishes_the_rest(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    project = Sweeps(tmp_path, cluster.variables)
+    project.cluster("job_minutes = 0.05\ncpus = 1\n")
+    (tmp_path / "kill").write_text("7")
+    running = project.start()
+    assert running.stdout is not None
+    for line in running.stdout:
+        if "running" in line:
+            break
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    said = running.communicate(timeout=300)[0]
+    killed = re.search(r"its job (\d+) ended before it did", said)
+    assert killed is not None, said
+    assert "the same command runs what is missing, and nothing twice" in said
+    first = project.ran()
+    assert max(first.values()) == 1
+    assert 7 not in first
+    verdicts = project.verdicts()
+    assert verdicts.total() == 30
+    assert verdicts["failed"] == 30 - len(first), "the case that was killed, and those that came after it in its job"
+
+    cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+    said = project.run()
+    assert f"{len(first)} tests of this sweep had ended in an earlier session" in said
+    assert project.ran() == Counter(range(30)), "each once"
+    assert project.verdicts() == {"new": 30}
+    assert not list((tmp_path / ".perflab" / "sweeps").iterdir()), "the sweep is whole"
+
+
+def test_gpus_are_asked_of_slurm_for_each_rank_or_as_the_mark_says(cluster: Slurm, tmp_path: Path) -> None:
+    project = Sweeps(tmp_path, cluster.variables)
+    project.cluster("gpus = 1\ncpus = 1\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest\n"
+        "def note(perf, name):\n"
+        "    open(name, 'w').write(os.environ.get('SLURM_GPUS_ON_NODE', ''))\n"
+        "    perf(lambda: 1)\n"
+        "def test_one(perf):\n    note(perf, 'one')\n"
+        "@pytest.mark.perf(gpus=3)\n"
+        "def test_three(perf):\n    note(perf, 'three')\n"
+    )
+    project.run("--perf-device=cpu")
+    assert [(tmp_path / name).read_text() for name in ("one", "three")] == ["1", "3"]
+
+
+def test_without_slurm_the_jobs_run_here_failures_have_logs_and_baselines_are_joined(tmp_path: Path) -> None:
+    project = Sweeps(tmp_path, {})
+    project.cluster('cluster = "local"\njob_minutes = 0.1\n')
+    (tmp_path / "test_it.py").write_text(CASES.replace("range(30)", "range(4)"))
+    (tmp_path / "kill").write_text("2")
+    said = project.run("--perf-update", "--perf-noisy=accept")
+    assert "its job" in said
+    assert ".out:" in said
+    assert project.verdicts()["failed"] == 4 - len(project.ran())
+    said = project.run("--perf-update", "--perf-noisy=accept")
+    assert "baselines of the jobs joined into" in said
+    saved = json.loads(next((tmp_path / "baselines").glob("exact-*/test_it.json")).read_text())["cases"]
+    assert sorted(saved) == [f"test_it[{number}]" for number in range(4)], "of the job that died before it saved, too"
+    project.run()
+    assert project.verdicts().keys() <= {"ok", "inconclusive", "improved", "regressed"}, "held to what was saved"
+
+
+def test_workers_and_unknown_settings_are_refused(tmp_path: Path) -> None:
+    project = Sweeps(tmp_path, {})
+    project.cluster('cluster = "local"\n')
+    assert "--perf-slurm and -n: jobs run their cases one after the other" in project.run("-n2")
+    project.cluster('partitions = "gpu"\n')
+    said = project.run()
+    assert "partitions" in said
+    assert "name a TOML file with some of cluster, partition, account" in said
+    with pytest.raises(SettingError, match="no-such"):
+        read_cluster(tmp_path / "no-such.toml")
+
+
+def test_cases_are_packed_by_gpus_and_cost_in_their_order() -> None:
+    cases = [Case(f"{number}", 300.0, 0) for number in range(8)] + [Case("gpu", 30.0, 2)]
+    jobs = pack(cases, Cluster(job_minutes=20.0))
+    assert [job.cases for job in jobs] == [("0", "1", "2", "3"), ("4", "5", "6", "7"), ("gpu",)]
+    assert [job.gpus for job in jobs] == [0, 0, 2]
+    assert [job.minutes for job in jobs] == [63, 63, 5]
+    assert pack(cases[:2], Cluster(time=90.0))[0].minutes == 90
+    assert len(pack([Case("long", 9000.0, 0), *cases[:2]], Cluster())) > 1
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "reports.jsonl"
+    reader = Reader(path)
+    assert reader.new() == []
+    whole = json.dumps({"begun": "a"}) + "\n" + json.dumps({"ended": "a", "reports": [1]}) + "\n"
+    path.write_text(whole[:25])
+    assert (reader.new(), reader.running) == ([], "a")
+    path.write_text(whole)
+    assert (reader.new(), reader.running) == ([("a", [1])], None)
+    assert reader.new() == []
