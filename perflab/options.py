@@ -15,7 +15,7 @@ class Option(NamedTuple):
     """One option. An option with ``flag`` takes no value."""
 
     name: str
-    """Its name; the ini key and the attribute among the parsed options follow from it."""
+    """The name; the ini key and the attribute among the parsed options follow from it."""
     default: str
     help: str
     metavar: str | None = None
@@ -151,14 +151,12 @@ OPTIONS = (
         "ranks that a dry run or a prediction of such a case plays, one after the other: the numbers are those of the "
         "first, and the collectives of all have to match (default: the first and the last)",
         metavar="R[,R...]",
-        measures=False,
     ),
     Option(
         "--perf-network",
         "8x400",
         "network between the GPUs that ranks are predicted for: dgx-h100, p5, ..., or GPUs a node x Gb/s for each",
         metavar="NAME",
-        measures=False,
     ),
     Option("--perf-snapshots", "false", "write a memory snapshot of each case to .perflab/snapshots/", flag=True),
     Option(

@@ -70,7 +70,7 @@ class Traced:
     """The numbers of layers that were run, if the rest was unrolled; empty if every layer was run."""
     notes: list[str] = field(default_factory=list)
     seen: Seen | None = None
-    """What the call has communicated; None if this process plays no rank."""
+    """The collectives of the call; None if this process plays no rank."""
 
 
 class Proofs:

@@ -151,7 +151,7 @@ class Exchanged(Data, frozen=True):
 
 
 class Communication(Data, frozen=True):
-    """What a rank's collectives take at least on a network."""
+    """The least bytes and time that a rank's collectives take on a network."""
 
     network: str
     """The network's name: ``dgx-h100``, or ``8x400``."""
@@ -276,7 +276,7 @@ class Prediction(Costed, frozen=True):
     exchanged: list[Exchanged] = []
     """The same collectives by kind and line, those of most bytes first."""
     communication: Communication | None = None
-    """What these collectives take at least; None without a group, or where the GPU's link is not known."""
+    """The least bytes and time of these collectives; None without a group, or where the GPU's link is not known."""
     dry_run: DryRun | None = None
     """The counts of a dry run: the case ran on CUDA with nothing computed. ``allocated_bytes``, ``reserved_bytes`` and
     ``launches`` are then counted in PyTorch's own allocator and launches. None: the case was traced on fake tensors."""

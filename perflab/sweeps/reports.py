@@ -17,7 +17,7 @@ from perflab.noting import case_id
 
 
 class JobFile(Data, frozen=True):
-    """What a job is told: the path of this file is its option."""
+    """The instructions of a job, in a file whose path is the job's option."""
 
     cases: list[str]
     reports: str

@@ -90,7 +90,7 @@ class Collective(NamedTuple):
 
 
 class Answers(Protocol):
-    """What stands in for a backend."""
+    """Object that stands in for a backend."""
 
     def answer(self, operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
         """Return the results of an operator of ``c10d``."""
@@ -101,12 +101,12 @@ class Answers(Protocol):
 
 @dataclass
 class Seen:
-    """What a process has communicated so far."""
+    """The collectives of a process so far, and its waits for them."""
 
     collectives: list[Collective] = field(default_factory=list)
-    """Its collectives, in the order in which they began."""
+    """The collectives, in the order in which they began."""
     waits: int = 0
-    """Its waits for a collective, as Python sees them."""
+    """The number of waits for a collective, as Python sees them."""
 
     def add_functional(self, name: str, arguments: tuple[Any, ...], result: Any) -> None:
         """Note a call of an operator of ``_c10d_functional`` that reaches no backend, as on fake tensors."""

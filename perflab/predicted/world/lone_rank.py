@@ -38,9 +38,9 @@ class LoneRank:
     others: dict[int, list[Collective]] = field(default_factory=dict)
     """The collectives of the ranks that were played before, by rank."""
     seen: Seen = field(default_factory=Seen)
-    """What the rank has communicated since it joined the group."""
+    """The collectives of the rank since it joined the group."""
     collectives: list[Collective] = field(default_factory=list)
-    """Its collectives up to the end of the case's body; empty before."""
+    """The collectives of the rank up to the end of the case's body; empty before."""
     over_nocuda: bool = False
     """Whether its collectives are those of a dry run, else answered on fake tensors."""
     uses_ddp: bool = True
