@@ -193,7 +193,7 @@ class DryRun(Data, frozen=True):
     races: list[Race] = []
     """The races, in the order in which they were found."""
     mismatches: list[Mismatch] = []
-    """Where the collectives of the ranks that were played do not match, the first of each pair of ranks."""
+    """The first collectives that do not match of each pair of the ranks that were played."""
     host_ns: Share = 0.0
     """The host's time to issue the call, in ns. A GPU that is faster waits for the host."""
     unknown: list[str] = []

@@ -148,6 +148,6 @@ def _store() -> Store:
             return len(self._known)
 
         def set_timeout(self, _: object) -> None:
-            """Nothing times out."""
+            """Take note of nothing: no call waits."""
 
     return Alone()
