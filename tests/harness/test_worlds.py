@@ -71,6 +71,7 @@ def test_messages_between_two_ranks_have_to_be_taken_in_their_size_and_order() -
     assert "send of 8 B float32, rank 15" in found.collective
     assert "recv of 16 B float32, rank 0" in found.other_collective
     assert find_mismatches({0: sends, 15: takes[:1]})[0].other_collective == ""
+    assert find_mismatches({0: sends, 15: [made("recv", 8), made("recv", 16)]}) == [], "from any rank"
 
 
 def test_roots_and_uneven_parts_may_differ_in_size_and_each_pair_of_ranks_is_compared() -> None:

@@ -152,7 +152,7 @@ def seeing_collectives(answers: Answers | None = None) -> Iterator[Seen]:
     def see(name: str, arguments: tuple[Any, ...]) -> None:
         plain = name.removesuffix("_")
         if plain not in _NO_COLLECTIVES:
-            seen.collectives.append(_collective(KINDS.get(plain, plain), arguments, line_of(sys._getframe(1))))
+            seen.collectives.append(_collective(plain, arguments, line_of(sys._getframe(1))))
 
     def see_functional(name: str, _arguments: tuple[Any, ...]) -> None:
         seen.waits += name == "wait_tensor"
@@ -191,12 +191,13 @@ def counts_of(seen: Sequence[Collective]) -> dict[str, int]:
     return dict(counts)
 
 
-def _collective(kind: str, arguments: tuple[Any, ...], line: str) -> Collective:
+def _collective(name: str, arguments: tuple[Any, ...], line: str) -> Collective:
+    kind = KINDS.get(name, name)
     sides = [list(_tensors(side)) for side in arguments[:2]] if kind != "barrier" else []  # its tensor is a stand-in
     dtype = next((str(one.dtype).removeprefix("torch.") for side in sides for one in side), "")
     size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
     ranks = group_ranks(arguments)
-    peer = ranks[arguments[2]] if kind in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
+    peer = ranks[arguments[2]] if name in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
     return Collective(kind, dtype, size_bytes, group_in_words(ranks), runs_backward(), tuple(ranks), peer, line)
 
 

@@ -221,7 +221,8 @@ class Predictions:
         except BaselineError as error:  # in a file of measured baselines, which this case does not need
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
-        state.part(Instead).traced = outline_of(traced.trace), time
+        if traced.seen is not None:
+            state.part(Instead).traced = outline_of(traced.trace), time
         self._progress.clear()
         before, _ = self._baseline(state.case)
         if traced.seen is not None:

@@ -1,8 +1,8 @@
 """A process as one rank of a group whose other ranks do not exist.
 
 In a dry run the backend is NCCL over ``nocuda``, whose collectives answer as if every rank had sent what this one sent.
-For a prediction it is PyTorch's fake backend, which communicates nothing. Either way the code that is run is the
-user's own: DDP, FSDP2 and ``torch.distributed`` do what they would do among all ranks.
+For a prediction on fake tensors they are answered before they reach a backend (``on_fakes``). Either way the code that
+is run is the user's own: DDP, FSDP2 and ``torch.distributed`` do what they would do among all ranks.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
         seeing_collectives(AnsweredAlone() if on_fakes else None) as alone.seen,
         ranks_on_fakes(alone.wraps_in_ddp) if on_fakes else contextlib.nullcontext(),
     ):
-        distributed.init_process_group(backend, store=store, rank=alone.rank, world_size=alone.world_size)
-        _here = alone
         try:
+            distributed.init_process_group(backend, store=store, rank=alone.rank, world_size=alone.world_size)
+            _here = alone
             yield
         finally:
             _here = None

@@ -18,6 +18,8 @@ from perflab.units import format_bytes
 
 _UNEVEN = ("gather", "scatter", "all_to_all")
 """Kinds whose bytes differ by rank: a root has the whole, or the parts are unequal."""
+_MESSAGES = ("send", "recv")
+_UNCOMPARED = "the collectives of the rank are compared with no other rank's: one rank was played"
 _NO_LINE = "a line in C++"
 
 
@@ -44,12 +46,13 @@ def with_mismatches(case: PredictedCase) -> PredictedCase:
         return case
     alone.collectives = list(alone.seen.collectives)
     found = find_mismatches({alone.rank: alone.collectives, **alone.others})
-    return changed(case, now=changed(case.now, dry_run=changed(case.now.dry_run, mismatches=found)))
+    notes = case.now.notes if alone.others else [*case.now.notes, _UNCOMPARED]
+    return changed(case, now=changed(case.now, notes=notes, dry_run=changed(case.now.dry_run, mismatches=found)))
 
 
 def _shared(ranks: Mapping[int, Sequence[Collective]], first: int, second: int) -> Mismatch | None:
     both = [
-        [one for one in ranks[rank] if one.peer is None and {first, second} <= set(one.ranks)]
+        [one for one in ranks[rank] if one.kind not in _MESSAGES and {first, second} <= set(one.ranks)]
         for rank in (first, second)
     ]
     for number, (a, b) in enumerate(zip_longest(*both), start=1):
@@ -59,6 +62,8 @@ def _shared(ranks: Mapping[int, Sequence[Collective]], first: int, second: int) 
 
 
 def _sent(ranks: Mapping[int, Sequence[Collective]], sender: int, receiver: int) -> Mismatch | None:
+    if any(one.kind == "recv" and one.peer is None for one in ranks[receiver]):
+        return None  # it takes what comes, from any rank
     sent = [one for one in ranks[sender] if one.kind == "send" and one.peer == receiver]
     received = [one for one in ranks[receiver] if one.kind == "recv" and one.peer == sender]
     for number, (a, b) in enumerate(zip_longest(sent, received), start=1):

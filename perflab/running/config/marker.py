@@ -65,10 +65,14 @@ def _marker_versus(value: Any) -> str:
 
 _marker_bool = _marker_value(lambda value: isinstance(value, bool), "neither True nor False")
 _marker_name = _marker_value(lambda value: isinstance(value, str) and value != "", "not a parameter name")
-_marker_warmup = _marker_value(
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-    "not a number of warm-up calls (0 or more)",
-)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_marker_warmup = _marker_value(_is_count, "not a number of warm-up calls (0 or more)")
+_marker_gpus = _marker_value(_is_count, "not a number of GPUs (0 or more)")
 
 
 def world_sizes_of(marks: Iterable[pytest.Mark], asked: tuple[int, ...]) -> tuple[int, ...]:
@@ -101,7 +105,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "timeout": ("timeout_s", _from_marker(parse_timeout)),
     "warmup": ("warmup", _marker_warmup),
     "fresh_process": ("fresh_process", _marker_bool),
-    "gpus": ("gpus", _marker_warmup),
+    "gpus": ("gpus", _marker_gpus),
     "world_size": ("world_sizes", _marker_worlds),
     "side_by_side": ("side_by_side", _marker_name),
     "study": ("study", _marker_title),
