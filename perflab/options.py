@@ -239,6 +239,7 @@ MARKER_ARGUMENTS = {
         "True: measure in a new process, where nothing is warm; the test's own process calls once, for the result"
     ),
     "gpus": "GPUs that the case needs in a job of --perf-slurm (default: the file's, for each rank)",
+    "nodes": "nodes among which --perf-slurm divides the ranks of the case (default: 1)",
     "world_size": "processes that run the case at once, as ranks of one group, such as 2 or [1, 2, 4]",
     "side_by_side": "the parameter whose values are compared below the table",
     "study": "a title; cases of one title share a table",

@@ -192,9 +192,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     config, path = session.config, _job_path(session.config)
     if config.getoption("perf_slurm") is not None and not (path or hasattr(config, "workerinput")):
+        from perflab.running.config.early_errors import refusing
         from perflab.sweeps.session import begin as begin_sweep
 
-        begin_sweep(config, session.items)
+        with refusing(config):
+            begin_sweep(config, session.items)
         return
     measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
     given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))

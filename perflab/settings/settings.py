@@ -98,6 +98,8 @@ class Settings:
     """Whether the case is measured in its own fresh process. Only the marker sets it."""
     gpus: int | None = None
     """The GPUs that the case needs in a job of a cluster; None: those that the cluster's file says."""
+    nodes: int = 1
+    """The nodes among which a job of a cluster divides the case's ranks. Only the marker sets it."""
     world_sizes: tuple[int, ...] = ()
     """The numbers of ranks for cases that the marker runs in ranks; empty: those that the marker names."""
     world_size: int = 1

@@ -67,6 +67,10 @@ class Case:
     cost_s: float
     """The seconds that it is expected to take."""
     gpus: int
+    """The GPUs that it needs in each node."""
+    nodes: int = 1
+    ranks: int = 1
+    """The ranks of a case on several nodes; of any other, perflab starts the ranks itself."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,15 @@ class Job:
     gpus: int
     minutes: int
     """The job's time limit."""
+    nodes: int = 1
+    ranks: int = 1
 
 
 def pack(cases: Sequence[Case], cluster: Cluster) -> list[Job]:
-    """Pack cases into few jobs: cases of one number of GPUs, in their order, until a job is full."""
+    """Pack cases into few jobs: cases of the same GPUs, nodes and ranks, in their order, until a job is full."""
     jobs = []
-    for gpus in sorted({one.gpus for one in cases}):
-        own = [one for one in cases if one.gpus == gpus]
+    for needs in sorted({(one.gpus, one.nodes, one.ranks) for one in cases}):
+        own = [one for one in cases if (one.gpus, one.nodes, one.ranks) == needs]
         total_s = sum(one.cost_s for one in own)
         share_s = total_s / math.ceil(total_s / (60 * cluster.job_minutes))
         packed: list[list[Case]] = [[]]
@@ -94,5 +100,5 @@ def pack(cases: Sequence[Case], cluster: Cluster) -> list[Job]:
         for some in packed:
             cost_s = _START_S + sum(one.cost_s for one in some)
             minutes = cluster.time or max(_LEAST_MIN, _ROOM * cost_s / 60)
-            jobs.append(Job(tuple(one.id for one in some), gpus, math.ceil(minutes)))
+            jobs.append(Job(tuple(one.id for one in some), needs[0], math.ceil(minutes), *needs[1:]))
     return jobs

@@ -6,6 +6,7 @@ A test that has begun has a line too, so that a job that dies leaves the name of
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def become_a_job(config: pytest.Config) -> None:
 
     job = read_job_file(config.getoption("perf_sweep_job"))
     config.pluginmanager.register(FreshProcess(config, Job(cases=job.cases)), "perflab-fresh-process")
-    config.pluginmanager.register(Writer(config, Path(job.reports)), "perflab-reports")
+    if os.environ.get("RANK", "0") == "0":  # of the ranks that torchrun has started on several nodes, the first
+        config.pluginmanager.register(Writer(config, Path(job.reports)), "perflab-reports")
 
 
 class Writer:

@@ -31,7 +31,7 @@ from perflab.running.config.reading import set_settings, settings_of
 from perflab.store.join import join_baselines
 from perflab.sweeps.plan import Case, Cluster, Job, pack, read_cluster
 from perflab.sweeps.reports import JobFile, Reader
-from perflab.sweeps.submitting import Submitted, python_of
+from perflab.sweeps.submitting import Submitted, command_of
 from perflab.tiers.interface import by_folder
 from perflab.units import format_count
 
@@ -63,7 +63,14 @@ def prepare(config: pytest.Config) -> None:
 
 
 def begin(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Note the cases, whose results will arrive from jobs."""
+    """Note the cases, whose results will arrive from jobs.
+
+    Raises:
+        PerflabError: a mark that cannot be used.
+    """
+    sweep = config.pluginmanager.getplugin("perflab-sweep")
+    assert isinstance(sweep, Sweep)
+    sweep.cases = {item.nodeid: sweep.case_of(item) for item in items}
     notes = config.stash[NOTES]
     assert isinstance(notes, AllNotes)
     notes.cases = [case_id(item) for item in items if is_perf_case(item)]
@@ -80,6 +87,8 @@ class Sweep:
         self._baselines = baselines
         arguments = [str(one) for one in config.invocation_params.args]
         self._arguments = [one for one in arguments if one.split("=")[0] != SWEEP_OPTION]
+        self.cases: dict[str, Case] = {}
+        """The needs of each test, by its node id."""
         self._open: dict[str, pytest.Item] = {}
         self._said = ""
 
@@ -95,7 +104,7 @@ class Sweep:
         known = sum(map(self._log, self._useful(kept)))
         if known:
             self._say(f"{format_count(known, 'test')} of this sweep had ended in an earlier session")
-        jobs = pack([self._case(item) for item in self._open.values()], self._cluster) if self._open else []
+        jobs = pack([self.cases[nodeid] for nodeid in self._open], self._cluster)
         submitted = Submitted(self._cluster, folder)
         readers: dict[str, Reader] = {}
         try:
@@ -129,12 +138,23 @@ class Sweep:
             said += told.stdout if not told.returncode else ""
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
-    def _case(self, item: pytest.Item) -> Case:
+    def case_of(self, item: pytest.Item) -> Case:
+        """Return what a test needs in a job.
+
+        Raises:
+            PerflabError: a mark that cannot be used.
+        """
         if not is_perf_case(item):
             return Case(item.nodeid, 1.0, self._cluster.gpus)
         settings = for_case(settings_of(self._config), item)
-        gpus = self._cluster.gpus * settings.world_size if settings.gpus is None else settings.gpus
-        return Case(item.nodeid, _PER_CASE * settings.budget_s, gpus)
+        ranks, nodes = settings.world_size, settings.nodes
+        if ranks % nodes:
+            raise UsageError(
+                f"{item.nodeid}: {ranks} ranks on {nodes} nodes",
+                "give each node as many: world_size a multiple of nodes",
+            )
+        gpus = self._cluster.gpus * ranks // nodes if settings.gpus is None else settings.gpus
+        return Case(item.nodeid, _PER_CASE * settings.budget_s, gpus, nodes, ranks if nodes > 1 else 1)
 
     def _submit(self, submitted: Submitted, job: Job, stem: Path) -> str:
         file = stem.with_suffix(".json")
@@ -151,7 +171,7 @@ class Sweep:
             baselines=str(saved) if saved is not None else None,
         )
         file.write_bytes(to_json(told))
-        command = [*python_of(self._cluster), "-m", "pytest", *self._arguments, *own, f"{SWEEP_JOB_OPTION}={file}"]
+        command = command_of(job, self._cluster, [*self._arguments, *own, f"{SWEEP_JOB_OPTION}={file}"])
         return submitted.submit(job, command, Path(self._config.invocation_params.dir))
 
     def _join_baselines(self, folder: Path) -> None:

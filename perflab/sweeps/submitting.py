@@ -6,6 +6,7 @@ run for ever. So what exists is asked of ``squeue``.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,7 +57,14 @@ class Submitted:
         memory = {"mem_gb": cluster.memory_gb} if cluster.memory_gb is not None else {}
         gpus = {"gpus_per_node": job.gpus} if job.gpus else {}
         self._executor.update_parameters(
-            name="perflab", timeout_min=job.minutes, cpus_per_task=cluster.cpus, **memory, **gpus, **slurm
+            name="perflab",
+            timeout_min=job.minutes,
+            nodes=job.nodes,
+            tasks_per_node=1,
+            cpus_per_task=cluster.cpus,
+            **memory,
+            **gpus,
+            **slurm,
         )
         made = self._executor.submit(self._function(list(command), cwd=str(cwd), verbose=True))
         self._jobs.append(made)
@@ -93,6 +101,17 @@ class Submitted:
             job.cancel()
 
 
-def python_of(cluster: Cluster) -> list[str]:
-    """Return the command that begins Python in a job."""
-    return cluster.python or [sys.executable]
+def command_of(job: Job, cluster: Cluster, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs pytest in a job: on several nodes ``torchrun`` on each, which meet at the first."""
+    python = cluster.python or [sys.executable]
+    if job.nodes == 1:
+        return [*python, "-m", "pytest", *arguments]
+    meeting = (
+        f"--nnodes={job.nodes} --nproc-per-node={job.ranks // job.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+        "--rdzv-endpoint=$SLURM_LAUNCH_NODE_IPADDR:$((20000 + SLURM_JOB_ID % 20000))"
+    )
+    return [
+        "bash",
+        "-c",
+        f"exec {shlex.join(python)} -m torch.distributed.run {meeting} -m pytest {shlex.join(arguments)}",
+    ]

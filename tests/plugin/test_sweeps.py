@@ -126,6 +126,24 @@ def test_gpus_are_asked_of_slurm_for_each_rank_or_as_the_mark_says(cluster: Slur
     assert [(tmp_path / name).read_text() for name in ("one", "three")] == ["1", "3"]
 
 
+def test_a_case_on_two_nodes_is_one_group_of_all_their_ranks(cluster: Slurm, tmp_path: Path) -> None:
+    project = Sweeps(tmp_path, cluster.variables)
+    project.cluster("cpus = 1\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest, torch\nfrom torch import distributed\n"
+        "@pytest.mark.perf(world_size=2, nodes=2)\n"
+        "def test_sum(perf, process_group, rank):\n"
+        "    open(f'node-{rank}', 'w').write(os.environ['SLURMD_NODENAME'])\n"
+        "    x = torch.full((4,), rank + 1.0)\n"
+        "    distributed.all_reduce(x)\n"
+        "    assert x.tolist() == [3.0] * 4\n"
+        "    perf(distributed.all_reduce, x)\n"
+    )
+    said = project.run("--perf-device=cpu")
+    assert project.verdicts() == {"new": 1}, said
+    assert {(tmp_path / f"node-{rank}").read_text() for rank in (0, 1)} == {"n1", "n2"}
+
+
 def test_without_slurm_the_jobs_run_here_failures_have_logs_and_baselines_are_joined(tmp_path: Path) -> None:
     project = Sweeps(tmp_path, {})
     project.cluster('cluster = "local"\njob_minutes = 0.1\n')
@@ -147,6 +165,11 @@ def test_workers_and_unknown_settings_are_refused(tmp_path: Path) -> None:
     project = Sweeps(tmp_path, {})
     project.cluster('cluster = "local"\n')
     assert "--perf-slurm and -n: jobs run their cases one after the other" in project.run("-n2")
+    (tmp_path / "test_it.py").write_text(
+        CASES.replace("@pytest", "@pytest.mark.perf(world_size=3, nodes=2)\n@pytest", 1)
+    )
+    assert "3 ranks on 2 nodes" in (said := project.run())
+    assert "INTERNALERROR" not in said
     project.cluster('partitions = "gpu"\n')
     said = project.run()
     assert "partitions" in said

@@ -72,6 +72,7 @@ def _is_count(value: Any) -> bool:
 
 
 _marker_warmup = _marker_value(_is_count, "not a number of warm-up calls (0 or more)")
+_marker_nodes = _marker_value(lambda value: _is_count(value) and value > 0, "not a number of nodes (1 or more)")
 _marker_gpus = _marker_value(_is_count, "not a number of GPUs (0 or more)")
 
 
@@ -106,6 +107,7 @@ _READ: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "warmup": ("warmup", _marker_warmup),
     "fresh_process": ("fresh_process", _marker_bool),
     "gpus": ("gpus", _marker_gpus),
+    "nodes": ("nodes", _marker_nodes),
     "world_size": ("world_sizes", _marker_worlds),
     "side_by_side": ("side_by_side", _marker_name),
     "study": ("study", _marker_title),
