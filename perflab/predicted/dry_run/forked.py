@@ -58,6 +58,11 @@ def begin(config: pytest.Config) -> None:
     config.pluginmanager.register(Forked(config), "perflab-forked")
 
 
+_PLAYED = """\
+rank {rank} of {size} was played, without the others: objects and numbers that another rank sends read as zeros
+  -> if it needs them, play one rank: --perf-ranks={first}"""
+
+
 class Forked:
     """Plugin that runs each test in a fork."""
 
@@ -91,7 +96,7 @@ class Forked:
             reports, found[rank] = self._run(item)
             if any(report.failed for report in reports):
                 for report in reports:
-                    report.sections.append(("perflab", f"rank {rank} of {size} was played"))
+                    report.sections.append(("perflab", _PLAYED.format(rank=rank, size=size, first=first)))
                 return reports
         item.stash[LONE] = LoneRank(first, size, found)
         return self._run(item)[0]
