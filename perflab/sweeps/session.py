@@ -90,6 +90,8 @@ class Sweep:
         self.cases: dict[str, Case] = {}
         """The needs of each test, by its node id."""
         self._open: dict[str, pytest.Item] = {}
+        self._job_of: dict[str, str] = {}
+        """The number of each test's job, by the test's node id."""
         self._said = ""
 
     @pytest.hookimpl(tryfirst=True)
@@ -172,7 +174,9 @@ class Sweep:
         )
         file.write_bytes(to_json(told))
         command = command_of(job, self._cluster, [*self._arguments, *own, f"{SWEEP_JOB_OPTION}={file}"])
-        return submitted.submit(job, command, Path(self._config.invocation_params.dir))
+        number = submitted.submit(job, command, Path(self._config.invocation_params.dir))
+        self._job_of.update(dict.fromkeys(job.cases, number))
+        return number
 
     def _join_baselines(self, folder: Path) -> None:
         """Join the baselines that jobs have saved with the project's: of each case the last that was recorded."""
@@ -227,12 +231,16 @@ class Sweep:
     def _report_the_rest(self, submitted: Submitted, readers: dict[str, Reader]) -> None:
         """Report the tests whose jobs ended before them as failed; the same command runs them again."""
         again = "the same command runs what is missing, and nothing twice"
-        died = {reader.running: number for number, reader in readers.items() if reader.running is not None}
+        died = {reader.running for reader in readers.values()}
+        told: set[str] = set()
         for item in list(self._open.values()):
-            number = died.get(case_id(item))
-            said = "it has not begun: its job ended before"
-            if number is not None:
-                said = f"its job {number} ended before it did\n{submitted.log_of(number)}"
+            number = self._job_of[item.nodeid]
+            has_begun = case_id(item) in died
+            said = f"its job {number} ended before it did" if has_begun else f"it has not begun: its job {number} ended"
+            summed_up = said
+            if number not in told:
+                told.add(number)
+                said += f"\n{submitted.log_of(number)}"
             report = pytest.TestReport(
                 nodeid=item.nodeid,
                 location=item.location,
@@ -241,7 +249,7 @@ class Sweep:
                 longrepr=f"{said}\n  -> {again}",
                 when="call",
             )
-            result = unmeasured(case_id(item), said.partition("\n")[0], report) if is_perf_case(item) else None
+            result = unmeasured(case_id(item), summed_up, report) if is_perf_case(item) else None
             if result is not None:
                 report.perflab = to_plain(result)  # type: ignore[attr-defined]
             self._log_one(item, [report])

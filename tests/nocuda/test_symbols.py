@@ -76,7 +76,6 @@ def compiled(folder: Path, *names: str) -> ctypes.CDLL:
         ("cusolverDnCreate", "make"),
         ("cusolverDnSgetrf", "launch"),
         ("cusolverDnXgesvdjSetTolerance", "unknown"),
-        ("ncclAllReduce", "launch"),
         ("ncclCommInitRank", "unknown"),
     ],
 )

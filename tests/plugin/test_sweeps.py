@@ -73,7 +73,7 @@ class Sweeps:
 def cluster() -> Iterator[Slurm]:
     if (why := missing()) is not None:
         pytest.skip(why)
-    with tempfile.TemporaryDirectory() as name:  # sockets have short names
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # paths of sockets are short
         Path(name).chmod(0o755)
         with slurm(Path(name)) as made:
             yield made
@@ -122,7 +122,8 @@ def test_gpus_are_asked_of_slurm_for_each_rank_or_as_the_mark_says(cluster: Slur
         "@pytest.mark.perf(gpus=3)\n"
         "def test_three(perf):\n    note(perf, 'three')\n"
     )
-    project.run("--perf-device=cpu")
+    said = project.run("--perf-device=cpu")
+    assert (tmp_path / "three").is_file(), said
     assert [(tmp_path / name).read_text() for name in ("one", "three")] == ["1", "3"]
 
 
@@ -159,6 +160,19 @@ def test_without_slurm_the_jobs_run_here_failures_have_logs_and_baselines_are_jo
     assert sorted(saved) == [f"test_it[{number}]" for number in range(4)], "of the job that died before it saved, too"
     project.run()
     assert project.verdicts().keys() <= {"ok", "inconclusive", "improved", "regressed"}, "held to what was saved"
+
+
+def test_a_job_that_dies_before_its_first_case_shows_its_log(tmp_path: Path) -> None:
+    project = Sweeps(tmp_path, {})
+    project.cluster('cluster = "local"\n')
+    (tmp_path / "conftest.py").write_text(
+        "import sys\nif any('--perf-sweep-job' in one for one in sys.argv):\n    sys.exit('no such library')\n"
+    )
+    (tmp_path / "test_it.py").write_text(CASES.replace("range(30)", "range(2)"))
+    said = project.run()
+    assert "it has not begun: its job" in said
+    assert said.count("no such library") == 1, "in one of the two reports"
+    assert project.verdicts() == {"failed": 2}
 
 
 def test_workers_and_unknown_settings_are_refused(tmp_path: Path) -> None:
