@@ -99,7 +99,7 @@ def fit_facts(now: Prediction) -> list[str]:
         facts.append(
             f"{now.gpu} takes it from {least} ranks on, about {format_bytes(fit.worlds[least])} each"
             if least is not None
-            else f"not even {max(fit.worlds)} ranks make it fit {now.gpu}"
+            else f"{now.gpu} takes it with none of {' or '.join(map(str, fit.worlds))} ranks"
         )
     return [*facts, *([] if now.is_bound else [_cards(fit)])]
 

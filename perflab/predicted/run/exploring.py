@@ -32,8 +32,8 @@ WORLD = "world_size"
 """The name of the size of ``perf.fits`` that is a number of ranks."""
 WORLDS = (8, 16, 32, 64, 128, 256, 512)
 """The numbers of ranks for which the peak of a rank is reckoned: a node of eight, and more nodes."""
-FARTHER = 64
-"""The number of ranks of the other world that is traced: far enough, and FSDP cuts each parameter into as many."""
+FARTHER = 16
+"""The number of ranks of the other world that is traced; FSDP cuts each parameter into as many, which takes time."""
 _Test = tuple[Any, ...]
 """A test's name and the parameters that are not sizes."""
 _Sizes = tuple[tuple[str, int], ...]
