@@ -113,7 +113,7 @@ def test_a_baseline_of_another_world_is_not_compared(project: Ranks) -> None:
 def test_a_rank_that_is_not_there_is_refused_and_another_world_that_cannot_be_built_is_a_note(project: Ranks) -> None:
     said = project.pytest("-m", "perf", "--perf-predict", "-k", "exchange", "--perf-ranks=8", errors=1).stdout.str()
     assert "--perf-ranks=8: the case has 8 ranks, 0 to 7" in said
-    project.edit("lambda **_: phases", "lambda world_size: 1 / (64 - world_size) and phases", "test_ranks.py")
+    project.edit("lambda **_: phases", "lambda world_size: 1 / (16 - world_size) and phases", "test_ranks.py")
     _, found = project.predict("-k", "sharded and world4", passed=1)
     now = found["test_sharded[world4]"]["outcome"]["now"]
     assert "worlds" not in now["fit"]
