@@ -46,8 +46,6 @@ int ncclRedOpCreatePreMulSum(int *made, void *scale, int type, int residence, Co
 int ncclRedOpDestroy(int made, Communicator *one) { COUNT; return 0; }
 
 /* ---- collectives ---------------------------------------------------------------------------------------------------- */
-static int invalid(const Communicator *one, int type) { return one && type >= 0 && type < TYPES ? 0 : 4; /* ncclInvalidArgument */ }
-
 #define TIMES(type) do { for (size_t i = 0; i < count; i++) { type *x = (type *)at + i, one = *x; \
     for (int rank = 1; rank < ranks; rank++) *x = (type)(reduction == SUM ? *x + one : *x * one); } return true; } while (0)
 /* As many equal numbers, reduced; false: it is not known what that is. */

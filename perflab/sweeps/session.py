@@ -12,7 +12,7 @@ import hashlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,10 @@ class Sweep:
         self._cluster = cluster
         self._baselines = baselines
         arguments = [str(one) for one in config.invocation_params.args]
-        self._arguments = [one for one in arguments if one.split("=")[0] != SWEEP_OPTION]
+        if SWEEP_OPTION in arguments:  # its file may be the argument after it
+            at = arguments.index(SWEEP_OPTION)
+            del arguments[at : at + (1 if config.getoption("perf_slurm") == HERE else 2)]
+        self._arguments = [one for one in arguments if not one.startswith(f"{SWEEP_OPTION}=")]
         self.cases: dict[str, Case] = {}
         """The needs of each test, by its node id."""
         self._open: dict[str, pytest.Item] = {}
@@ -102,34 +105,36 @@ class Sweep:
         self._open = {item.nodeid: item for item in session.items}
         folder = own_folder(self._config.rootpath) / "sweeps" / self._key()
         folder.mkdir(parents=True, exist_ok=True)
-        kept = sorted(folder.glob("*.jsonl"))
-        known = sum(map(self._log, self._useful(kept)))
+        known = sum(map(self._log, self._kept(folder)))
         if known:
             self._say(f"{format_count(known, 'test')} of this sweep had ended in an earlier session")
         jobs = pack([self.cases[nodeid] for nodeid in self._open], self._cluster)
         submitted = Submitted(self._cluster, folder)
         readers: dict[str, Reader] = {}
         try:
-            for number, job in enumerate(jobs, start=len(kept)):
+            made = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()]
+            for number, job in enumerate(jobs, start=max(made, default=-1) + 1):
                 readers[self._submit(submitted, job, folder / str(number))] = Reader(folder / f"{number}.jsonl")
             self._follow(submitted, readers)
         except BaseException:
             submitted.cancel()
             raise
         self._join_baselines(folder)
-        if not self._open and len(self._useful(folder.glob("*.jsonl"))) == len(kept) + len(readers):
+        if not self._open and (self._baselines is None or all(reader.is_whole for reader in readers.values())):
             shutil.rmtree(folder, ignore_errors=True)
         self._report_the_rest(submitted, readers)
         return True
 
-    def _useful(self, files: Iterable[Path]) -> list[Reader]:
-        """Return readers of the jobs whose reports count: of a job that saves, and died before it did, none do."""
+    def _kept(self, folder: Path) -> list[Reader]:
+        """Return readers of what earlier sessions' jobs have reported; remove that of a job that died before it saved."""
         found = []
-        for path in files:
-            reader, whole = Reader(path), Reader(path)
+        for path in sorted(folder.glob("*.jsonl")):
+            whole = Reader(path)
             whole.new()
             if whole.is_whole or self._baselines is None:
-                found.append(reader)
+                found.append(Reader(path))
+            else:
+                path.unlink()
         return found
 
     def _key(self) -> str:

@@ -156,6 +156,7 @@ def test_without_slurm_the_jobs_run_here_failures_have_logs_and_baselines_are_jo
     assert project.verdicts()["failed"] == 4 - len(project.ran())
     said = project.run("--perf-update", "--perf-noisy=accept")
     assert "baselines of the jobs joined into" in said
+    assert not list((tmp_path / ".perflab" / "sweeps").iterdir()), "the sweep is whole"
     saved = json.loads(next((tmp_path / "baselines").glob("exact-*/test_it.json")).read_text())["cases"]
     assert sorted(saved) == [f"test_it[{number}]" for number in range(4)], "of the job that died before it saved, too"
     project.run()
