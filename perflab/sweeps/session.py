@@ -126,7 +126,7 @@ class Sweep:
         return True
 
     def _kept(self, folder: Path) -> list[Reader]:
-        """Return readers of what earlier sessions' jobs have reported; remove that of a job that died before it saved."""
+        """Return readers of the reports of earlier sessions; remove those of a job that died before it saved."""
         found = []
         for path in sorted(folder.glob("*.jsonl")):
             whole = Reader(path)
