@@ -25,6 +25,7 @@ from perflab.store.join import join_baselines
 from perflab.tables.escaping import for_reading, lines_of, one_line
 from perflab.tiers.interface import Run, by_folder, tiers
 from perflab.units import format_count
+from perflab.untrusted.command import verify_command
 
 BAD_INPUT = 2
 
@@ -91,6 +92,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], Run]] = {
     "merge": merge_command,
     "nsys": nsys_command,
     "report": report_command,
+    "verify": verify_command,
 }
 
 

@@ -214,7 +214,7 @@ def in_turns(
     policy = PairedPolicy(limits.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
     in_step = together()
     draw = draw or in_step.draw()  # a generator of its own: the caller may have seeded the module's
-    taken = _Taken(policy)
+    taken = Taken(policy)
     with contextlib.ExitStack() as stack:
         sides = {
             name: stack.enter_context(
@@ -250,7 +250,7 @@ def _pair(sides: Mapping[str, Turns], shape: Shape, draw: random.Random) -> dict
 
 
 @dataclass
-class _Taken:
+class Taken:
     """The pairs that have been taken so far."""
 
     policy: PairedPolicy

@@ -1,0 +1,209 @@
+"""Takes from the process of a stranger's code what it does not need: files, the network, other processes.
+
+Landlock (landlock(7)) limits files, TCP and signals, and seccomp (seccomp(2)) system calls. Neither needs root, and
+nothing that the process does later undoes it. ``confine`` comes before the stranger's code is imported, ``narrow``
+after it has compiled what it needs. What this kernel or machine cannot take away is returned, for the verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""The numbers of Landlock's system calls, the same on every architecture."""
+_RULE_OF_PATH, _VERSION = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
+_REFER, _TRUNCATE, _DEVICE_COMMAND = 1 << 13, 1 << 14, 1 << 15
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _DEVICE_COMMAND
+"""The rights that a rule on a file, and not on a folder, may grant."""
+_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""Landlock's rights to files, by the first version that knows them."""
+_TCP_SINCE, _SCOPES_SINCE = 4, 6
+_NAMELESS_SOCKETS, _SIGNALS = 1, 2
+
+_ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+"""What a filter answers: run the call, fail with EPERM, fail with ENOSYS, end the process."""
+_LOAD, _EQUAL, _ANY_BIT, _ANSWER = 0x20, 0x15, 0x45, 0x06
+_AF_UNIX, _CLONE_THREAD = 1, 0x00010000
+
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""The architecture's number in a filter, by the machine's name."""
+_REFUSED = {
+    # ptrace, process_vm_readv, process_vm_writev, pidfd_getfd, kcmp: the memory and files of other processes
+    # perf_event_open, bpf, userfaultfd, io_uring_setup: ways around this filter
+    # setpriority, sched_setscheduler, sched_setattr: a share of the cores that the rival does not have
+    # mount, unshare, setns, chroot: other files under the same names
+    "x86_64": (101, 310, 311, 438, 312, 298, 321, 323, 425, 141, 144, 314, 165, 272, 308, 161),
+    "aarch64": (117, 270, 271, 438, 272, 241, 280, 282, 425, 140, 119, 274, 40, 97, 268, 51),
+}
+_SOCKET = {"x86_64": 41, "aarch64": 198}
+_STARTING = {"x86_64": (59, 322, 57, 58), "aarch64": (221, 281)}
+"""execve, execveat, fork, vfork: calls that start programs and processes."""
+_CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
+"""Folders of the system that every program may read."""
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte), ("value", ctypes.c_uint)]
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction))]
+
+
+def readable(roots: Iterable[Path], secret: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return paths that together hold all of ``roots`` except what is ``secret``, and folders that may only be listed.
+
+    A folder with something secret in it is replaced by its entries, since Landlock can only allow. Its names are no
+    secret: Python finds modules by them.
+    """
+    hidden = {path.resolve() for path in secret}
+    found: list[Path] = []
+    listed: list[Path] = []
+
+    def add(path: Path) -> None:
+        real = path.resolve()
+        if real in hidden or any(one in real.parents for one in hidden):
+            return
+        if not any(real in one.parents for one in hidden):
+            found.append(real)
+            return
+        listed.append(real)
+        with contextlib.suppress(OSError):
+            for entry in real.iterdir():
+                add(entry)
+
+    for root in roots:
+        if root.exists():
+            add(root)
+    return found, listed
+
+
+def python_folders() -> list[Path]:
+    """Return the folders of this Python, of its packages and of the system, without the import path's first entries."""
+    mine = [sys.prefix, sys.base_prefix, sys.exec_prefix]
+    return [Path(one) for one in dict.fromkeys([*SYSTEM, *mine])]
+
+
+def confine(read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path]) -> list[str]:
+    """Let this process, and what it starts, only read and run ``read``, list ``listed``, write ``write``; no network.
+
+    Returns:
+        What could not be taken away, each a sentence; empty if everything was.
+    """
+    if sys.platform != "linux":
+        return ["the candidate's process is not confined: only Linux can"]
+    machine = platform.machine()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        return ["the candidate's process is not confined: the kernel refuses PR_SET_NO_NEW_PRIVS"]
+    missing = _limit_files(libc, read, listed, write)
+    if machine not in _MACHINES:
+        return [*missing, f"the candidate's system calls are not filtered: no list of them for {machine}"]
+    family = [
+        _Instruction(_LOAD, 0, 0, 0),
+        _Instruction(_EQUAL, 0, 4, _SOCKET[machine]),
+        _Instruction(_LOAD, 0, 0, 16),  # the first argument, the family of addresses
+        _Instruction(_EQUAL, 1, 0, _AF_UNIX),
+        _Instruction(_ANSWER, 0, 0, _REFUSE),
+        _Instruction(_LOAD, 0, 0, 0),
+    ]
+    refused = _refusals(_REFUSED[machine], _REFUSE)
+    return missing + _filter(libc, machine, [*family, *refused])
+
+
+def narrow() -> list[str]:
+    """Let this process start no more programs and processes; threads stay possible. Returns what is not taken away."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in _MACHINES:
+        return []  # ``confine`` has said so
+    libc = ctypes.CDLL(None, use_errno=True)
+    of_threads = [
+        _Instruction(_LOAD, 0, 0, 0),
+        _Instruction(_EQUAL, 0, 4, _CLONE[machine]),
+        _Instruction(_LOAD, 0, 0, 16),  # the first argument, the flags
+        _Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD),
+        _Instruction(_ANSWER, 0, 0, _REFUSE),
+        _Instruction(_LOAD, 0, 0, 0),
+    ]
+    # The flags of clone3 are in memory, where a filter cannot look: absent, it makes libraries call clone.
+    refused = [*_refusals([_CLONE3], _ABSENT), *_refusals(_STARTING[machine], _REFUSE)]
+    return _filter(libc, machine, [*of_threads, *refused])
+
+
+def _refusals(numbers: Iterable[int], answer: int) -> list[_Instruction]:
+    return [
+        one for number in numbers for one in (_Instruction(_EQUAL, 0, 1, number), _Instruction(_ANSWER, 0, 0, answer))
+    ]
+
+
+def _filter(libc: ctypes.CDLL, machine: str, rules: Sequence[_Instruction]) -> list[str]:
+    """Install a filter that begins with the call's number loaded; calls of another architecture end the process."""
+    head = [
+        _Instruction(_LOAD, 0, 0, 4),
+        _Instruction(_EQUAL, 1, 0, _MACHINES[machine]),
+        _Instruction(_ANSWER, 0, 0, _KILL),
+        _Instruction(_LOAD, 0, 0, 0),
+    ]
+    # The x32 calls of x86_64 have a bit of their own, and would pass by other numbers.
+    x32 = [_Instruction(0x35, 0, 1, 0x40000000), _Instruction(_ANSWER, 0, 0, _KILL)] if machine == "x86_64" else []
+    whole = [*head, *x32, *rules, _Instruction(_ANSWER, 0, 0, _ALLOW)]
+    program = _Program(len(whole), (_Instruction * len(whole))(*whole))
+    if libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
+        return ["the candidate's system calls are not filtered: this kernel refuses seccomp filters"]
+    return []
+
+
+def _limit_files(libc: ctypes.CDLL, read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path]) -> list[str]:
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    if version < 1:
+        return ["the candidate can read and write files: this kernel has no Landlock"]
+    rights = _RIGHTS[max(one for one in _RIGHTS if one <= version)]
+    handled = (ctypes.c_uint64 * 3)(
+        rights, 3 if version >= _TCP_SINCE else 0, _NAMELESS_SOCKETS | _SIGNALS if version >= _SCOPES_SINCE else 0
+    )
+    size = 8 * (3 if version >= _SCOPES_SINCE else 2 if version >= _TCP_SINCE else 1)
+    ruleset = libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(size), 0)
+    if ruleset < 0:
+        return ["the candidate can read and write files: this kernel refuses a Landlock ruleset"]
+    try:
+        for path in read:
+            _allow(libc, ruleset, path, _EXECUTE | _READ_FILE | _READ_FOLDER, rights)
+        for path in listed:
+            _allow(libc, ruleset, path, _READ_FOLDER, rights)
+        for path in write:
+            _allow(libc, ruleset, path, rights & ~_REFER, rights)
+        for device in [*map(Path, DEVICES), *Path("/dev").glob("nvidia*")]:
+            _allow(libc, ruleset, device, _READ_FILE | _WRITE_FILE | _READ_FOLDER | _DEVICE_COMMAND, rights)
+        if libc.syscall(_RESTRICT_SELF, ruleset, 0):
+            return ["the candidate can read and write files: this kernel refuses Landlock to this process"]
+    finally:
+        os.close(ruleset)
+    if version < _SCOPES_SINCE:
+        return [f"the candidate can send signals to your processes: Landlock {version} does not stop that, 6 does"]
+    return []
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int, known: int) -> None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # not on this machine
+    try:
+        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        granted = rights & known if is_folder else rights & known & _OF_FILES
+        rule = ctypes.create_string_buffer(granted.to_bytes(8, sys.byteorder) + handle.to_bytes(4, sys.byteorder))
+        libc.syscall(_ADD_RULE, ruleset, _RULE_OF_PATH, rule, 0)
+    finally:
+        os.close(handle)

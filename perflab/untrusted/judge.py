@@ -1,0 +1,516 @@
+"""Judges a candidate that runs in a process of its own: right, at random and in secret; and its time, from outside.
+
+- The values of a call's inputs are drawn here from random numbers of the system, and reach the process while it is
+  stopped. A result that was kept, from whatever it was kept by, is wrong for them.
+- A span begins when the process is let go, and ends when it is stopped. Outputs are read from its memory while it is
+  stopped. So nothing can be computed before or after, by whatever thread or stream, and no clock of the process counts.
+- Which calls are checked is drawn at random after they were made. What is timed and what is checked are the same
+  questions.
+
+Times are set against those of a trusted rival, in turns (``judging/interleave.py``); a control that does nothing tells
+what the questions cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from perflab.base.errors import UsageError
+from perflab.correctness.budget import Errors, measure_errors
+from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.run import Function, Task, run_plainly
+from perflab.judging import interleave
+from perflab.judging.interleave import TurnTime
+from perflab.judging.paired import LOOKS, PairedPolicy
+from perflab.judging.trimmed import LEAST_PAIRS
+from perflab.measure.clocks import clock
+from perflab.measure.machine.matmul_rate import matmul_flops_per_second
+from perflab.measurement.callables import BASE, CANDIDATE, Comparison, Limits, Taken
+from perflab.processes.peer import How
+from perflab.results.records import Verdict
+from perflab.units import format_ns
+from perflab.untrusted.messages import Entry, Role, TensorAt
+from perflab.untrusted.records import Finding, Judged, Ratio, Reason
+from perflab.untrusted.stranger import (
+    EndedError,
+    Holding,
+    RaisedError,
+    Span,
+    Stranger,
+    UnfitError,
+    as_keywords,
+    typical,
+)
+
+_SPAN_NS = 2_000_000
+"""The time in nanoseconds that calls in a row should last, against which the cost of a question is small."""
+_MOST_CALLS = 32
+_MOST_BYTES = 1 << 28
+"""Inputs of all calls of a span in bytes, at most; a single call may have more."""
+_CONTROLS = 7
+_ALONE = 0.25
+"""The share of spans that have a single call, by chance."""
+_CHECK = 0.2
+"""The share of spans of which a call is checked, by chance."""
+_RESOLVED_NS = 100_000
+"""Differences between clocks, in nanoseconds, that a busy machine explains."""
+_OFF = 0.2
+"""The share of a span by which the candidate's own clock may fall short."""
+_BEYOND_PEAK = 1.5
+"""The factor by which a rate may exceed the best that this machine has shown."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A callable for another process: where it comes from, and what is pickled of it."""
+
+    name: str
+    entry: Entry
+    given: bytes = b""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a candidate is held to.
+
+    Attributes:
+        definition: called on float64 copies of the inputs; returns what is right.
+        plain: the definition step by step in the inputs' precision; its error makes the budget.
+        draws: make_inputs(seed) -> {name: tensor}, one for each shape.
+        rivals: trusted callables whose time the candidate's is compared with; the first one decides ``slower``.
+        settings: keyword arguments of all.
+        multiple: how many times plain's error is allowed; None: 2 in 16 bit, 8 otherwise, where other orders of sums
+            differ by more than one order's error.
+        may_change: whether the candidate may write to its inputs, and return them.
+        wide: whether further calls have values that the draws do not have.
+    """
+
+    definition: Function
+    plain: Function
+    draws: Sequence[Callable[[int], Mapping[str, Tensor]]]
+    rivals: Sequence[Source] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    multiple: float | None = None
+    may_change: bool = False
+    wide: bool = True
+    checks: int = 2
+    """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
+    budget_s: float = 5.0
+    threshold: float = 0.05
+
+
+class _RefusedError(Exception):
+    """Ends a judgement: the candidate is wrong or suspicious."""
+
+    def __init__(self, finding: Finding, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.finding, self.reason, self.text = finding, reason, text
+
+
+@dataclass
+class _State:
+    checked: int = 0
+    calls: int = 0
+    notes: list[str] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    operators: dict[str, int] = field(default_factory=dict)
+    as_rival: list[str] = field(default_factory=list)
+    threads: int = 0
+    precision: str = ""
+
+
+def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
+    """Judge a candidate. Whatever it does becomes a verdict; errors of the trusted side are raised.
+
+    Raises:
+        PerflabError: the definition, the inputs or a rival cannot be used, or this system cannot hold a process.
+    """
+    state = _State()
+    finding, reason, text = Finding.OK, Reason.NONE, ""
+    try:
+        _Judge(case, holding, state).run(candidate)
+        slowest = next(iter(state.ratios), None)
+        finding = slowest.finding if slowest is not None else Finding.OK
+        reason = Reason.TIME if finding is Finding.UNKNOWN else Reason.NONE
+    except _RefusedError as refused:
+        finding, reason, text = refused.finding, refused.reason, refused.text
+    return Judged(
+        name=candidate.name,
+        finding=finding,
+        reason=reason,
+        text=text,
+        ratios=state.ratios,
+        checked=state.checked,
+        calls=state.calls,
+        operators=state.operators,
+        as_rival=state.as_rival,
+        threads=state.threads,
+        precision=state.precision,
+        notes=state.notes,
+    )
+
+
+@contextlib.contextmanager
+def _refusing(reason: Reason = Reason.RAISED) -> Iterator[None]:
+    """Turn what a candidate's process does into the end of the judgement."""
+    try:
+        yield
+    except RaisedError as error:
+        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else reason
+        raise _RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
+    except EndedError as error:
+        ending = error.ending
+        why = Reason.HUNG if ending.how is How.HUNG else Reason.CRASHED
+        lines = [f"its process {ending.told}", *ending.last_lines(20)]
+        raise _RefusedError(Finding.WRONG, why, "\n".join(lines)) from None
+
+
+class _Judge:
+    """The course of one judgement."""
+
+    def __init__(self, case: Case, holding: Holding, state: _State) -> None:
+        self._case, self._holding, self._state = case, holding, state
+        self._device = torch.device(holding.device)
+        self._draws = [dict(draw(secrets.randbits(62))) for draw in case.draws]
+        self._names = list(self._draws[0])
+        self._keywords = as_keywords(case.settings)
+        self._plain_errors: dict[int, list[Mapping[str, Errors]]] = {}
+        self._outputs = self._count_outputs()
+
+    def run(self, source: Source) -> None:
+        """Judge the candidate, and end by an exception if anything speaks against it."""
+        with contextlib.ExitStack() as processes:
+            with _refusing(Reason.UNBUILT):
+                candidate = processes.enter_context(Stranger(Role.CANDIDATE, source.entry, self._holding, source.given))
+                self._state.notes += candidate.ready.missing
+                for draw in self._case.draws:  # what compiles at a call, compiles now
+                    self._span(candidate, [self._fresh(draw)])
+                self._state.notes += candidate.narrow()
+            for number, inputs in self._planned():
+                with _refusing():
+                    span = self._span(candidate, [inputs])
+                self._check(candidate, span, [inputs], 0, number)
+            rivals = [
+                processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given))
+                for one in self._case.rivals
+            ]
+            if rivals:
+                control = processes.enter_context(
+                    Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
+                )
+                for one, rival in zip(self._case.rivals, rivals, strict=True):
+                    self._race(candidate, rival, control, one.name)
+            self._look(candidate, rivals)
+
+    def _fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return dict(draw(secrets.randbits(62)))
+
+    def _planned(self) -> list[tuple[int, dict[str, Tensor]]]:
+        """Return inputs of the calls that are all checked, in random order, each with the number of its shape."""
+        planned = []
+        for number, draw in enumerate(self._case.draws):
+            planned += [(number, self._fresh(draw)) for _ in range(self._case.checks)]
+            if self._case.wide:
+                planned += [(number, wide) for wide in _wider(self._fresh(draw))]
+        secrets.SystemRandom().shuffle(planned)
+        return planned
+
+    def _span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
+        span = process.span([list(one.values()) for one in sets], keywords=self._keywords)
+        if process.role is Role.CANDIDATE:
+            self._state.calls += len(sets)
+        return span
+
+    # --- right ----------------------------------------------------------------------------------------------
+
+    def _count_outputs(self) -> int:
+        try:
+            returned = self._case.definition(*_upcast(self._draws[0]).values(), **self._case.settings)
+        except Exception as error:
+            raise UsageError(
+                f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
+                "write it for float64: it tells what is right",
+            ) from error
+        return 1 if isinstance(returned, Tensor) else len(list(returned))
+
+    def _task(self) -> Task:
+        names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
+        return Task(names, (), lambda output, _seed: output, self._case.settings)
+
+    def _check(
+        self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, shape: int
+    ) -> None:
+        """Compare a call's results with the definition's, and its inputs with what was given."""
+        inputs, told = sets[call], span.outputs[call]
+        task = self._task()
+        if not self._case.may_change:
+            self._refuse_changes(process, inputs, told, call)
+        if len(told) != self._outputs:
+            raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {self._outputs}")
+        try:
+            got = {name: process.result(one) for name, one in zip(task.outputs, told, strict=True)}
+        except UnfitError as error:
+            raise _RefusedError(Finding.WRONG, Reason.FORM, str(error)) from None
+        report = self._compared(inputs, got, task, shape)
+        if report is None:
+            return
+        self._state.checked += 1
+        if not report.ok:
+            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {_told(inputs)}:\n{report}"
+            raise _RefusedError(Finding.WRONG, Reason.RESULT, text)
+
+    def _refuse_changes(
+        self, process: Stranger, inputs: Mapping[str, Tensor], told: Sequence[TensorAt | None], call: int
+    ) -> None:
+        if self._device.type == "cpu" and (changed := process.changed(list(inputs), list(inputs.values()), call)):
+            text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
+            raise _RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
+        if any(one is not None and one.is_plain and process.lies_in_inputs(one) for one in told):
+            text = "an output lies in the memory of an input"
+            raise _RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
+
+    def _compared(
+        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], task: Task, shape: int
+    ) -> Report | None:
+        """Return the comparison; None where the definition itself has no answer, such as the logarithm of -1."""
+        inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
+        reference = {
+            name: one.double() for name, one in run_plainly(self._case.definition, _upcast(inputs), task, {}).items()
+        }
+        if any(one.isnan().any() for one in reference.values()):
+            return None
+        plain = run_plainly(self._case.plain, inputs, task, {})
+        draws = self._plain_errors.setdefault(shape, [])
+        draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
+        multiple = self._case.multiple or (2.0 if _is_short(plain) else 8.0)
+        return compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def _race(self, candidate: Stranger, rival: Stranger, control: Stranger, name: str) -> None:
+        """Time the candidate against a rival in turns, and keep the ratio; checks fall among the timed calls."""
+        race = _Race(self, candidate, rival, control)
+        comparison = race.run()
+        self._state.ratios.append(
+            Ratio(
+                rival=name,
+                value=comparison.ratio,
+                low=comparison.low_ratio,
+                high=comparison.high_ratio,
+                candidate_ns=comparison.candidate_ns,
+                rival_ns=comparison.base_ns,
+                pairs=comparison.pairs,
+                finding=_FINDINGS[comparison.verdict],
+            )
+        )
+        race.refuse_bent_time()
+        self._refuse_beyond_floor(comparison.candidate_ns)
+
+    def _refuse_beyond_floor(self, call_ns: float) -> None:
+        """Refuse a time in which this hardware cannot do the operation."""
+        floor_ns = self._floor_ns()
+        if call_ns < floor_ns / _BEYOND_PEAK:
+            raise _RefusedError(
+                Finding.SUSPICIOUS,
+                Reason.FLOOR,
+                f"a call takes {format_ns(call_ns)}, and the product in it {format_ns(floor_ns)} at the best rate that "
+                "this machine has shown",
+            )
+
+    def _floor_ns(self) -> float:
+        """Return the time of the definition's product at the best rate; 0 without one, or with several.
+
+        A chain of products may be done in another order with fewer operations.
+        """
+        inputs = self._draws[0]
+        with FlopCounterMode(display=False) as counter:
+            self._case.plain(*inputs.values(), **self._case.settings)
+        counts = counter.get_flop_counts().get("Global", {})
+        dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
+        if len(counts) != 1 or len(dtypes) != 1 or self._calls_of_products() != 1:
+            return 0.0
+        return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
+
+    def _calls_of_products(self) -> int:
+        from perflab.untrusted.worker import noted_operators
+
+        inputs = self._draws[0]
+        seen = noted_operators(lambda: self._case.plain(*inputs.values(), **self._case.settings))
+        return sum(number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention")))
+
+    def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
+        """Record what a call runs. Its process tells that, so nothing is judged by it."""
+        with contextlib.suppress(RaisedError, EndedError):
+            looked = candidate.look()
+            state = self._state
+            state.operators, state.threads, state.precision = looked.operators, looked.threads, looked.precision
+            for rival in rivals[:1]:
+                theirs = rival.look().operators
+                state.as_rival = sorted(theirs.keys() & looked.operators.keys() - _PLAIN_OPERATORS)
+
+
+class _Race:
+    """A candidate and a rival in turns."""
+
+    def __init__(self, judge: _Judge, candidate: Stranger, rival: Stranger, control: Stranger) -> None:
+        self._judge, self._case = judge, judge._case
+        self._sides = {BASE: rival, CANDIDATE: candidate}
+        self._control = control
+        self._draw = secrets.SystemRandom()
+        self._calls = self._count_calls()
+        self._cost_ns = {number: self._control_ns(number) for number in {1, self._calls}}
+        self._alone: dict[str, list[float]] = {name: [] for name in self._sides}
+        self._among: dict[str, list[float]] = {name: [] for name in self._sides}
+        self._short_ns: list[float] = []
+        """For each span of the candidate, by how much its own clock falls short, in nanoseconds."""
+
+    def run(self) -> Comparison:
+        """Take pairs of turns until the verdict is certain or the time is over."""
+        budget_ns = 1e9 * self._case.budget_s
+        policy = PairedPolicy(self._case.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
+        taken = Taken(policy)
+        began_ns = clock.read_ns()
+        while taken.wants_more(clock.read_ns() - began_ns, budget_ns):
+            found: dict[str, list[TurnTime]] = {name: [] for name in self._sides}
+            for place in interleave.places(list(self._sides), 1, (), self._draw):
+                found[place.side].append(self._turn(place.side))
+            taken.turns.append(found)
+        return taken.concluded(Limits(budget_ns, self._case.threshold))
+
+    def _sets(self, number: int) -> list[dict[str, Tensor]]:
+        return [self._judge._fresh(self._case.draws[0]) for _ in range(number)]
+
+    def _count_calls(self) -> int:
+        """Return how many calls a span has: enough for _SPAN_NS, if their inputs fit."""
+        alone_ns = []
+        for _ in range(3):
+            sets = self._sets(1)
+            spent = [self._timed(side, sets).ns for side in self._sides.values()]
+            alone_ns.append(min(spent) - self._judge._span(self._control, sets).ns)
+        size = sum(one.untyped_storage().nbytes() for one in sets[0].values())
+        wanted = _SPAN_NS / max(1.0, min(alone_ns))
+        return max(1, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
+
+    def _control_ns(self, number: int) -> float:
+        sets = self._sets(number)
+        return typical([self._judge._span(self._control, sets) for _ in range(_CONTROLS)])
+
+    def _turn(self, side: str) -> TurnTime:
+        """Time a span of fresh calls; now and then a call alone comes before, and by chance a call is checked."""
+        if self._calls > 1 and self._draw.random() < _ALONE:
+            self._alone[side].append(self._call_ns(side, 1))
+        call_ns = self._call_ns(side, self._calls)
+        self._among[side].append(call_ns)
+        return TurnTime(call_ns, call_ns, self._calls)
+
+    def _call_ns(self, side: str, number: int) -> float:
+        """Return the time of one call, of so many in a row with fresh inputs, without what the questions cost."""
+        process, sets = self._sides[side], self._sets(number)
+        span = self._timed(process, sets)
+        work_ns = span.ns - self._cost_ns[number]
+        if side == CANDIDATE:
+            self._short_ns.append(work_ns - span.own_ns - _OFF * span.ns)
+            if self._draw.random() < _CHECK:
+                self._judge._check(process, span, sets, self._draw.randrange(number), 0)
+        return max(1.0, work_ns / number)
+
+    def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
+        if process.role is Role.CANDIDATE:
+            with _refusing():
+                return self._judge._span(process, sets)
+        return self._judge._span(process, sets)
+
+    def refuse_bent_time(self) -> None:
+        """Refuse a candidate whose clock tells another time, or that is faster among calls than a call alone can be.
+
+        The rival, which is trusted, shows by how much a call alone is slower on this machine.
+        """
+        short_ns = median(self._short_ns)
+        if short_ns > _RESOLVED_NS:
+            text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {self._calls} calls"
+            raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
+        if not all(self._alone.values()):
+            return
+        extra = {name: median(self._alone[name]) - median(self._among[name]) for name in self._sides}
+        allowed_ns = _RESOLVED_NS + 3 * max(0.0, extra[BASE]) + 2 * median(self._among[CANDIDATE])
+        if extra[CANDIDATE] > allowed_ns:
+            alone_ns, among_ns = median(self._alone[CANDIDATE]), median(self._among[CANDIDATE])
+            raise _RefusedError(
+                Finding.SUSPICIOUS,
+                Reason.AHEAD,
+                f"a call alone takes {format_ns(alone_ns)}, and one among {self._calls} {format_ns(among_ns)}: does it "
+                "compute several calls at once?",
+            )
+
+
+_FINDINGS = {
+    Verdict.REGRESSED: Finding.SLOWER,
+    Verdict.OK: Finding.OK,
+    Verdict.IMPROVED: Finding.OK,
+    Verdict.INCONCLUSIVE: Finding.UNKNOWN,
+}
+_PLAIN_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view",
+        "empty.memory_format",
+        "t",
+        "transpose.int",
+        "reshape",
+        "_to_copy",
+        "clone",
+        "add.Tensor",
+        "mul.Tensor",
+    )
+)
+"""Operators that any code calls, and that say nothing about whose work is done."""
+
+
+def _wider(inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Return the inputs with other values: larger, smaller, of the other sign; or, of one sign, within their range."""
+    floats = {name: one for name, one in inputs.items() if one.is_floating_point() and one.numel()}
+    if not floats:
+        return []
+    changes: list[Callable[[Tensor], Tensor]] = [lambda x: x * 8, lambda x: x / 8, lambda x: -x]
+    if all(one.min() >= 0 and one.max() <= 1 for one in floats.values()):
+        changes = [lambda x: x**8, lambda x: 1 - x]
+    elif any(one.min() >= 0 or one.max() <= 0 for one in floats.values()):
+        changes = [lambda x: x / 8]
+    return [
+        {name: _rewritten(one, change) if name in floats else one.clone() for name, one in inputs.items()}
+        for change in changes
+    ]
+
+
+def _rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a tensor of the same layout with changed values."""
+    storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    if 0 in tensor.stride():  # expanded: the elements share memory
+        return made
+    return made.copy_(change(tensor.detach()).to(tensor.dtype))
+
+
+def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.double() if one.is_floating_point() else one.clone() for name, one in inputs.items()}
+
+
+def _is_short(results: Mapping[str, Tensor]) -> bool:
+    return any(one.is_floating_point() and one.itemsize <= 2 for one in results.values())
+
+
+def _told(inputs: Mapping[str, Tensor]) -> str:
+    shapes = ", ".join(
+        f"{name} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for name, one in inputs.items()
+    )
+    values = [one.double() for one in inputs.values() if one.is_floating_point() and one.numel()]
+    return shapes + (f" of {min(x.min() for x in values):.3g} to {max(x.max() for x in values):.3g}" if values else "")

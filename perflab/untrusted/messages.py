@@ -1,0 +1,154 @@
+"""The conversation between the judge and the process of a candidate: typed messages over the one protocol of all.
+
+    Load -> Ready      the candidate is imported, confined
+    Lay -> Ready       tensors are laid over shared memory that the judge has yet to fill, while this process is stopped
+    Go -> Finished     the calls; their outputs stay where they are, and the judge reads them from outside
+    Narrow -> Ready    no more programs, no more processes
+    Look -> Looked     one more call, and what ran in it
+
+Every question may be answered by ``Raised``. Nothing that a candidate's process sends is unpickled or run.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from perflab.base.data import Data
+from perflab.processes.channel import Alive
+
+
+class Role(StrEnum):
+    """The part that a callable has in a judgement."""
+
+    CANDIDATE = "candidate"
+    RIVAL = "rival"
+    """The trusted callable that the candidate's time is compared with."""
+    CONTROL = "control"
+    """A trusted callable that does nothing: what a span costs without work."""
+
+
+class Entry(Data, frozen=True):
+    """Where a callable comes from."""
+
+    name: str = ""
+    """``package.module:function``; or empty for a pickled callable, in a file that follows as a descriptor."""
+    source: str = ""
+    """The text of a module that defines ``name``; empty: the module is imported."""
+    builds: bool = False
+    """Whether the name is a class of modules, of which an object is made from the file that follows."""
+    compiles: bool = False
+    """Whether the object is given to torch.compile."""
+
+
+class Load(Data, frozen=True, tag=True):
+    """Confine the process, and import the callable. The shared memory's descriptor follows, and the entry's if any."""
+
+    role: Role
+    entry: Entry
+    device: str
+    shared_bytes: int
+    folder: str
+    """The one folder in which the process may write."""
+    read: list[str] = []
+    """What the process may read and run."""
+    listed: list[str] = []
+    """Folders of which it may read the names."""
+    path: list[str] = []
+    threads: int = 0
+    """The number of threads of PyTorch's operators; 0: as PyTorch decides."""
+    has_entry_file: bool = False
+    returns: int = 1
+    """The number of empty tensors that a control returns."""
+
+
+class TensorAt(Data, frozen=True):
+    """A tensor in shared memory, or in the memory of the candidate's process: bytes, and how they are read."""
+
+    at: int
+    """The offset of its storage in the shared memory; of an output, the storage's address in the process."""
+    size: int
+    """The storage's size in bytes."""
+    dtype: str
+    shape: list[int]
+    stride: list[int]
+    offset: int
+    """The tensor's offset in its storage, in elements."""
+    needs_gradient: bool = False
+    is_plain: bool = True
+    """Whether the type is ``torch.Tensor`` itself, strided, on the device that was asked for."""
+    kind: str = ""
+    """The type, layout and device of an output that is not plain."""
+
+
+class Lay(Data, frozen=True, tag=True):
+    """Lay tensors over the shared memory for the next ``Go``: one set of arguments for each call.
+
+    ``backward``: the sets are upstream gradients for the outputs with these numbers, of the calls before.
+    """
+
+    sets: list[list[TensorAt]]
+    backward: list[int] = []
+    keywords: str = ""
+    """Keyword arguments as JSON."""
+    shared_bytes: int = 0
+    """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
+    drops: bool = True
+    """Whether outputs of earlier calls may be freed."""
+
+
+class Go(Data, frozen=True, tag=True):
+    """Make the calls that were laid out."""
+
+
+class Narrow(Data, frozen=True, tag=True):
+    """Give up what only compilation needs."""
+
+
+class Look(Data, frozen=True, tag=True):
+    """Make the calls that were laid out once more, and say what ran."""
+
+
+class Ready(Data, frozen=True, tag=True):
+    """Answer: done."""
+
+    missing: list[str] = []
+    """What could not be taken away from the process, each a sentence."""
+    modules: list[str] = []
+    """Files of the modules that the import has loaded."""
+
+
+class Finished(Data, frozen=True, tag=True):
+    """Answer: the calls were made, and the device is idle."""
+
+    own_ns: int
+    """The time of the calls by the candidate's own clock, in nanoseconds: evidence, and nothing else."""
+    outputs: list[list[TensorAt | None]]
+    single: bool = True
+    """Whether each call returned one tensor, not a sequence of tensors."""
+
+
+class Looked(Data, frozen=True, tag=True):
+    """Answer: what one call ran, as the process itself saw it."""
+
+    operators: dict[str, int]
+    threads: int
+    """Threads of the process after the call."""
+    precision: str
+    """PyTorch's setting for products in float32."""
+
+
+class Raised(Data, frozen=True, tag=True):
+    """Answer: the candidate raised."""
+
+    kind: str
+    text: str
+    traceback: str
+    out_of_memory: bool = False
+
+
+Questions = Load | Lay | Go | Narrow | Look
+Answers = Ready | Finished | Looked | Raised
+QUESTIONS: msgspec.json.Decoder[Questions] = msgspec.json.Decoder(Questions)
+ANSWERS: msgspec.json.Decoder[Answers | Alive] = msgspec.json.Decoder(Answers | Alive)

@@ -1,0 +1,441 @@
+"""A callable in a process of its own, held from outside: started, stopped, timed, and read while it is stopped."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from perflab.base.errors import PerflabError
+from perflab.correctness.run import storage_bytes
+from perflab.measure.clocks import clock
+from perflab.processes.child import Launch, Start, launch
+from perflab.processes.peer import Ending, Peer
+from perflab.untrusted.messages import (
+    ANSWERS,
+    Answers,
+    Entry,
+    Finished,
+    Go,
+    Lay,
+    Load,
+    Look,
+    Looked,
+    Narrow,
+    Questions,
+    Raised,
+    Ready,
+    Role,
+    TensorAt,
+)
+
+_ALIGNED = 64
+_PLACES = 61
+"""The number of aligned places within some pages at which a tensor may begin, drawn at random for each call."""
+_MOST_BYTES = 1 << 36
+_STOPPED_WITHIN_S = 1.0
+
+
+class EndedError(Exception):
+    """The process of a callable has ended, hangs, or answers in another protocol."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.told)
+        self.ending = ending
+
+
+class RaisedError(Exception):
+    """The callable has raised."""
+
+    def __init__(self, told: Raised) -> None:
+        super().__init__(f"{told.kind}: {told.text}")
+        self.told = told
+
+
+class UnfitError(Exception):
+    """What a callable has returned, or left behind, is no result: its text says why."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How callables are held: what all processes of a judgement share."""
+
+    device: str
+    folder: Path
+    """A folder for what candidates write; removed with the judgement."""
+    limit_s: float
+    """The time in seconds that an answer may take."""
+    threads: int = 0
+    start: Launch = launch
+    read: tuple[Path, ...] = ()
+    """What a candidate may read and run."""
+    listed: tuple[Path, ...] = ()
+    """Folders of which it may read the names."""
+    path: tuple[str, ...] = ()
+    """Entries for the end of the import path."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Calls in a row, timed from outside of their process."""
+
+    ns: int
+    """From the moment at which the process was let go to the one at which it was stopped again."""
+    own_ns: int
+    """The time that the process itself has told."""
+    processor_ns: int
+    """Processor time of all threads of the process meanwhile."""
+    outputs: list[list[TensorAt | None]] = field(default_factory=list)
+    single: bool = True
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+class Stranger:
+    """A callable in its process; a context manager, whose end is the process's end."""
+
+    def __init__(self, role: Role, entry: Entry, holding: Holding, given: bytes = b"", returns: int = 1) -> None:
+        """Start the process and load the callable.
+
+        Args:
+            role: what the callable is for; a candidate is confined.
+            entry: where the callable comes from.
+            holding: how it is held.
+            given: what is pickled of the entry.
+            returns: the number of empty tensors that a control returns.
+
+        Raises:
+            RaisedError: the callable's module, or its making, raised.
+            EndedError: the process ended or hung meanwhile.
+        """
+        self.role = role
+        self._holding = holding
+        own = holding.folder / f"{role}-{secrets.token_hex(4)}"
+        own.mkdir()
+        variables = _variables(own) if role is Role.CANDIDATE else dict(os.environ)
+        command = [sys.executable, "-m", "perflab.untrusted.worker"]
+        start = Start(str(role), command, variables, own if role is Role.CANDIDATE else Path.cwd())
+        self._peer = Peer[Questions, Answers](
+            start, ANSWERS, EndedError, silent_s=holding.limit_s, launch=holding.start
+        )
+        self.pid = self._peer.pid
+        self._shared = _Shared(1 << 20)
+        self._held = self._shared
+        """The shared memory that has the arguments of the latest calls."""
+        self._told: list[list[TensorAt]] = []
+        self._end = 0
+        try:
+            self.ready = self._load(entry, given, own, returns)
+        except BaseException:
+            self._peer.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._peer.close()
+
+    def _load(self, entry: Entry, given: bytes, own: Path, returns: int) -> Ready:
+        load = Load(
+            role=self.role,
+            entry=entry,
+            device=self._holding.device,
+            shared_bytes=self._shared.size,
+            folder=str(own),
+            read=[str(path) for path in (*self._holding.read, own)],
+            listed=[str(path) for path in self._holding.listed],
+            path=list(self._holding.path),
+            threads=self._holding.threads,
+            has_entry_file=bool(given),
+            returns=returns,
+        )
+        handles = [self._shared.handle]
+        if given:
+            handles.append(os.memfd_create("entry"))
+            os.write(handles[1], given)
+            os.lseek(handles[1], 0, os.SEEK_SET)
+        try:
+            self._peer.ask(load, *handles)
+        finally:
+            for handle in handles[1:]:
+                os.close(handle)
+        return self._ready()
+
+    def narrow(self) -> list[str]:
+        """Take from the process what only compilation needs; return what could not be taken."""
+        self._let_go()
+        self._peer.ask(Narrow())
+        return self._ready().missing
+
+    def span(
+        self,
+        sets: Sequence[Sequence[Tensor]],
+        *,
+        keywords: str = "",
+        gradients: bool = False,
+        backward: Sequence[int] = (),
+    ) -> Span:
+        """Make a call for each set of arguments, and time all of them.
+
+        The values reach the process while it is stopped, just before it is let go.
+
+        Args:
+            sets: the arguments of each call; with ``backward``, the upstream gradients of each call before.
+            keywords: keyword arguments of all calls as JSON.
+            gradients: whether floating arguments require gradients.
+            backward: the numbers of the outputs that get upstream gradients; then the outputs are the gradients of
+                the arguments.
+
+        Raises:
+            RaisedError, EndedError: the callable raised, or its process is gone.
+        """
+        self._let_go()
+        told = self._lay(sets, keywords, gradients, backward)
+        self._stop()
+        for tensors, places in zip(sets, told, strict=True):
+            for tensor, place in zip(tensors, places, strict=True):
+                self._shared.write(place, tensor)
+        processor_ns = self._processor_ns()
+        began_ns = clock.read_ns()
+        self._let_go()
+        self._peer.ask(Go())
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        ended_ns = clock.read_ns()
+        self._stop()
+        assert isinstance(answer, Finished)
+        used_ns = self._processor_ns() - processor_ns
+        return Span(ended_ns - began_ns, answer.own_ns, used_ns, answer.outputs, answer.single)
+
+    def look(self) -> Looked:
+        """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
+        self._let_go()
+        self._peer.ask(Look())
+        answer = self._answer()
+        assert isinstance(answer, Looked)
+        return answer
+
+    def changed(self, names: Sequence[str], tensors: Sequence[Tensor], number: int = 0) -> list[str]:
+        """Return the names of the arguments of a call that are not bit by bit what the process was given."""
+        places = self._told[number]
+        return [
+            name
+            for name, tensor, place in zip(names, tensors, places, strict=True)
+            if not self._held.holds(place, tensor)
+        ]
+
+    def result(self, told: TensorAt | None) -> Tensor | None:
+        """Read an output from the memory of the stopped process.
+
+        Raises:
+            UnfitError: it is no plain tensor, or does not lie where the process says.
+        """
+        if told is None:
+            return None
+        if not told.is_plain:
+            raise UnfitError(f"it returned a {told.kind}, not a torch.Tensor")
+        dtype = getattr(torch, told.dtype, None)
+        if not isinstance(dtype, torch.dtype) or len(told.shape) != len(told.stride):
+            raise UnfitError("the form of its output makes no sense")
+        last = told.offset + sum((n - 1) * step for n, step in zip(told.shape, told.stride, strict=True))
+        if 0 in told.shape:
+            return torch.empty(told.shape, dtype=dtype)
+        ends = (last + 1) * dtype.itemsize
+        if min(*told.shape, *told.stride, told.offset, 0) < 0 or not 0 < ends <= min(told.size, _MOST_BYTES):
+            raise UnfitError("its output does not lie within the memory that it names")
+        begins = told.offset * dtype.itemsize
+        data = _read(self.pid, told.at + begins, ends - begins)
+        return torch.frombuffer(data, dtype=dtype).as_strided(told.shape, told.stride)
+
+    def lies_in_inputs(self, told: TensorAt) -> bool:
+        """Whether an output lies in the memory of the inputs."""
+        return any(low <= told.at < high for low, high in self._shared_ranges())
+
+    def _lay(
+        self, sets: Sequence[Sequence[Tensor]], keywords: str, gradients: bool, backward: Sequence[int]
+    ) -> list[list[TensorAt]]:
+        """Lay tensors over the shared memory, at random places; upstream gradients behind the arguments before them."""
+        at = self._end if backward else 0
+        told: list[list[TensorAt]] = []
+        for tensors in sets:
+            told.append([])
+            for tensor in tensors:
+                at += _ALIGNED * (1 + secrets.randbelow(_PLACES))
+                told[-1].append(_form(tensor, at, gradients and tensor.is_floating_point()))
+                at += -(-told[-1][-1].size // _ALIGNED) * _ALIGNED
+        handles = []
+        if at > self._shared.size:
+            self._shared = _Shared(2 * at)
+            handles.append(self._shared.handle)
+        lay = Lay(
+            sets=told,
+            backward=list(backward),
+            keywords=keywords,
+            shared_bytes=self._shared.size if handles else 0,
+            drops=not backward,
+        )
+        self._peer.ask(lay, *handles)
+        self._ready()
+        if not backward:
+            self._told, self._held, self._end = told, self._shared, at
+        return told
+
+    def _ready(self) -> Ready:
+        answer = self._answer()
+        assert isinstance(answer, Ready)
+        return answer
+
+    def _answer(self) -> Answers:
+        answer = self._peer.answer()
+        if isinstance(answer, Raised):
+            raise RaisedError(answer)
+        return answer
+
+    def _let_go(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return  # it has ended, as the next question will tell
+
+    def _stop(self) -> None:
+        """Stop all threads of the process, and wait until they stand still."""
+        self._signal(signal.SIGSTOP)
+        until_s = time.monotonic() + _STOPPED_WITHIN_S
+        stat = Path(f"/proc/{self.pid}/stat")
+        while time.monotonic() < until_s:
+            try:
+                state = stat.read_bytes().rpartition(b")")[2].split()[0]
+            except (OSError, IndexError):
+                return
+            if state in (b"T", b"t", b"Z", b"X"):
+                return
+
+    def _processor_ns(self) -> int:
+        """Return the processor time of all threads of the process in nanoseconds, ended threads included."""
+        try:
+            return time.clock_gettime_ns(
+                (~self.pid << 3) | 2
+            )  # CPUCLOCK_SCHED of the process, as in clock_getcpuclockid
+        except OSError:
+            return 0
+
+    def _shared_ranges(self) -> list[tuple[int, int]]:
+        try:
+            lines = Path(f"/proc/{self.pid}/maps").read_text(errors="replace").splitlines()
+        except OSError:
+            return []
+        ranges = [line.split()[0].split("-") for line in lines if "/memfd:inputs" in line]
+        return [(int(low, 16), int(high, 16)) for low, high in ranges]
+
+
+class _Shared:
+    """Memory that the judge and one process share."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.handle = os.memfd_create("inputs")
+        os.ftruncate(self.handle, size)
+        self._pages = mmap.mmap(self.handle, size)
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+    def write(self, place: TensorAt, tensor: Tensor) -> None:
+        """Copy the whole memory behind a tensor to its place."""
+        if place.size:
+            self._bytes(place).copy_(storage_bytes(tensor))
+
+    def holds(self, place: TensorAt, tensor: Tensor) -> bool:
+        """Whether the place holds the memory behind the tensor bit by bit."""
+        return not place.size or torch.equal(self._bytes(place), storage_bytes(tensor).cpu())
+
+    def _bytes(self, place: TensorAt) -> Tensor:
+        return torch.frombuffer(self._pages, dtype=torch.uint8, count=place.size, offset=place.at)
+
+
+def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
+    return TensorAt(
+        at=at,
+        size=tensor.untyped_storage().nbytes(),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=list(tensor.shape),
+        stride=list(tensor.stride()),
+        offset=int(tensor.storage_offset()),
+        needs_gradient=needs_gradient,
+    )
+
+
+def _read(pid: int, at: int, size: int) -> bytearray:
+    """Read another process's memory.
+
+    Raises:
+        PerflabError: this system does not let one process read the memory of its own child.
+        UnfitError: there is no such memory.
+    """
+    data = bytearray(size)
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = 0
+    while done < size:
+        ours = _Range(ctypes.addressof(ctypes.c_char.from_buffer(data, done)), size - done)
+        theirs = _Range(at + done, size - done)
+        got = libc.process_vm_readv(pid, ctypes.byref(ours), 1, ctypes.byref(theirs), 1, 0)
+        if got > 0:
+            done += got
+        elif ctypes.get_errno() == 1:
+            raise PerflabError(
+                "this system does not let a process read the memory of its own child (process_vm_readv)",
+                "set kernel.yama.ptrace_scope to 1 or 0, or give the container CAP_SYS_PTRACE",
+            )
+        else:
+            raise UnfitError("its output does not lie within the memory that it names")
+    return data
+
+
+def _variables(own: Path) -> dict[str, str]:
+    """Return the environment of a candidate: what programs and PyTorch need, and a place for what they write."""
+    kept: tuple[str, ...] = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CC", "CXX")
+    kept += ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
+    prefixes = ("OMP_", "MKL_", "KMP_", "NOCUDA_")
+    given = {name: value for name, value in os.environ.items() if name in kept or name.startswith(prefixes)}
+    caches = (
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "TORCH_EXTENSIONS_DIR",
+        "XDG_CACHE_HOME",
+        "CUDA_CACHE_PATH",
+    )
+    return {**given, "HOME": str(own), "TMPDIR": str(own), **{name: str(own / name.lower()) for name in caches}}
+
+
+def typical(spans: Sequence[Span]) -> float:
+    """Return the median time of spans in nanoseconds."""
+    return median(span.ns for span in spans)
+
+
+def as_keywords(settings: Mapping[str, object]) -> str:
+    """Return keyword arguments as JSON; empty without any.
+
+    Raises:
+        TypeError: one is not plain data.
+    """
+    import json
+
+    return json.dumps(dict(settings)) if settings else ""

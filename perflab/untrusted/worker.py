@@ -1,0 +1,333 @@
+"""The program of a candidate's process: lays tensors over shared memory, calls the candidate, says where outputs are.
+
+Nothing here is trusted by the judge, since the candidate runs in the same process and can replace any of it. The judge
+stops the process outside of calls, times it from outside, and reads outputs from its memory while it is stopped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import mmap
+import os
+import pickle
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.reduction import recv_handle
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
+from perflab.untrusted.confine import confine, narrow
+from perflab.untrusted.messages import (
+    QUESTIONS,
+    Answers,
+    Entry,
+    Finished,
+    Go,
+    Lay,
+    Load,
+    Look,
+    Looked,
+    Narrow,
+    Questions,
+    Raised,
+    Ready,
+    Role,
+    TensorAt,
+)
+
+_TEXT = 2000
+"""The length in characters that a message of a candidate's error may have."""
+
+
+@dataclass
+class _Served:
+    """The candidate, and what is laid out for it."""
+
+    device: torch.device
+    call: Callable[..., Any]
+    shared: mmap.mmap
+    laid: list[list[torch.Tensor]] = field(default_factory=list)
+    """What was laid over the shared memory last: a set of tensors for each call."""
+    arguments: list[list[torch.Tensor]] = field(default_factory=list)
+    """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
+    keywords: dict[str, Any] = field(default_factory=dict)
+    backward: list[int] = field(default_factory=list)
+    outputs: list[list[Any]] = field(default_factory=list)
+    single: bool = True
+    kept: list[list[Any]] = field(default_factory=list)
+    """Copies on the host, where the judge can read them, of outputs on another device."""
+
+
+def main() -> None:
+    """Answer questions until the judge closes the connection."""
+    show_stacks_when_asked(2)
+    load = hear(QUESTIONS)
+    assert isinstance(load, Load)
+    try:
+        served, ready = _loaded(load)
+    except BaseException as error:
+        say(_raised(error))
+        return
+    say(ready)
+    while True:
+        try:
+            question = hear(QUESTIONS)
+        except (EOFError, OSError):
+            return
+        try:
+            say(_answered(served, question))
+        except BaseException as error:
+            say(_raised(error))
+
+
+def _answered(served: _Served, question: Questions) -> Answers:
+    if isinstance(question, Lay):
+        return _laid(served, question)
+    if isinstance(question, Go):
+        return _gone(served)
+    if isinstance(question, Narrow):
+        return Ready(missing=narrow())
+    assert isinstance(question, Look)
+    return _looked(served)
+
+
+def _mapped(size: int) -> mmap.mmap:
+    """Map the shared memory whose descriptor comes next; its pages are there at once."""
+    handle = recv_handle(to_parent())
+    try:
+        return mmap.mmap(handle, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    finally:
+        os.close(handle)
+
+
+def _loaded(load: Load) -> tuple[_Served, Ready]:
+    shared, given = _mapped(load.shared_bytes), b""
+    if load.has_entry_file:
+        with open(recv_handle(to_parent()), "rb") as told:
+            given = told.read()
+    if load.threads:
+        torch.set_num_threads(load.threads)
+    device = torch.device(load.device)
+    if device.type == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
+    sys.path += [entry for entry in load.path if entry not in sys.path]
+    missing = _confined(load) if load.role is Role.CANDIDATE else []
+    before = set(sys.modules)
+    call = _nothing(load.returns, device) if load.role is Role.CONTROL else _callable(load.entry, given, device)
+    new = [module for name, module in sys.modules.items() if name not in before]
+    files = sorted({str(file) for one in new if (file := getattr(one, "__file__", None))})
+    return _Served(device, call, shared), Ready(missing=missing, modules=files)
+
+
+def _confined(load: Load) -> list[str]:
+    read, listed = ([Path(one) for one in paths] for paths in (load.read, load.listed))
+    return confine(read, listed, [Path(load.folder)])
+
+
+def _nothing(returns: int, device: torch.device) -> Callable[..., Any]:
+    """Return the control: a callable that returns so many empty tensors, and does nothing else."""
+
+    def call(*_inputs: torch.Tensor, **_keywords: Any) -> Any:
+        made = [torch.empty(0, device=device) for _ in range(returns)]
+        return made[0] if returns == 1 else made
+
+    return call
+
+
+def _callable(entry: Entry, given: bytes, device: torch.device) -> Callable[..., Any]:
+    """Return the callable of an entry.
+
+    Raises:
+        Exception: whatever its module raises, or the lack of such a name.
+    """
+    if not entry.name:
+        found: Any = pickle.loads(given)  # the judge has written it
+        return cast("Callable[..., Any]", found)
+    where, _, name = entry.name.partition(":")
+    if entry.source:
+        module = types.ModuleType(where)
+        sys.modules[where] = module
+        file = Path(os.environ["TMPDIR"], f"{where}.py")  # where inspect, and with it Triton, finds the source
+        file.write_text(entry.source)
+        module.__file__ = str(file)
+        exec(compile(entry.source, str(file), "exec"), module.__dict__)
+    else:
+        module = importlib.import_module(where)
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    if entry.builds:  # the judge has written what it is built from
+        return _built(found, torch.load(io.BytesIO(given), weights_only=False), device, entry.compiles)
+    return cast("Callable[..., Any]", found)
+
+
+def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: bool) -> Callable[..., Any]:
+    """Make the object of a class of modules as the judge has made its own: the same seed, and the same weights."""
+    torch.manual_seed(given["seed"])
+    model = kind(*given["arguments"])
+    if isinstance(model, torch.nn.Module):
+        theirs, ours = given["weights"], model.state_dict()
+        if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
+            model.load_state_dict(theirs)
+        model = torch.compile(model.to(device)) if compiles else model.to(device)
+
+    def call(*inputs: torch.Tensor, **keywords: Any) -> Any:
+        with torch.no_grad():
+            return model(*inputs, **keywords)
+
+    return call
+
+
+def _laid(served: _Served, question: Lay) -> Ready:
+    if question.shared_bytes:
+        served.shared = _mapped(question.shared_bytes)
+    if question.drops:
+        served.laid, served.arguments, served.kept = [], [], []
+        _poison(served)
+    served.keywords = json.loads(question.keywords) if question.keywords else {}
+    served.backward = question.backward
+    served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
+    if not question.backward:
+        served.arguments = [[_on(served.device, one) for one in tensors] for tensors in served.laid]
+        for told, tensors in zip(question.sets, served.arguments, strict=True):
+            for one, tensor in zip(told, tensors, strict=True):
+                tensor.requires_grad_(one.needs_gradient)
+    return Ready()
+
+
+def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the device, of the same layout, that will get the values; on a CPU the tensor itself."""
+    if device.type == "cpu":
+        return tensor
+    storage = torch.empty(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=device).untyped_storage()
+    made = torch.empty(0, dtype=tensor.dtype, device=device)
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _poison(served: _Served) -> None:
+    """Fill the memory that outputs have had with NaN, and free it, so that a later output lands on it."""
+    like = [torch.empty_like(one) for each in served.outputs for one in each if type(one) is torch.Tensor]
+    served.outputs = []
+    for one in like:
+        if one.is_floating_point():
+            one.fill_(float("nan"))
+
+
+def _tensor(told: TensorAt, shared: mmap.mmap) -> torch.Tensor:
+    """Return the tensor over the shared memory, with a storage of its own bytes alone."""
+    made = torch.empty(0, dtype=getattr(torch, told.dtype))
+    if told.size:
+        storage = torch.frombuffer(shared, dtype=torch.uint8, count=told.size, offset=told.at).untyped_storage()
+        return made.set_(storage, told.offset, told.shape, told.stride)
+    return made.reshape(told.shape)
+
+
+def _gone(served: _Served) -> Finished:
+    began_ns = time.perf_counter_ns()
+    if served.device.type != "cpu":
+        for laid, arguments in zip(served.laid, served.arguments, strict=True):
+            for source, target in zip(laid, arguments, strict=True):
+                if not served.backward:
+                    target.untyped_storage().copy_(source.untyped_storage(), False)
+    if served.backward:
+        outputs = [_gradients(served, number) for number in range(len(served.laid))]
+        single = False
+    else:
+        made = [served.call(*arguments, **served.keywords) for arguments in served.arguments]
+        single = all(isinstance(one, torch.Tensor) for one in made)
+        outputs = [_listed(one) for one in made]
+        served.outputs, served.single = outputs, single
+    if served.device.type != "cpu":
+        torch.accelerator.synchronize()
+        outputs = [[None if one is None else _host(one) for one in each] for each in outputs]
+    served.kept = outputs
+    own_ns = time.perf_counter_ns() - began_ns
+    return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs], single=single)
+
+
+def _host(value: Any) -> Any:
+    """Return a copy on the host, where the judge can read it; what is no plain tensor stays as it is, to be refused."""
+    return value.detach().cpu() if type(value) is torch.Tensor else value
+
+
+def _gradients(served: _Served, number: int) -> list[torch.Tensor | None]:
+    leaves = [one for one in served.arguments[number] if one.requires_grad]
+    upstream = [
+        _on(served.device, one).copy_(one) if served.device.type != "cpu" else one for one in served.laid[number]
+    ]
+    outputs = [served.outputs[number][one] for one in served.backward]
+    return list(torch.autograd.grad(outputs, leaves, upstream, allow_unused=True))
+
+
+def _listed(returned: Any) -> list[Any]:
+    return list(returned) if isinstance(returned, list | tuple) else [returned]
+
+
+def _at(value: Any) -> TensorAt | None:
+    """Return where a tensor lies in this process's memory, and its form; what is no plain tensor has no address."""
+    if value is None:
+        return None
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type == "meta":
+        kind = type(value).__name__
+        kind += f" ({value.layout}, {value.device})" if isinstance(value, torch.Tensor) else ""
+        return TensorAt(at=0, size=0, dtype="", shape=[], stride=[], offset=0, is_plain=False, kind=kind)
+    storage = value.untyped_storage()
+    return TensorAt(
+        at=storage.data_ptr(),
+        size=storage.nbytes(),
+        dtype=str(value.dtype).removeprefix("torch."),
+        shape=list(value.shape),
+        stride=list(value.stride()),
+        offset=int(value.storage_offset()),
+        needs_gradient=value.requires_grad,
+    )
+
+
+def noted_operators(call: Callable[[], object]) -> dict[str, int]:
+    """Return how often a call makes each operator reach PyTorch's dispatcher, by the operator's name."""
+    from perflab.internals.of_torch import TorchDispatchMode
+
+    found: dict[str, int] = {}
+
+    class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """Counts operators by name."""
+
+        def __torch_dispatch__(
+            self, func: Any, _types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            name = str(getattr(func, "name", lambda: func)())
+            found[name] = found.get(name, 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    with Noting():  # type: ignore[no-untyped-call]
+        call()
+    return found
+
+
+def _looked(served: _Served) -> Looked:
+    operators = noted_operators(lambda: [served.call(*one, **served.keywords) for one in served.arguments])
+    return Looked(
+        operators=operators,
+        threads=len(os.listdir("/proc/self/task")),
+        precision=torch.get_float32_matmul_precision(),
+    )
+
+
+def _raised(error: BaseException) -> Raised:
+    text = str(error).strip()
+    shown = "".join(traceback.format_exception(error))
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
+    return Raised(kind=type(error).__name__, text=text[:_TEXT], traceback=shown[-_TEXT:], out_of_memory=memory)
+
+
+if __name__ == "__main__":
+    main()
