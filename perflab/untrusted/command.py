@@ -51,7 +51,7 @@ def verify_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument(
         "--multiple", type=float, metavar="X", help="errors allowed, in errors of the reference's own precision"
     )
-    parser.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="time of the turns (default: 5)")
+    parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS", help="time of the turns (default: 10)")
     parser.add_argument(
         "--limit", type=float, default=120.0, metavar="SECONDS", help="a call that takes longer hangs (default: 120)"
     )

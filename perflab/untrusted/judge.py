@@ -14,10 +14,12 @@ what the questions cost.
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ from perflab.measure.machine.matmul_rate import matmul_flops_per_second
 from perflab.measurement.callables import BASE, CANDIDATE, Comparison, Limits, Taken
 from perflab.processes.peer import How
 from perflab.results.records import Verdict
-from perflab.units import format_ns
+from perflab.units import format_count, format_ns
 from perflab.untrusted.messages import Entry, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import (
@@ -50,20 +52,26 @@ from perflab.untrusted.stranger import (
     typical,
 )
 
-_SPAN_NS = 2_000_000
+_SPAN_NS = 3_000_000
 """The time in nanoseconds that calls in a row should last, against which the cost of a question is small."""
 _MOST_CALLS = 32
 _MOST_BYTES = 1 << 28
 """Inputs of all calls of a span in bytes, at most; a single call may have more."""
-_CONTROLS = 7
+_MOST_SPANS = 2
+"""Spans in a turn, at most; the fastest of them counts most."""
+_WARMING, _CONTROLS = 4, 9
+"""Calls before any counts, and spans of the control that tell what a question costs."""
 _ALONE = 0.25
 """The share of spans that have a single call, by chance."""
+_ENOUGH = 3
+"""Calls alone that are enough to compare the fastest of them: one that waits for others to be known is never fast."""
 _CHECK = 0.2
 """The share of spans of which a call is checked, by chance."""
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
 _OFF = 0.2
 """The share of a span by which the candidate's own clock may fall short."""
+_COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 1.5
 """The factor by which a rate may exceed the best that this machine has shown."""
 
@@ -159,12 +167,18 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
 
 
 @contextlib.contextmanager
-def _refusing(reason: Reason = Reason.RAISED) -> Iterator[None]:
-    """Turn what a candidate's process does into the end of the judgement."""
+def _refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterator[None]:
+    """Turn what a candidate's process does into the end of the judgement.
+
+    Args:
+        reason: what an error means. A first call may compile, or raise as any other.
+        called: whether the candidate is called, and not only imported.
+    """
     try:
         yield
     except RaisedError as error:
-        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else reason
+        built = reason is Reason.UNBUILT and not _COMPILERS.search(f"{error.told.kind} {error.told.text}")
+        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else Reason.RAISED if built and called else reason
         raise _RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
     except EndedError as error:
         ending = error.ending
@@ -188,9 +202,10 @@ class _Judge:
     def run(self, source: Source) -> None:
         """Judge the candidate, and end by an exception if anything speaks against it."""
         with contextlib.ExitStack() as processes:
-            with _refusing(Reason.UNBUILT):
+            with _refusing(Reason.UNBUILT, called=False):
                 candidate = processes.enter_context(Stranger(Role.CANDIDATE, source.entry, self._holding, source.given))
-                self._state.notes += candidate.ready.missing
+            self._state.notes += candidate.ready.missing
+            with _refusing(Reason.UNBUILT):
                 for draw in self._case.draws:  # what compiles at a call, compiles now
                     self._span(candidate, [self._fresh(draw)])
                 self._state.notes += candidate.narrow()
@@ -198,17 +213,21 @@ class _Judge:
                 with _refusing():
                     span = self._span(candidate, [inputs])
                 self._check(candidate, span, [inputs], 0, number)
-            rivals = [
-                processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given))
-                for one in self._case.rivals
-            ]
-            if rivals:
-                control = processes.enter_context(
-                    Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
-                )
-                for one, rival in zip(self._case.rivals, rivals, strict=True):
-                    self._race(candidate, rival, control, one.name)
+            control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
+            processes.enter_context(control)
+            rivals = []
+            for one in self._case.rivals:
+                try:
+                    rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
+                    self._race(candidate, rivals[-1], control, one.name)
+                except (RaisedError, EndedError) as error:  # of a trusted callable: of a candidate they are refused
+                    self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
             self._look(candidate, rivals)
+
+    def note(self, text: str) -> None:
+        """Note what is not certain, once."""
+        if text not in self._state.notes:
+            self._state.notes.append(text)
 
     def _fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return dict(draw(secrets.randbits(62)))
@@ -297,8 +316,9 @@ class _Judge:
 
     def _race(self, candidate: Stranger, rival: Stranger, control: Stranger, name: str) -> None:
         """Time the candidate against a rival in turns, and keep the ratio; checks fall among the timed calls."""
-        race = _Race(self, candidate, rival, control)
-        comparison = race.run()
+        with _one_thread():  # others of this process would spin on the cores of the two
+            race = _Race(self, candidate, rival, control)
+            comparison = race.run()
         self._state.ratios.append(
             Ratio(
                 rival=name,
@@ -349,12 +369,25 @@ class _Judge:
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
         """Record what a call runs. Its process tells that, so nothing is judged by it."""
         with contextlib.suppress(RaisedError, EndedError):
+            sets = [self._draws[0]]
+            self._span(candidate, sets)
             looked = candidate.look()
             state = self._state
             state.operators, state.threads, state.precision = looked.operators, looked.threads, looked.precision
             for rival in rivals[:1]:
+                self._span(rival, sets)
                 theirs = rival.look().operators
                 state.as_rival = sorted(theirs.keys() & looked.operators.keys() - _PLAIN_OPERATORS)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Race:
@@ -390,13 +423,15 @@ class _Race:
 
     def _count_calls(self) -> int:
         """Return how many calls a span has: enough for _SPAN_NS, if their inputs fit."""
-        alone_ns = []
-        for _ in range(3):
+        spent: dict[Role, list[int]] = {}
+        for _ in range(_WARMING):
             sets = self._sets(1)
-            spent = [self._timed(side, sets).ns for side in self._sides.values()]
-            alone_ns.append(min(spent) - self._judge._span(self._control, sets).ns)
+            for process in (*self._sides.values(), self._control):
+                spent.setdefault(process.role, []).append(self._timed(process, sets).ns)
         size = sum(one.untyped_storage().nbytes() for one in sets[0].values())
-        wanted = _SPAN_NS / max(1.0, min(alone_ns))
+        call_ns = max(1.0, min(spent[Role.CANDIDATE] + spent[Role.RIVAL]) - min(spent[Role.CONTROL]))
+        wanted = _SPAN_NS / call_ns
+        self._spans = max(1, min(_MOST_SPANS, math.ceil(interleave.TURN_NS / max(_SPAN_NS, call_ns))))
         return max(1, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
 
     def _control_ns(self, number: int) -> float:
@@ -404,12 +439,12 @@ class _Race:
         return typical([self._judge._span(self._control, sets) for _ in range(_CONTROLS)])
 
     def _turn(self, side: str) -> TurnTime:
-        """Time a span of fresh calls; now and then a call alone comes before, and by chance a call is checked."""
+        """Time spans of fresh calls; now and then a call alone comes before, and by chance a call is checked."""
         if self._calls > 1 and self._draw.random() < _ALONE:
             self._alone[side].append(self._call_ns(side, 1))
-        call_ns = self._call_ns(side, self._calls)
-        self._among[side].append(call_ns)
-        return TurnTime(call_ns, call_ns, self._calls)
+        found_ns = [self._call_ns(side, self._calls) for _ in range(self._spans)]
+        self._among[side].append(min(found_ns))
+        return TurnTime(min(found_ns), fmean(found_ns), self._calls * self._spans)
 
     def _call_ns(self, side: str, number: int) -> float:
         """Return the time of one call, of so many in a row with fresh inputs, without what the questions cost."""
@@ -435,19 +470,22 @@ class _Race:
         """
         short_ns = median(self._short_ns)
         if short_ns > _RESOLVED_NS:
-            text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {self._calls} calls"
+            calls = format_count(self._calls, "call")
+            text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {calls}"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
-        if not all(self._alone.values()):
+        if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
+            self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
+        if any(len(one) < _ENOUGH for one in self._alone.values()):
             return
-        extra = {name: median(self._alone[name]) - median(self._among[name]) for name in self._sides}
-        allowed_ns = _RESOLVED_NS + 3 * max(0.0, extra[BASE]) + 2 * median(self._among[CANDIDATE])
+        extra = {name: min(self._alone[name]) - min(self._among[name]) for name in self._sides}
+        allowed_ns = _RESOLVED_NS + 3 * max(0.0, extra[BASE]) + min(self._among[CANDIDATE])
         if extra[CANDIDATE] > allowed_ns:
-            alone_ns, among_ns = median(self._alone[CANDIDATE]), median(self._among[CANDIDATE])
+            alone_ns, among_ns = min(self._alone[CANDIDATE]), min(self._among[CANDIDATE])
             raise _RefusedError(
                 Finding.SUSPICIOUS,
                 Reason.AHEAD,
-                f"a call alone takes {format_ns(alone_ns)}, and one among {self._calls} {format_ns(among_ns)}: does it "
-                "compute several calls at once?",
+                f"a call alone takes {format_ns(alone_ns)} at least, and one among {self._calls} {format_ns(among_ns)}: "
+                "does it compute several calls at once?",
             )
 
 

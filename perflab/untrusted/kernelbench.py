@@ -1,8 +1,8 @@
 """Candidates in KernelBench's form: files with ``ModelNew``, held to ``Model`` of the same problem.
 
-A problem has ``Model``, ``get_inputs`` and ``get_init_inputs``, which are trusted; a candidate has ``ModelNew``. Both may
-be in one file; then the judge runs only what the problem's names need, and the candidate's process gets the rest. The
-form is that of Ouyang et al. 2025, "KernelBench: Can LLMs Write Efficient GPU Kernels?".
+A problem has ``Model``, ``get_inputs`` and ``get_init_inputs``, which are trusted; a candidate has ``ModelNew``. Both
+may be in one file; then the judge runs only what the problem's names need, and the candidate's process gets the rest.
+The form is that of Ouyang et al. 2025, "KernelBench: Can LLMs Write Efficient GPU Kernels?".
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ def _run(name: str, text: str) -> dict[str, Any]:
 
 
 def sliced(text: str, roots: tuple[str, ...] | list[str], without: tuple[str, ...] = ()) -> str:
-    """Return the statements of a module that these names need, in their order; everything, with ``without``.
+    """Return the statements of a module that these names need, in their order; with ``without``, all but those.
 
     Args:
         text: the module.
         roots: names at the top level that are wanted, with what they use.
-        without: names at the top level that are left out, unless the roots use them; then other statements stay too,
+        without: names at the top level that are left out, also where the roots use them; other statements stay then,
             since a candidate's module may do anything when it is imported.
 
     Raises:
@@ -185,7 +185,7 @@ def sliced(text: str, roots: tuple[str, ...] | list[str], without: tuple[str, ..
             if name in names:
                 pending += [used for used in _used(one) if not hasattr(builtins, used)]
     if without:
-        kept = [one for one, names in zip(body, defined, strict=True) if not names & set(without) or names & wanted]
+        kept = [one for one, names in zip(body, defined, strict=True) if not names & set(without)]
     else:
         kept = [one for one, names in zip(body, defined, strict=True) if names & wanted]
     return ast.unparse(ast.Module(kept, []))

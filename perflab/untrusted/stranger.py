@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from perflab.base.errors import PerflabError
 from perflab.correctness.run import storage_bytes
 from perflab.measure.clocks import clock
 from perflab.processes.child import Launch, Start, launch
-from perflab.processes.peer import Ending, Peer
+from perflab.processes.peer import Ending, How, Peer
 from perflab.untrusted.messages import (
     ANSWERS,
     Answers,
@@ -41,6 +41,7 @@ from perflab.untrusted.messages import (
     TensorAt,
 )
 
+Answer = TypeVar("Answer", Ready, Finished, Looked)
 _ALIGNED = 64
 _PLACES = 61
 """The number of aligned places within some pages at which a tensor may begin, drawn at random for each call."""
@@ -174,13 +175,13 @@ class Stranger:
         finally:
             for handle in handles[1:]:
                 os.close(handle)
-        return self._ready()
+        return self._answer(Ready)
 
     def narrow(self) -> list[str]:
         """Take from the process what only compilation needs; return what could not be taken."""
         self._let_go()
         self._peer.ask(Narrow())
-        return self._ready().missing
+        return self._answer(Ready).missing
 
     def span(
         self,
@@ -214,11 +215,10 @@ class Stranger:
         began_ns = clock.read_ns()
         self._let_go()
         self._peer.ask(Go())
-        answer = self._answer()
+        answer = self._answer(Finished)
         self._signal(signal.SIGSTOP)
         ended_ns = clock.read_ns()
         self._stop()
-        assert isinstance(answer, Finished)
         used_ns = self._processor_ns() - processor_ns
         return Span(ended_ns - began_ns, answer.own_ns, used_ns, answer.outputs, answer.single)
 
@@ -226,9 +226,7 @@ class Stranger:
         """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
         self._let_go()
         self._peer.ask(Look())
-        answer = self._answer()
-        assert isinstance(answer, Looked)
-        return answer
+        return self._answer(Looked)
 
     def changed(self, names: Sequence[str], tensors: Sequence[Tensor], number: int = 0) -> list[str]:
         """Return the names of the arguments of a call that are not bit by bit what the process was given."""
@@ -290,20 +288,19 @@ class Stranger:
             drops=not backward,
         )
         self._peer.ask(lay, *handles)
-        self._ready()
+        self._answer(Ready)
         if not backward:
             self._told, self._held, self._end = told, self._shared, at
         return told
 
-    def _ready(self) -> Ready:
-        answer = self._answer()
-        assert isinstance(answer, Ready)
-        return answer
-
-    def _answer(self) -> Answers:
+    def _answer(self, kind: type[Answer]) -> Answer:
         answer = self._peer.answer()
         if isinstance(answer, Raised):
             raise RaisedError(answer)
+        if not isinstance(answer, kind):
+            raise EndedError(
+                Ending(How.FOREIGN, problem=f"{type(answer).__name__}, where {kind.__name__} was asked for")
+            )
         return answer
 
     def _let_go(self) -> None:

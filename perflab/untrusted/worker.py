@@ -24,12 +24,12 @@ from typing import Any, cast
 
 import torch
 
+from perflab.measure.machine.allocator import keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
 from perflab.untrusted.confine import confine, narrow
 from perflab.untrusted.messages import (
     QUESTIONS,
     Answers,
-    Entry,
     Finished,
     Go,
     Lay,
@@ -70,6 +70,7 @@ class _Served:
 def main() -> None:
     """Answer questions until the judge closes the connection."""
     show_stacks_when_asked(2)
+    keep_freed_memory()
     load = hear(QUESTIONS)
     assert isinstance(load, Load)
     try:
@@ -122,7 +123,7 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     sys.path += [entry for entry in load.path if entry not in sys.path]
     missing = _confined(load) if load.role is Role.CANDIDATE else []
     before = set(sys.modules)
-    call = _nothing(load.returns, device) if load.role is Role.CONTROL else _callable(load.entry, given, device)
+    call = _nothing(load.returns, device) if load.role is Role.CONTROL else _callable(load, given, device)
     new = [module for name, module in sys.modules.items() if name not in before]
     files = sorted({str(file) for one in new if (file := getattr(one, "__file__", None))})
     return _Served(device, call, shared), Ready(missing=missing, modules=files)
@@ -143,12 +144,13 @@ def _nothing(returns: int, device: torch.device) -> Callable[..., Any]:
     return call
 
 
-def _callable(entry: Entry, given: bytes, device: torch.device) -> Callable[..., Any]:
+def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., Any]:
     """Return the callable of an entry.
 
     Raises:
         Exception: whatever its module raises, or the lack of such a name.
     """
+    entry = load.entry
     if not entry.name:
         found: Any = pickle.loads(given)  # the judge has written it
         return cast("Callable[..., Any]", found)
@@ -156,7 +158,7 @@ def _callable(entry: Entry, given: bytes, device: torch.device) -> Callable[...,
     if entry.source:
         module = types.ModuleType(where)
         sys.modules[where] = module
-        file = Path(os.environ["TMPDIR"], f"{where}.py")  # where inspect, and with it Triton, finds the source
+        file = Path(load.folder, f"{where}.py")  # where inspect, and with it Triton, finds the source
         file.write_text(entry.source)
         module.__file__ = str(file)
         exec(compile(entry.source, str(file), "exec"), module.__dict__)
