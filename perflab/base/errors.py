@@ -41,6 +41,10 @@ class ClockError(PerflabError):
     """Two clocks that measured different times for the same interval."""
 
 
+class ReplacedError(ClockError):
+    """A function on which a measurement relies that is not the original one."""
+
+
 class FreshProcessError(PerflabError):
     """A measurement in a fresh process that gave no result."""
 

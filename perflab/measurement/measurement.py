@@ -15,6 +15,7 @@ from perflab.base.mode import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off
+from perflab.internals.of_torch.originals import check_originals
 from perflab.measure.calls.nvtx import (
     MEMORY,
     OPERATOR_CALLS,
@@ -25,6 +26,7 @@ from perflab.measure.calls.nvtx import (
     nvtx_range,
     ranges_asked,
 )
+from perflab.measure.calls.same import Comparing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
@@ -130,6 +132,8 @@ def measure(
     calibration = CalibrationWorkload(device)
     cpu_ns: list[int] = []
     in_step = together()
+    comparing = Comparing(workload)
+    sampling = False
     agreed = Agreed(workload, plan, in_step)
     plan = agreed.plan
     own_ns: list[int] = []
@@ -143,12 +147,21 @@ def measure(
     def time_once(repetitions: int) -> Sample:
         set_up_ns = workload.make_ready(repetitions)
         in_step.wait()
+        timed = workload if cpu_ns or is_cold_start else watched
+        if not mode.cuda_graph:  # whose replays return nothing
+            timed = comparing.wrapped(timed, repetitions, warm=sampling)
         before_ns = time.process_time_ns()
-        sample = stopwatch.time(workload if cpu_ns or is_cold_start else watched, repetitions)
+        sample = stopwatch.time(timed, repetitions)
         used_ns = time.process_time_ns() - before_ns
         cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
         own_ns.append(sample.total_ns)
+        comparing.note(timed, warm=sampling)
         return slowest(replace(sample, set_up_ns=set_up_ns, outputs=workload.outputs()), in_step)
+
+    def timed_again() -> None:
+        time_once(warmup.repetitions)
+        for of_samples in (own_ns, cpu_ns):
+            of_samples.pop()
 
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
@@ -160,15 +173,22 @@ def measure(
         left_ns = max(0.0, plan.budget_ns - (agreed.read_ns() - began_ns) - later_calls * call_ns)
         with nvtx_range(f"{label}: {SAMPLES}", device):
             end_of_samples = witness.begin()
+            sampling = True
             samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, calibration.read, agreed.read_ns)
             evidence = end_of_samples()
         check_agreement([sample.reading for sample in samples])
+        check_originals(device)
         empty_call_ns = stopwatch.empty_call_ns()
         stopwatch.release()  # the eviction buffer and graphs are not part of the case's memory
         progress("memory")
         with nvtx_range(f"{label}: {MEMORY}", device):
             weight = weigh(watched, device, counter)
             generation = generation_of(samples, weight.by_phase, workload.outputs())
+        results = None
+        if in_step.world_size == 1 and not mode.cuda_graph:
+            results, error = comparing.concluded(comparing.left(weight.result), timed_again)
+            if error is not None:
+                raise error
         profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
         if isinstance(workload, RangedWorkload):
             from perflab.profiles.operator_ranges import run_with_operator_ranges
@@ -205,6 +225,7 @@ def measure(
                 profile=profiled,
                 not_profiled=problem,
                 generation=generation,
+                results=results,
             ),
         ),
         weight.result,

@@ -163,6 +163,14 @@ class Generation(Data, frozen=True):
         ]
 
 
+class Results(StrEnum):
+    """What is known of the results of timed calls."""
+
+    SAME = "same"
+    NOT_COMPARABLE = "not comparable"
+    """Untimed calls differ among themselves."""
+
+
 class RankFigures(Data, frozen=True):
     """One rank's own figures, of a case that runs in several processes at once."""
 
@@ -220,6 +228,8 @@ class Measurement(Data, frozen=True):
     """The figures of each rank, by rank; empty for a case in one process."""
     off: dict[str, str] = {}
     """The reason why a quantity, ``memory`` or a count, was not measured: PyTorch's internals are other ones."""
+    results: Results | None = None
+    """Whether timed calls left what untimed ones leave; None if they leave no tensors, or in ranks and CUDA graphs."""
 
 
 class Replicate(Data, frozen=True):

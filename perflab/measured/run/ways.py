@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import pytest
 
 from perflab.base.data import changed
-from perflab.base.errors import CaptureError, ClockError, FreshProcessError, UsageError
+from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, UsageError
 from perflab.base.identity import identity
 from perflab.judging.counts import CALLGRIND
 from perflab.measure.calls.forks import calling
@@ -199,7 +199,8 @@ class Measuring:
         pytest.skip("out of memory")
 
     def _not_measured(self, error: CaptureError | ClockError) -> UsageError:
-        self.state.problem = "no CUDA graph" if isinstance(error, CaptureError) else "the clocks disagree"
+        clocks = "PyTorch was replaced" if isinstance(error, ReplacedError) else "the clocks disagree"
+        self.state.problem = "no CUDA graph" if isinstance(error, CaptureError) else clocks
         return UsageError(f"{self.state.case}: {error.problem}", error.remedy)
 
     def _counter(self) -> CallCounter | None:
