@@ -45,6 +45,10 @@ class ReplacedError(ClockError):
     """A function on which a measurement relies that is not the original one."""
 
 
+class ResultsError(PerflabError):
+    """Timed calls that left other results than untimed calls of the same arguments."""
+
+
 class FreshProcessError(PerflabError):
     """A measurement in a fresh process that gave no result."""
 

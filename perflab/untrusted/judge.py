@@ -484,8 +484,8 @@ class _Race:
             raise _RefusedError(
                 Finding.SUSPICIOUS,
                 Reason.AHEAD,
-                f"a call alone takes {format_ns(alone_ns)} at least, and one of {self._calls} {format_ns(among_ns)}: does "
-                "it compute several calls at once?",
+                f"a call alone takes {format_ns(alone_ns)} at least, and one of {self._calls} {format_ns(among_ns)}: "
+                "does it compute several calls at once?",
             )
 
 

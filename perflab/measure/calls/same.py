@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perflab.base.errors import UsageError
+from perflab.base.errors import ResultsError
 from perflab.measure.calls.workload import Workload, Wrapped
 from perflab.results.measurement import Results
 
@@ -106,7 +106,7 @@ class Comparing:
             _add(value, found, self._seed, 3)
         return Left(found)
 
-    def concluded(self, untimed: Left, timed_again: Callable[[], None]) -> tuple[Results | None, UsageError | None]:
+    def concluded(self, untimed: Left, timed_again: Callable[[], None]) -> tuple[Results | None, ResultsError | None]:
         """Compare the calls; return what is known, and the error for results that timed calls do not have.
 
         Args:
@@ -126,7 +126,7 @@ class Comparing:
             timed_again()
             if self._timed.agrees(untimed) or not self._untimed().agrees(untimed):
                 return Results.NOT_COMPARABLE, None
-        return None, UsageError(
+        return None, ResultsError(
             "a timed call returned another result than untimed calls of the same arguments",
             "time what you use: --perf-adversarial shows what differs, in a process of its own",
         )

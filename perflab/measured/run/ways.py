@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import pytest
 
 from perflab.base.data import changed
-from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, UsageError
+from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, ResultsError, UsageError
 from perflab.base.identity import identity
 from perflab.judging.counts import CALLGRIND
 from perflab.measure.calls.forks import calling
@@ -115,7 +115,7 @@ class Measuring:
             measured = self._measure(workload)
             if measured is not None:
                 refuse_nan(state, measured.result)
-        except (CaptureError, ClockError) as error:
+        except (CaptureError, ClockError, ResultsError) as error:
             raise self._not_measured(error) from error
         except StopIteration as error:
             state.problem = "no work"
@@ -198,9 +198,14 @@ class Measuring:
         release_memory(self.device)  # the error and its frames are released by now
         pytest.skip("out of memory")
 
-    def _not_measured(self, error: CaptureError | ClockError) -> UsageError:
-        clocks = "PyTorch was replaced" if isinstance(error, ReplacedError) else "the clocks disagree"
-        self.state.problem = "no CUDA graph" if isinstance(error, CaptureError) else clocks
+    def _not_measured(self, error: CaptureError | ClockError | ResultsError) -> UsageError:
+        said = (
+            (CaptureError, "no CUDA graph"),
+            (ResultsError, "results differ"),
+            (ReplacedError, "PyTorch was replaced"),
+            (ClockError, "the clocks disagree"),
+        )
+        self.state.problem = next(text for kind, text in said if isinstance(error, kind))
         return UsageError(f"{self.state.case}: {error.problem}", error.remedy)
 
     def _counter(self) -> CallCounter | None:
