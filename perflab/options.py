@@ -102,6 +102,13 @@ OPTIONS = (
         flag=True,
     ),
     Option(
+        "--perf-adversarial",
+        "false",
+        "run what perf measures and verify checks in processes of their own, which know no answer and are not believed",
+        flag=True,
+        measures=False,
+    ),
+    Option(
         "--perf-counts",
         "on",
         "operators, allocations, launches of a call. on: an increase fails; report: show changes; off: do not count",

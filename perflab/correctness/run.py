@@ -4,9 +4,10 @@ Inputs are {name: tensor} in the order of the function's arguments, outputs are 
 gradient of input `q` is named `dq`. `verify` decides what is run, and on what; `compare` judges.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +44,48 @@ class Run:
     results: Mapping[str, Tensor | None]
     live: Mapping[str, Tensor]
     upstream: Mapping[str, Tensor]
+
+
+class Elsewhere(Protocol):
+    """Runs candidates elsewhere than in this process, as ``run_candidate`` runs them here."""
+
+    def __call__(
+        self,
+        candidate: Function,
+        inputs: Mapping[str, Tensor],
+        task: Task,
+        seed: int,
+        label: str,
+        trusted: Sequence[Function],
+    ) -> Run:
+        """Run a candidate, in a place that does not have the ``trusted`` functions."""
+
+
+_elsewhere: list[Elsewhere] = []
+
+
+@contextlib.contextmanager
+def held_elsewhere(how: Elsewhere) -> Iterator[None]:
+    """Run candidates elsewhere, for the length of the block."""
+    _elsewhere.append(how)
+    try:
+        yield
+    finally:
+        _elsewhere.remove(how)
+
+
+def run_held(
+    candidate: Function,
+    inputs: Mapping[str, Tensor],
+    task: Task,
+    seed: int,
+    label: str,
+    trusted: Sequence[Function],
+) -> Run:
+    """Run the candidate where candidates are run now: here, or elsewhere under ``--perf-adversarial``."""
+    if _elsewhere:
+        return _elsewhere[-1](candidate, inputs, task, seed, label, trusted)
+    return run_candidate(candidate, inputs, task, seed, label)
 
 
 def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str) -> Run:

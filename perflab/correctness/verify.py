@@ -16,7 +16,7 @@ from torch import Tensor
 from perflab.correctness.budget import Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
 from perflab.correctness.diagnosis import Evidence, Explain
-from perflab.correctness.run import Function, Run, Task, run_candidate, run_plainly, same_bits
+from perflab.correctness.run import Function, Run, Task, run_held, run_plainly, same_bits
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import kind_of
 
@@ -92,12 +92,12 @@ def verify(
 
     first_inputs = dict(make_inputs(seeds[0]))
     first_copies = _copies(first_inputs)
-    first = run_candidate(candidate, first_inputs, task, seeds[0], "run 1")
+    first = run_held(candidate, first_inputs, task, seeds[0], "run 1", (reference, plain))
 
     second_inputs = _into_the_same_memory(make_inputs(seeds[1]), first_inputs)
     second_copies = _copies(second_inputs)
     kept = {name: tensor.clone() for name, tensor in first.live.items()}
-    second = run_candidate(candidate, second_inputs, task, seeds[1], "run 2")
+    second = run_held(candidate, second_inputs, task, seeds[1], "run 2", (reference, plain))
     overwritten = [name for name, tensor in first.live.items() if not same_bits(tensor, kept[name])]
     if overwritten:
         raise AssertionError(

@@ -198,6 +198,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with refusing(config):
             begin_sweep(config, session.items)
         return
+    if config.getoption("perf_adversarial") or config.getini("perf_adversarial") == "true":
+        from perflab.running.config.early_errors import refusing
+        from perflab.untrusted.in_pytest import begin as hold_candidates
+
+        with refusing(config):
+            hold_candidates(config, session.items)
     measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
     given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))
     # These options skip other tests, or require that there are perf cases.

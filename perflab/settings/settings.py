@@ -46,6 +46,7 @@ class Settings:
     floor_ns: float
     check: str
     fail_improved: bool
+    adversarial: bool
     """Whether a case that is better than its baseline fails."""
     counts: str
     cache: Literal["warm", "cold"]

@@ -523,12 +523,12 @@ def _wider(inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     elif any(one.min() >= 0 or one.max() <= 0 for one in floats.values()):
         changes = [lambda x: x / 8]
     return [
-        {name: _rewritten(one, change) if name in floats else one.clone() for name, one in inputs.items()}
+        {name: rewritten(one, change) if name in floats else one.clone() for name, one in inputs.items()}
         for change in changes
     ]
 
 
-def _rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a tensor of the same layout with changed values."""
     storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -96,6 +96,8 @@ class Lay(Data, frozen=True, tag=True):
     """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
     drops: bool = True
     """Whether outputs of earlier calls may be freed."""
+    poisons: bool = False
+    """Whether memory that the calls allocate holds NaN until it is written; that takes time."""
 
 
 class Go(Data, frozen=True, tag=True):
@@ -125,8 +127,6 @@ class Finished(Data, frozen=True, tag=True):
     own_ns: int
     """The time of the calls by the candidate's own clock, in nanoseconds: evidence, and nothing else."""
     outputs: list[list[TensorAt | None]]
-    single: bool = True
-    """Whether each call returned one tensor, not a sequence of tensors."""
 
 
 class Looked(Data, frozen=True, tag=True):
@@ -143,6 +143,8 @@ class Raised(Data, frozen=True, tag=True):
     """Answer: the candidate raised."""
 
     kind: str
+    module: str
+    """The class of the error, and the module that defines it."""
     text: str
     traceback: str
     out_of_memory: bool = False

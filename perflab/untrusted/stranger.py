@@ -41,6 +41,8 @@ from perflab.untrusted.messages import (
     TensorAt,
 )
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 Answer = TypeVar("Answer", Ready, Finished, Looked)
 _ALIGNED = 64
 _PLACES = 61
@@ -99,7 +101,6 @@ class Span:
     processor_ns: int
     """Processor time of all threads of the process meanwhile."""
     outputs: list[list[TensorAt | None]] = field(default_factory=list)
-    single: bool = True
 
 
 class _Range(ctypes.Structure):
@@ -190,6 +191,8 @@ class Stranger:
         keywords: str = "",
         gradients: bool = False,
         backward: Sequence[int] = (),
+        poisons: bool = False,
+        drops: bool = True,
     ) -> Span:
         """Make a call for each set of arguments, and time all of them.
 
@@ -201,12 +204,14 @@ class Stranger:
             gradients: whether floating arguments require gradients.
             backward: the numbers of the outputs that get upstream gradients; then the outputs are the gradients of
                 the arguments.
+            poisons: whether memory that the calls allocate holds NaN until it is written.
+            drops: whether the outputs of earlier calls may be freed.
 
         Raises:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
         self._let_go()
-        told = self._lay(sets, keywords, gradients, backward)
+        told = self._lay(sets, keywords, gradients, backward, poisons=poisons, drops=drops and not backward)
         self._stop()
         for tensors, places in zip(sets, told, strict=True):
             for tensor, place in zip(tensors, places, strict=True):
@@ -220,7 +225,7 @@ class Stranger:
         ended_ns = clock.read_ns()
         self._stop()
         used_ns = self._processor_ns() - processor_ns
-        return Span(ended_ns - began_ns, answer.own_ns, used_ns, answer.outputs, answer.single)
+        return Span(ended_ns - began_ns, answer.own_ns, used_ns, answer.outputs)
 
     def look(self) -> Looked:
         """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
@@ -265,7 +270,14 @@ class Stranger:
         return any(low <= told.at < high for low, high in self._shared_ranges())
 
     def _lay(
-        self, sets: Sequence[Sequence[Tensor]], keywords: str, gradients: bool, backward: Sequence[int]
+        self,
+        sets: Sequence[Sequence[Tensor]],
+        keywords: str,
+        gradients: bool,
+        backward: Sequence[int],
+        *,
+        poisons: bool,
+        drops: bool,
     ) -> list[list[TensorAt]]:
         """Lay tensors over the shared memory, at random places; upstream gradients behind the arguments before them."""
         at = self._end if backward else 0
@@ -285,7 +297,8 @@ class Stranger:
             backward=list(backward),
             keywords=keywords,
             shared_bytes=self._shared.size if handles else 0,
-            drops=not backward,
+            drops=drops,
+            poisons=poisons,
         )
         self._peer.ask(lay, *handles)
         self._answer(Ready)

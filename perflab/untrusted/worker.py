@@ -6,6 +6,7 @@ stops the process outside of calls, times it from outside, and reads outputs fro
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
@@ -24,6 +25,7 @@ from typing import Any, cast
 
 import torch
 
+from perflab.correctness.poison import PoisonedMemory
 from perflab.measure.machine.allocator import keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
 from perflab.untrusted.confine import confine, narrow
@@ -62,7 +64,8 @@ class _Served:
     keywords: dict[str, Any] = field(default_factory=dict)
     backward: list[int] = field(default_factory=list)
     outputs: list[list[Any]] = field(default_factory=list)
-    single: bool = True
+    poisons: bool = False
+    earlier: list[list[list[Any]]] = field(default_factory=list)
     kept: list[list[Any]] = field(default_factory=list)
     """Copies on the host, where the judge can read them, of outputs on another device."""
 
@@ -192,9 +195,12 @@ def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: boo
 def _laid(served: _Served, question: Lay) -> Ready:
     if question.shared_bytes:
         served.shared = _mapped(question.shared_bytes)
+    served.poisons = question.poisons
     if question.drops:
-        served.laid, served.arguments, served.kept = [], [], []
+        served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
+    else:
+        served.earlier.append(served.kept)
     served.keywords = json.loads(question.keywords) if question.keywords else {}
     served.backward = question.backward
     served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
@@ -240,20 +246,22 @@ def _gone(served: _Served) -> Finished:
             for source, target in zip(laid, arguments, strict=True):
                 if not served.backward:
                     target.untyped_storage().copy_(source.untyped_storage(), False)
-    if served.backward:
-        outputs = [_gradients(served, number) for number in range(len(served.laid))]
-        single = False
-    else:
-        made = [served.call(*arguments, **served.keywords) for arguments in served.arguments]
-        single = all(isinstance(one, torch.Tensor) for one in made)
-        outputs = [_listed(one) for one in made]
-        served.outputs, served.single = outputs, single
+    with PoisonedMemory() if served.poisons else contextlib.nullcontext():
+        outputs = _made(served)
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
         outputs = [[None if one is None else _host(one) for one in each] for each in outputs]
     served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
-    return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs], single=single)
+    return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs])
+
+
+def _made(served: _Served) -> list[list[Any]]:
+    """Make the calls that were laid out, forward or backward, and return the outputs of each."""
+    if served.backward:
+        return [_gradients(served, number) for number in range(len(served.laid))]
+    served.outputs = [_listed(served.call(*arguments, **served.keywords)) for arguments in served.arguments]
+    return served.outputs
 
 
 def _host(value: Any) -> Any:
@@ -328,7 +336,10 @@ def _raised(error: BaseException) -> Raised:
     text = str(error).strip()
     shown = "".join(traceback.format_exception(error))
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
-    return Raised(kind=type(error).__name__, text=text[:_TEXT], traceback=shown[-_TEXT:], out_of_memory=memory)
+    kind = type(error)
+    return Raised(
+        kind=kind.__name__, module=kind.__module__, text=text[:_TEXT], traceback=shown[-_TEXT:], out_of_memory=memory
+    )
 
 
 if __name__ == "__main__":

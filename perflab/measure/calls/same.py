@@ -43,7 +43,7 @@ class Left:
         """Whether both are the same but for rounding."""
         if [form for form, _ in self._parts] != [form for form, _ in other._parts]:
             return False
-        return all(_alike(mine, theirs) for (_, mine), (_, theirs) in zip(self._parts, other._parts, strict=True))
+        return all(alike(mine, theirs) for (_, mine), (_, theirs) in zip(self._parts, other._parts, strict=True))
 
 
 class Kept(Wrapped):
@@ -154,11 +154,12 @@ def _add(value: Any, found: list[tuple[str, torch.Tensor]], seed: int, depth: in
     elif kind is dict and depth:
         for one in value.values():
             _add(one, found, seed, depth - 1)
-    elif kind is torch.Tensor and _is_readable(value):
+    elif kind is torch.Tensor and is_readable(value):
         found.append((f"{value.dtype} {tuple(value.shape)}", _part(value.detach(), seed)))
 
 
-def _is_readable(tensor: torch.Tensor) -> bool:
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values can be copied: strided, plain, on a device, and not empty."""
     import torch
 
     is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
@@ -176,7 +177,8 @@ def _part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return tensor[torch.unravel_index(places, tensor.shape)].to("cpu")
 
 
-def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are the same but for rounding; whole numbers must be equal."""
     import torch
 
     if not (mine.is_floating_point() or mine.is_complex()):

@@ -6,8 +6,10 @@ A way takes the case's one measurement and leaves it in the case's state, or ski
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from perflab.base.data import changed
 from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, ResultsError, UsageError
 from perflab.base.identity import identity
+from perflab.base.mode import DEFAULT
 from perflab.judging.counts import CALLGRIND
 from perflab.measure.calls.forks import calling
 from perflab.measure.calls.workload import Workload
@@ -288,9 +291,38 @@ class Local(Measuring):
     def of(self, workload: Workload) -> Any:
         """Take the case's measurement, or skip the case if the run's time is over."""
         self._skip_if_late()
+        hold_to_account = self._accounting(workload)
         result = super().of(workload)
+        hold_to_account()
         record_where_asked(self.state, workload, self.device, self.config)
         return result
+
+    def _accounting(self, workload: Workload) -> Callable[[], None]:
+        """Return what runs the workload, as it is now, in processes of its own once it is measured, in adversarial runs.
+
+        Raises:
+            UsageError: by what is returned: the results or the time are other ones there.
+        """
+        settings = self.state.settings
+        if not settings.adversarial or settings.mode != DEFAULT:
+            return lambda: None
+        from perflab.untrusted.in_pytest import Packed, hold_to_account
+
+        packed = Packed(workload)
+
+        def account() -> None:
+            measurement = self._learned.measurement
+            if measurement is None:
+                return
+            self.progress("a process of its own")
+            call_ns = median(per_call_ns(measurement.samples_ns, measurement.repetitions))
+            try:
+                self.state.facts["adversarial"] = hold_to_account(packed, self.device, call_ns)
+            except (ClockError, ResultsError) as error:
+                self._learned.measurement = None
+                raise self._not_measured(error) from error
+
+        return account
 
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None

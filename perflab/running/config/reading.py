@@ -104,6 +104,7 @@ def read_settings(config: pytest.Config) -> Settings:
         floor_ns=value("perf_floor", parse_duration_ns),
         check="off" if ranges_asked() else choice("perf_check"),
         fail_improved=value("perf_fail_improved", parse_flag),
+        adversarial=value("perf_adversarial", parse_flag),
         counts=choice("perf_counts"),
         cache=choice("perf_cache"),
         cuda_graph=value("perf_cuda_graph", parse_flag),

@@ -1,0 +1,403 @@
+"""``--perf-adversarial``: what ``perf`` measures and ``verify`` checks, once more in processes of its own.
+
+The session itself has imported the candidate, with the tests that name it: what happens at an import happens here too.
+``perflab verify`` judges without that. Candidates are pickled by cloudpickle, those of test files by value, so that
+their processes have no test file, and no reference that stands in one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError
+from perflab.correctness.run import Function, Run, Task, held_elsewhere
+from perflab.measure.calls.same import alike, is_readable
+from perflab.measure.calls.workload import Workload
+from perflab.processes.peer import How
+from perflab.units import format_count, format_ns
+from perflab.untrusted.command import held
+from perflab.untrusted.judge import rewritten
+from perflab.untrusted.messages import Entry, Role, TensorAt
+from perflab.untrusted.stranger import EndedError, Holding, RaisedError, Stranger, UnfitError
+
+if TYPE_CHECKING:
+    import pytest
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_LIMIT_S = 300.0
+_CALLS, _IN_A_ROW = 6, 4
+_MOST_SPANS = 40
+"""Spans before a time counts as bent: on a busy machine most of them are slow."""
+_SLOWER = 3.0
+_RESOLVED_NS = 200_000
+"""A time is bent if a call in a process of its own takes _SLOWER times as long as measured, and this much more: inputs
+are fresh there, and caches hold none of them."""
+
+
+@dataclass
+class _Running:
+    """The processes of one session's candidates."""
+
+    root: Path
+    files: set[Path] = field(default_factory=set)
+    """Test files: never read by a candidate."""
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    holdings: dict[tuple[Path, ...], Holding] = field(default_factory=dict)
+    """How candidates are held, by the files that are secret besides test files."""
+    latest: tuple[bytes, Stranger, contextlib.ExitStack] | None = None
+    earlier: tuple[list[TensorAt | None], Run] | None = None
+
+    def holding(self, trusted: Sequence[Function] = ()) -> Holding:
+        """Return how a candidate is held that must not have these functions."""
+        secret = tuple(_files_of(trusted))
+        if secret not in self.holdings:
+            hidden = [*secret, *self.files]
+            hidden += [file.parent / "__pycache__" for file in hidden]
+            self.holdings[secret] = self.stack.enter_context(held("cpu", _LIMIT_S, [self.root], hidden))
+        return self.holdings[secret]
+
+
+def begin(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Hold candidates elsewhere from now on, until the session ends.
+
+    Raises:
+        UsageError: this system has no Linux, or cloudpickle is not installed.
+    """
+    if sys.platform != "linux":
+        raise UsageError("--perf-adversarial needs Linux", "run it in a container or in WSL 2")
+    pickler()
+    running = _Running(config.rootpath, {Path(item.path) for item in items})
+    for item in items:
+        module = getattr(item, "module", None)
+        if isinstance(module, ModuleType):
+            pickler().register_pickle_by_value(module)
+    running.stack.enter_context(held_elsewhere(functools.partial(_run, running)))
+    config.add_cleanup(running.stack.close)
+    _RUNNING[:] = [running]
+    config.add_cleanup(_RUNNING.clear)
+
+
+_RUNNING: list[_Running] = []
+
+
+def pickler() -> Any:
+    """Return cloudpickle.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise UsageError("--perf-adversarial needs cloudpickle", "pip install 'perflab[adversarial]'") from error
+    return cloudpickle
+
+
+def _pickled(call: Callable[..., Any]) -> bytes:
+    try:
+        return bytes(pickler().dumps(call))
+    except Exception as error:  # whatever a user's class raises
+        raise UsageError(
+            f"{getattr(call, '__qualname__', call)} cannot be sent to a process of its own: {error}",
+            "keep what it needs in arguments and module-level functions, not in handles, locks or open files",
+        ) from error
+
+
+# --- verify -----------------------------------------------------------------------------------------------------
+
+
+def _files_of(functions: Sequence[Function]) -> list[Path]:
+    """Return the files of functions and of what they close over, without installed packages and perflab itself."""
+    found: list[Path] = []
+    pending: list[Any] = list(functions)
+    seen = set[int]()
+    installed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1])
+    while pending:
+        one = inspect.unwrap(pending.pop()) if callable(pending[-1]) else pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, functools.partial):
+            pending += [one.func, *one.args, *one.keywords.values()]
+        elif inspect.ismethod(one):
+            pending += [one.__func__]
+        elif inspect.isfunction(one):
+            file = Path(one.__code__.co_filename)
+            if file.exists() and not any(folder in file.parents for folder in installed):
+                found.append(file)
+            for cell in one.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    pending += [cell.cell_contents] if callable(cell.cell_contents) else []
+    return list(dict.fromkeys(found))
+
+
+def _run(
+    running: _Running,
+    candidate: Function,
+    inputs: Mapping[str, Tensor],
+    task: Task,
+    seed: int,
+    label: str,
+    trusted: Sequence[Function],
+) -> Run:
+    """Run a candidate's forward and backward in its process; see ``correctness.run.run_candidate``."""
+    packed = _pickled(functools.partial(candidate, **task.settings))
+    process = _process(running, packed, trusted, keep=label.endswith("2"))
+    try:
+        return _results(running, process, inputs, task, seed, label)
+    except EndedError as error:
+        _drop(running)
+        hung = error.ending.how is How.HUNG
+        text = "\n".join([f"{label}: the candidate's process {error.ending.told}", *error.ending.last_lines(20)])
+        raise AssertionError(f"{text}\n(a {'hang' if hung else 'crash'} is wrong)") from None
+    except UnfitError as error:
+        raise AssertionError(f"{label}: {error}") from None
+    except RaisedError as error:
+        raised = _as_here(error)
+        raised.add_note(f"in {label} of the candidate, seed {seed}, in a process of its own:\n{error.told.traceback}")
+        raise raised from None
+
+
+def _process(running: _Running, packed: bytes, trusted: Sequence[Function], *, keep: bool) -> Stranger:
+    """Return the process of a candidate; the same one for its second run."""
+    if running.latest is not None and running.latest[0] == packed and keep:
+        return running.latest[1]
+    _drop(running)
+    stack = contextlib.ExitStack()
+    process = stack.enter_context(Stranger(Role.CANDIDATE, Entry(), running.holding(trusted), packed))
+    running.latest = (packed, process, stack)
+    return process
+
+
+def _drop(running: _Running) -> None:
+    running.earlier = None
+    if running.latest is not None:
+        running.latest[2].close()
+        running.latest = None
+
+
+def _as_here(error: RaisedError) -> Exception:
+    """Return the error that the candidate has raised, of its class if this process knows it by that name."""
+    kind = getattr(sys.modules.get(error.told.module), error.told.kind, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, PerflabError):
+        with contextlib.suppress(TypeError):
+            return kind(error.told.text)
+    return RuntimeError(f"{error.told.kind}: {error.told.text}")
+
+
+def _results(
+    running: _Running, process: Stranger, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str
+) -> Run:
+    second = running.earlier is not None
+    span = process.span([list(inputs.values())], gradients=bool(task.gradient_of), poisons=True, drops=not second)
+    told = span.outputs[0]
+    if len(told) != len(task.outputs):
+        wanted = ", ".join(task.outputs)
+        raise AssertionError(f"got {len(told)} outputs, wanted {len(task.outputs)}: {wanted}")
+    live: dict[str, Tensor] = {}
+    for name, one in zip(task.outputs, told, strict=True):
+        found = process.result(one)
+        if found is None:
+            raise AssertionError(f"output {name} is a NoneType, wanted a tensor")
+        live[name] = found
+    results: dict[str, Tensor | None] = {name: one.clone() for name, one in live.items()}
+    upstream: dict[str, Tensor] = {}
+    for number, name in enumerate(task.gradient_of):
+        at = told[task.outputs.index(name)]
+        if at is None or not at.needs_gradient:
+            raise AssertionError(
+                f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
+                f"or detaches; leave {name} out of gradient_of if that is intended"
+            )
+        upstream[name] = task.upstream(live[name], 1_000_000 + seed + number)
+    if upstream:
+        numbers = [task.outputs.index(name) for name in upstream]
+        back = process.span([list(upstream.values())], backward=numbers, poisons=True)
+        floats = [name for name, one in inputs.items() if one.is_floating_point()]
+        for name, one in zip(floats, back.outputs[0], strict=True):
+            results[f"d{name}"] = process.result(one)
+    changed = process.changed(list(inputs), list(inputs.values()))
+    if changed:
+        raise AssertionError(
+            f"{label}: the candidate changed {', '.join(changed)}, or memory between the elements; "
+            f"inputs must come back bit by bit"
+        )
+    if running.earlier is not None:  # what run 1 had returned, as it is now
+        before, first = running.earlier
+        for one, tensor in zip(before, first.live.values(), strict=True):
+            now = process.result(one)
+            assert now is not None
+            tensor.copy_(now)
+    run = Run(results, live, upstream)
+    running.earlier = (told, run)
+    return run
+
+
+# --- perf -------------------------------------------------------------------------------------------------------
+
+
+class Flat:
+    """A call as a function of the tensors among its arguments, that returns the tensors in its result."""
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = call
+        self._args, self._kwargs = list(args), dict(kwargs)
+        self._places: list[int | str] = []
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in given:
+            if type(value) is Tensor and is_readable(value) and not value.requires_grad:
+                self._places.append(place)
+
+    def take(self) -> list[Tensor]:
+        """Take the tensors out of the arguments, and return them."""
+        taken = []
+        for place in self._places:
+            where: Any = self._args if isinstance(place, int) else self._kwargs
+            taken.append(where[place])
+            where[place] = None
+        return taken
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """Make the call with these tensors, and return the tensors of its result."""
+        args, kwargs = list(self._args), dict(self._kwargs)
+        for place, value in zip(self._places, inputs, strict=True):
+            if isinstance(place, int):
+                args[place] = value
+            else:
+                kwargs[place] = value
+        found: list[Tensor] = []
+        _collect(self._call(*args, **kwargs), found)
+        return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    if isinstance(value, Tensor):
+        found.append(value.detach())
+    elif type(value) in (list, tuple, dict):
+        for one in value.values() if type(value) is dict else value:
+            _collect(one, found)
+
+
+class Packed:
+    """A workload for other processes, as it was before its first call here: what calls have kept is not sent.
+
+    Raises:
+        UsageError: it cannot be sent to another process.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        call, args, kwargs = workload.roots if type(workload) is Workload else (workload.run, (), {})
+        flat = Flat(call, args, kwargs)
+        self.inputs = flat.take()
+        """The tensors among its arguments, which get fresh values in each call."""
+        self.call = _pickled(flat)
+
+
+def hold_to_account(packed: Packed, device: torch.device, call_ns: float) -> str:
+    """Run a measured workload in two processes of its own, and return what that has shown.
+
+    Args:
+        packed: the workload.
+        device: the device of the work.
+        call_ns: the time of a call as it was measured, in nanoseconds.
+
+    Raises:
+        UsageError: the workload breaks in a process of its own.
+        ResultsError: its processes return other results for the same inputs.
+        ClockError: a call takes far longer there than was measured here.
+    """
+    (running,) = _RUNNING
+    inputs = packed.inputs
+    with contextlib.ExitStack() as stack:
+        holding = replace(running.holding(), device=str(device))
+        try:
+            first, second = (stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed.call)) for _ in "ab")
+            control = stack.enter_context(Stranger(Role.CONTROL, Entry(), holding))
+            for process in (first, second):
+                process.span([_fresh(inputs)])
+                process.narrow()
+            steady = _compare(first, second, inputs)
+            own_ns = _fastest_ns(first, control, inputs, _SLOWER * call_ns + _RESOLVED_NS)
+        except RaisedError as error:
+            raise UsageError(
+                f"the case raised in a process of its own: {error}\n{error.told.traceback}",
+                "let it run on fresh values of its arguments, and without the session's files",
+            ) from None
+        except EndedError as error:
+            raise UsageError(
+                f"the case's own process {error.ending.told}", "\n".join(error.ending.last_lines(20)) or "no output"
+            ) from None
+        except UnfitError as error:
+            raise ResultsError(str(error), "return tensors") from None
+    if own_ns > _SLOWER * call_ns + _RESOLVED_NS:
+        raise ClockError(
+            f"a call was measured as {format_ns(call_ns)}, and takes {format_ns(own_ns)} in a process of its own, on "
+            "fresh inputs and by a clock outside of it",
+            "look for results that are kept, work that goes on after the call, and clocks that are replaced",
+        )
+    return f"agrees in {format_count(_CALLS, 'call')}" if steady else "results differ from call to call"
+
+
+def _fastest_ns(process: Stranger, control: Stranger, inputs: Sequence[Tensor], enough_ns: float) -> float:
+    """Return the time of a process's fastest calls in nanoseconds, looked for until it is at most ``enough_ns``."""
+    fastest_ns, cost_ns = math.inf, math.inf
+    for _ in range(_MOST_SPANS):
+        sets = [_fresh(inputs) for _ in range(_IN_A_ROW)]
+        cost_ns = min(cost_ns, control.span(sets).ns)
+        fastest_ns = min(fastest_ns, process.span(sets).ns)
+        if (fastest_ns - cost_ns) / _IN_A_ROW <= enough_ns:
+            break
+    return (fastest_ns - cost_ns) / _IN_A_ROW
+
+
+def _fresh(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of the same layout, of other values by some percent; whole numbers stay, which may be indices."""
+    return [rewritten(one, _changed) if one.is_floating_point() else one for one in inputs]
+
+
+def _changed(x: Tensor) -> Tensor:
+    return x * (1 + torch.rand_like(x) / 16)
+
+
+def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor]) -> bool:
+    """Whether two processes return the same for the same inputs, asked in other orders.
+
+    Raises:
+        ResultsError: they do not, while one alone repeats itself.
+    """
+    sets = [_fresh(inputs) for _ in range(_CALLS)]
+    of_first = [_returned(first, one) for one in sets]
+    for number in reversed(range(_CALLS)):
+        of_second = _returned(second, sets[number])
+        if _agree(of_first[number], of_second):
+            continue
+        if not _agree(of_second, _returned(second, sets[number])):
+            return False
+        raise ResultsError(
+            f"two processes return different results for the same inputs (call {number + 1} of one)",
+            "let a result depend on its inputs alone, not on calls before",
+        )
+    return True
+
+
+def _returned(process: Stranger, inputs: Sequence[Tensor]) -> list[Tensor]:
+    told = process.span([inputs]).outputs[0]
+    return [found for one in told if (found := process.result(one)) is not None]
+
+
+def _agree(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    same_forms = [(one.shape, one.dtype) for one in mine] == [(one.shape, one.dtype) for one in theirs]
+    return same_forms and all(alike(a, b) for a, b in zip(mine, theirs, strict=True))
