@@ -67,7 +67,7 @@ _NUMBERS = {
 _SIZES = re.compile(r"(buffer|workspace|space)_?size", re.IGNORECASE)
 """Functions that say how large a workspace is to be: those that are not among the above fail."""
 _BY_NAME = (
-    *("cuCtxSetLimit", "cuFuncSetCacheConfig", "cuStreamWriteValue32"),
+    *("cuCtxSetLimit", "cuCtxResetPersistingL2Cache", "cuFuncSetCacheConfig", "cuStreamWriteValue32"),
     *("cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"),
     *("cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"),
     *("cuMemRetainAllocationHandle", "cuMemGetAllocationPropertiesFromHandle"),

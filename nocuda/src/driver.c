@@ -73,7 +73,21 @@ CUresult cuCtxSetCurrent(CUcontext wanted) { COUNT; return make_current(wanted);
 CUresult cuCtxPushCurrent(CUcontext wanted) { COUNT; return make_current(wanted); }
 CUresult cuCtxPopCurrent(CUcontext *popped) { COUNT; *popped = context(nocuda_current); return CUDA_SUCCESS; }
 CUresult cuCtxGetDevice(CUdevice *device) { COUNT; *device = nocuda_current; return CUDA_SUCCESS; }
-CUresult cuCtxGetLimit(size_t *value, CUlimit which) { COUNT; *value = 8388608; return CUDA_SUCCESS; }
+enum { LIMITS = 16, PERSISTING_L2 = 6 };
+static size_t limits[LIMITS] = {8388608, 8388608, 8388608, 8388608, 8388608, 8388608, 0};
+CUresult cuCtxGetLimit(size_t *value, CUlimit which) {
+    COUNT;
+    if (which >= LIMITS) return CUDA_ERROR_INVALID_VALUE;
+    *value = limits[which];
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxSetLimit(CUlimit which, size_t value) {
+    COUNT;
+    if (which >= LIMITS) return CUDA_ERROR_INVALID_VALUE;
+    limits[which] = value;
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxResetPersistingL2Cache(void) { COUNT; return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *retained, CUdevice device) { COUNT; *retained = context(device); return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
     COUNT;

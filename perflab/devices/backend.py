@@ -241,6 +241,10 @@ class Backend:
         )
         return int(size) if size else None
 
+    def forget_persisting(self) -> None:
+        """Let go what a kernel has made stay in the device's caches, which no eviction reaches; most have no such."""
+        return
+
     # --- evidence -----------------------------------------------------------------------------------------------
 
     def state_reader(self) -> Callable[[], GpuState | None]:

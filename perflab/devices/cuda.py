@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import re
 import subprocess
@@ -12,6 +13,19 @@ from typing import Any
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.gpu_state import nvml_reader, state_by_module
 from perflab.results.measurement import GpuState
+
+_PERSISTING_L2 = 6
+"""``CU_LIMIT_PERSISTING_L2_CACHE_SIZE`` of ``cuda.h``."""
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL | None:
+    """Return NVIDIA's driver, which PyTorch has loaded; None under ROCm, or without these functions."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        return driver if driver.cuCtxSetLimit and driver.cuCtxResetPersistingL2Cache else None
+    except (OSError, AttributeError):
+        return None
 
 
 class Cuda(Backend):
@@ -67,6 +81,17 @@ class Cuda(Backend):
     def synchronize(self) -> None:
         """Wait until all streams of the GPU are idle."""
         self.module.synchronize(self.device)
+
+    def forget_persisting(self) -> None:
+        """Set aside no part of the L2 cache for lines that persist, and make those that do normal again.
+
+        A kernel that sets some aside reads from L2 what is counted as read from memory, whatever is written between
+        calls (https://github.com/karpathy/llm.c/pull/851). The driver's functions are those of the CUDA driver API.
+        """
+        driver = _driver()
+        if driver is not None:
+            driver.cuCtxSetLimit(_PERSISTING_L2, ctypes.c_size_t(0))
+            driver.cuCtxResetPersistingL2Cache()
 
     @classmethod
     def wait_for_all(cls, kind: str) -> None:

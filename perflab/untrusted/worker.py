@@ -199,7 +199,7 @@ def _laid(served: _Served, question: Lay) -> Ready:
     if question.drops:
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
-    else:
+    elif not served.earlier:
         served.earlier.append(served.kept)
     served.keywords = json.loads(question.keywords) if question.keywords else {}
     served.backward = question.backward

@@ -31,6 +31,21 @@ def test_events_tell_the_hosts_time_in_order() -> None:
         torch.cuda.Event(enable_timing=True).elapsed_time(end)
 
 
+def test_cold_caches_keep_no_line_that_a_kernel_made_persist() -> None:
+    import ctypes
+
+    from perflab.measure.machine.caches import Eviction
+
+    driver, persisting, bytes_kept = ctypes.CDLL("libcuda.so.1"), 6, ctypes.c_size_t()
+    torch.ones(1, device="cuda")
+    assert driver.cuCtxSetLimit(persisting, ctypes.c_size_t(48 << 20)) == 0
+    driver.cuCtxGetLimit(ctypes.byref(bytes_kept), persisting)
+    assert bytes_kept.value == 48 << 20
+    Eviction(torch.device("cuda"))()
+    driver.cuCtxGetLimit(ctypes.byref(bytes_kept), persisting)
+    assert bytes_kept.value == 0
+
+
 def test_streams_have_priorities_and_are_told_apart() -> None:
     side = torch.cuda.Stream(priority=-1)
     assert side.priority == -1

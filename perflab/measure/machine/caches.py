@@ -33,16 +33,17 @@ class Eviction:
     def __init__(self, device: torch.device) -> None:
         self.size_bytes = eviction_bytes(device)
         self._device = device
-        self._is_host = backend_of(device).is_host
+        self._backend = backend_of(device)
         self._buffer: torch.Tensor | None = None
 
     def __call__(self) -> None:
         """Write the buffer; on an accelerator the write is queued on the current stream, and nobody waits for it."""
         import torch
 
+        self._backend.forget_persisting()
         if self._buffer is None:
             self._buffer = torch.zeros(self.size_bytes // 4, dtype=torch.int32, device=self._device)
-        if not self._is_host:
+        if not self._backend.is_host:
             self._buffer.zero_()
         else:
             self._buffer.add_(1)  # reads too: stores that merely fill may pass the caches by

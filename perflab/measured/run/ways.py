@@ -298,10 +298,10 @@ class Local(Measuring):
         return result
 
     def _accounting(self, workload: Workload) -> Callable[[], None]:
-        """Return what runs the workload, as it is now, in processes of its own once it is measured, in adversarial runs.
+        """Return what runs the workload, as it is now, in processes of its own once it is measured; if the run asks.
 
         Raises:
-            UsageError: by what is returned: the results or the time are other ones there.
+            UsageError: raised by what is returned: the results or the time are other ones there.
         """
         settings = self.state.settings
         if not settings.adversarial or settings.mode != DEFAULT:
@@ -317,7 +317,7 @@ class Local(Measuring):
             self.progress("a process of its own")
             call_ns = median(per_call_ns(measurement.samples_ns, measurement.repetitions))
             try:
-                self.state.facts["adversarial"] = hold_to_account(packed, self.device, call_ns)
+                self.state.facts["adversarial"] = hold_to_account(packed, workload, self.device, call_ns)
             except (ClockError, ResultsError) as error:
                 self._learned.measurement = None
                 raise self._not_measured(error) from error
