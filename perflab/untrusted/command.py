@@ -55,6 +55,9 @@ def verify_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument(
         "--limit", type=float, default=120.0, metavar="SECONDS", help="a call that takes longer hangs (default: 120)"
     )
+    parser.add_argument(
+        "--threshold", type=float, default=0.1, metavar="SHARE", help="slowdown that counts (default: 0.1)"
+    )
     parser.add_argument("--in-place", action="store_true", help="the candidate may write to its inputs and return them")
     parser.add_argument("--as-drawn", action="store_true", help="no values beyond those that --inputs draws")
     parser.add_argument(
@@ -216,6 +219,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
         may_change=given.in_place,
         wide=not given.as_drawn,
         budget_s=given.budget,
+        threshold=given.threshold,
     )
     caches = [path.parent / "__pycache__" for path in secret]
     with held(device, given.limit, [Path.cwd()], [*secret, *caches]) as holding:
@@ -241,6 +245,7 @@ def _judged_batch(given: argparse.Namespace) -> Iterator[Judged]:
             holding,
             multiple=given.multiple,
             budget_s=given.budget,
+            threshold=given.threshold,
             wide=not given.as_drawn,
             say=lambda text: print(one_line(text), file=sys.stderr),
         )

@@ -19,7 +19,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class Case:
     checks: int = 2
     """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
     budget_s: float = 5.0
-    threshold: float = 0.05
+    threshold: float = 0.1
 
 
 class _RefusedError(Exception):
@@ -328,7 +328,7 @@ class _Judge:
                 candidate_ns=comparison.candidate_ns,
                 rival_ns=comparison.base_ns,
                 pairs=comparison.pairs,
-                finding=_FINDINGS[comparison.verdict],
+                finding=_finding_of(comparison, self._case.threshold),
             )
         )
         race.refuse_bent_time()
@@ -402,8 +402,8 @@ class _Race:
         self._cost_ns = {number: self._control_ns(number) for number in {1, self._calls}}
         self._alone: dict[str, list[float]] = {name: [] for name in self._sides}
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
-        self._short_ns: list[float] = []
-        """For each span of the candidate, by how much its own clock falls short, in nanoseconds."""
+        self._short_ns: dict[str, list[float]] = {name: [] for name in self._sides}
+        """For each span of a side, by how much its own clock falls short, in nanoseconds."""
 
     def run(self) -> Comparison:
         """Take pairs of turns until the verdict is certain or the time is over."""
@@ -451,10 +451,9 @@ class _Race:
         process, sets = self._sides[side], self._sets(number)
         span = self._timed(process, sets)
         work_ns = span.ns - self._cost_ns[number]
-        if side == CANDIDATE:
-            self._short_ns.append(work_ns - span.own_ns - _OFF * span.ns)
-            if self._draw.random() < _CHECK:
-                self._judge._check(process, span, sets, self._draw.randrange(number), 0)
+        self._short_ns[side].append(work_ns - span.own_ns - _OFF * span.ns)
+        if side == CANDIDATE and self._draw.random() < _CHECK:
+            self._judge._check(process, span, sets, self._draw.randrange(number), 0)
         return max(1.0, work_ns / number)
 
     def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
@@ -468,8 +467,9 @@ class _Race:
 
         The rival, which is trusted, shows by how much a call alone is slower on this machine.
         """
-        short_ns = median(self._short_ns)
-        if short_ns > _RESOLVED_NS:
+        short_ns, _, _ = quantiles(self._short_ns[CANDIDATE], n=4)
+        _, _, explained_ns = quantiles(self._short_ns[BASE], n=4)
+        if short_ns > _RESOLVED_NS + max(0.0, explained_ns):
             calls = format_count(self._calls, "call")
             text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {calls}"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
@@ -489,12 +489,13 @@ class _Race:
             )
 
 
-_FINDINGS = {
-    Verdict.REGRESSED: Finding.SLOWER,
-    Verdict.OK: Finding.OK,
-    Verdict.IMPROVED: Finding.OK,
-    Verdict.INCONCLUSIVE: Finding.UNKNOWN,
-}
+def _finding_of(comparison: Comparison, threshold: float) -> Finding:
+    """Return what a comparison says of a candidate: only certainly slower is ``slower``, and ``ok`` is certain too."""
+    if comparison.verdict is Verdict.REGRESSED:
+        return Finding.SLOWER
+    return Finding.OK if comparison.high_ratio <= 1 + threshold else Finding.UNKNOWN
+
+
 _PLAIN_OPERATORS = frozenset(
     f"aten::{name}"
     for name in (

@@ -15,6 +15,7 @@ import random
 import secrets
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def judge_folder(
     *,
     multiple: float | None,
     budget_s: float,
+    threshold: float,
     wide: bool,
     say: Callable[[str], None],
 ) -> Iterator[Judged]:
@@ -47,7 +49,7 @@ def judge_folder(
         folder: files with ``ModelNew``.
         against: a folder with the problems under the same names; None: each file has its own.
         holding: how candidates are held.
-        multiple, budget_s, wide: as in ``Case``.
+        multiple, budget_s, threshold, wide: as in ``Case``.
         say: told of files that are no problem.
 
     Raises:
@@ -60,7 +62,8 @@ def judge_folder(
         text = file.read_text(errors="replace")
         try:
             problem = text if against is None else (against / file.name).read_text(errors="replace")
-            case, source = _case(file.stem, text, problem, multiple, budget_s, wide)
+            case, source = _case(file.stem, text, problem)
+            case = replace(case, multiple=multiple, budget_s=budget_s / 2, threshold=threshold, wide=wide)
         except SyntaxError as error:
             yield Judged(name=file.stem, finding=Finding.WRONG, reason=Reason.UNBUILT, text=str(error))
             continue
@@ -74,9 +77,7 @@ def judge_folder(
             yield Judged(name=file.stem, finding=Finding.UNKNOWN, reason=Reason.UNDEFINED, text=str(error))
 
 
-def _case(
-    name: str, text: str, problem: str, multiple: float | None, budget_s: float, wide: bool
-) -> tuple[Case, Source]:
+def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     """Return what a candidate is held to, and where it comes from.
 
     Raises:
@@ -111,9 +112,6 @@ def _case(
                 "compiled", Entry(name="problem:Model", source=rival, builds=True, compiles=True), packed.getvalue()
             ),
         ],
-        multiple=multiple,
-        budget_s=budget_s / 2,
-        wide=wide,
     )
     return case, Source(name, Entry(name=f"{module}:{_CANDIDATE}", source=own, builds=True), packed.getvalue())
 

@@ -1,0 +1,171 @@
+"""``--perf-adversarial``, and what every perf case checks of its own results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import os
+import sys
+import pytest
+import torch
+from perflab.correctness import verify
+
+kept, calls = {}, [0]
+
+def right(x):
+    return torch.softmax(x, -1)
+
+def reference(x):
+    return torch.softmax(x, -1)
+
+def inputs(seed):
+    return {"x": torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))}
+
+def by_shape(x):
+    return kept.setdefault(x.shape, right(x))
+
+def for_a_while(x):
+    calls[0] += 1
+    return right(x) if calls[0] < 6 else torch.zeros_like(x)
+
+def dies(x):
+    os._exit(0)
+
+def refuses(x):
+    raise NotImplementedError("no such shape")
+
+def finds_the_reference(x):
+    return sys.modules[__name__].reference(x)
+
+def changes(x):
+    return x.softmax(-1) + x.zero_()
+
+def counts(x):
+    calls[0] += 1
+    return x + calls[0]
+
+def in_samples(x):
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "time_once":
+            return torch.zeros_like(x)
+        frame = frame.f_back
+    return right(x)
+
+def replaces(x):
+    torch.equal = lambda *_: True
+    return right(x)
+
+def into(x):
+    out.copy_(x)
+out = torch.zeros(16, 32)
+
+CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, lambda x: right(x)]
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+def test_verify(fn):
+    verify(fn, inputs, reference=reference, plain=reference, gradient_of=["out"] if fn is right else [])
+
+@pytest.mark.perf
+@pytest.mark.parametrize("fn", [right, by_shape, counts, in_samples, replaces, into], ids=lambda fn: fn.__name__)
+def test_perf(perf, fn):
+    perf(fn, torch.randn(16, 32))
+
+@pytest.mark.perf
+def test_a_lock(perf):
+    import threading
+    lock = threading.Lock()
+    perf(lambda: (lock, torch.ones(3) + 1)[1])
+
+@pytest.mark.perf
+def test_step(perf):
+    layer, x = torch.nn.Linear(8, 8), torch.ones(4, 8)
+    perf.step(forward=lambda: layer(x).sum(), backward=torch.Tensor.backward)
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]]]:
+    (folder / "test_it.py").write_text(SUITE)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--perf-device=cpu", "--perf-budget=0.2"]
+    command += ["--perf-json=out.json", "--perf-noisy=accept", *arguments]
+    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400).stdout
+    file = folder / "out.json"
+    results = json.loads(file.read_text())["results"] if file.exists() else []
+    return said, {one["case"].partition("::")[2]: one for one in results}
+
+
+def test_verify_runs_candidates_elsewhere(tmp_path: Path) -> None:
+    said, _ = run(tmp_path, "-k", "test_verify", "--perf-adversarial", "-rA")
+    passed = {line.partition("[")[2].rstrip("]") for line in said.splitlines() if line.startswith("PASSED")}
+    assert passed == {"right", "<lambda>"}, said
+    assert "the candidate's process ended (exit status 0)" in said
+    assert "NotImplementedError: no such shape" in said
+    assert "is it cached?" in said
+    assert "the candidate changed x" in said
+    assert "FAILED test_it.py::test_verify[finds_the_reference] - AttributeError" in said or "KeyError" in said
+
+
+def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
+    said, results = run(
+        tmp_path, "-m", "perf", "-k", "right or by_shape or counts or lock or step", "--perf-adversarial"
+    )
+    verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
+    assert verdicts == {
+        "test_perf[right]": "new",
+        "test_perf[by_shape]": "failed",
+        "test_perf[counts]": "new",
+        "test_a_lock": "failed",
+        "test_step": "new",
+    }, said
+    assert "two processes return different results for the same inputs" in said
+    assert "cannot be sent to a process of its own" in said
+    facts = {name: one["outcome"]["facts"]["adversarial"] for name, one in results.items() if verdicts[name] == "new"}  # type: ignore[index]
+    assert facts["test_perf[right]"] == "agrees in 6 calls"
+    assert facts["test_perf[counts]"] == "results differ from call to call"
+
+
+def test_timed_results_are_compared_with_untimed_ones(tmp_path: Path) -> None:
+    said, results = run(tmp_path, "-m", "perf", "-k", "right or counts or in_samples or replaces or into")
+    verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
+    assert verdicts.pop("test_perf[in_samples]") == verdicts.pop("test_perf[replaces]") == "failed", said
+    assert set(verdicts.values()) == {"new"}
+    assert "a timed call returned another result than untimed calls of the same arguments" in said
+    assert "torch.equal is not PyTorch's any more" in said
+    known = {name: results[name]["outcome"]["measurement"]["results"] for name in verdicts}  # type: ignore[index]
+    assert known == {
+        "test_perf[right]": "same",
+        "test_perf[counts]": "not comparable",
+        "test_perf[into]": "same",
+    }
+
+
+def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(
+        "import torch.nn.functional as F\n"
+        "def right(q, k, v, *, is_causal=False, scale=None):\n"
+        "    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)\n"
+        "kept = {}\n"
+        "def cached(q, k, v, *, is_causal=False, scale=None):\n"
+        "    return kept.setdefault(q.shape, right(q, k, v, is_causal=is_causal, scale=scale))\n"
+    )
+    for name, status in (("right", 0), ("cached", 1)):
+        command = [sys.executable, "-m", "perflab", "attention", f"kernels:{name}", "--case", "q1-k128 and fp32"]
+        command += ["--pytest=--perf-adversarial --perf-device=cpu -q --maxfail=3"]
+        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        assert found.returncode == status, found.stdout[-3000:]
+
+
+def test_without_cloudpickle_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.base.errors import UsageError
+    from perflab.untrusted.in_pytest import pickler
+
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(UsageError, match=r"perflab\[adversarial\]"):
+        pickler()

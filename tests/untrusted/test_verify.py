@@ -1,0 +1,255 @@
+"""``perflab verify`` as its user runs it, and what its parts refuse."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from perflab.untrusted.confine import readable
+from perflab.untrusted.kernelbench import sliced
+
+REFERENCE = """
+import torch
+def softmax(x):
+    return torch.softmax(x, -1)
+def inputs(seed):
+    return {"x": torch.randn(128, 256, generator=torch.Generator().manual_seed(seed))}
+def both(x):
+    return x.softmax(-1), x.argmax(-1)
+"""
+CANDIDATES = """
+import time
+import torch
+def right(x):
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+def slow(x):
+    time.sleep(0.002)
+    return torch.softmax(x, -1)
+def overflows(x):
+    e = x.exp()
+    return e / e.sum(-1, keepdim=True)
+def in_place(x):
+    return x.copy_(torch.softmax(x, -1))
+def both(x):
+    return right(x), x.argmax(-1)
+"""
+PROBLEM = """
+import torch
+import torch.nn as nn
+class Model(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+SIZE = 32
+def get_inputs():
+    return [torch.rand(16, SIZE)]
+def get_init_inputs():
+    return [SIZE]
+"""
+NEW = """
+class ModelNew(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = nn.Linear(size, size)
+    def forward(self, x):
+        {forward}
+"""
+
+
+def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "reference.py").write_text(REFERENCE)
+    (folder / "candidates.py").write_text(CANDIDATES)
+    command = [sys.executable, "-m", "perflab", "verify", "--device=cpu", "--limit=60", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def against_softmax(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    against = ("--against=reference:softmax", "--inputs=reference:inputs", "--budget=1")
+    return verify(folder, f"candidates:{name}", *against, *arguments)
+
+
+def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path) -> None:
+    found = against_softmax(tmp_path, "right", "--json=out.jsonl")
+    assert found.returncode == 0 or "slower" in found.stdout, found
+    told = json.loads((tmp_path / "out.jsonl").read_text())
+    assert told["name"] == "candidates:right"
+    assert told["finding"] in ("ok", "can't tell", "slower")
+    assert told["checked"] >= 5
+    assert told["operators"]["aten::exp"] == 1
+    assert [one["rival"] for one in told["ratios"]] == ["reference:softmax"]
+
+
+def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: Path) -> None:
+    found = against_softmax(tmp_path, "slow")
+    assert found.returncode == 1, found
+    assert "candidates:slow: slower" in found.stdout
+    assert "as the reference does: aten::_softmax" in found.stdout
+    found = verify(
+        tmp_path, "candidates:overflows", "--against=reference:softmax", "--inputs=reference:inputs", "--budget=1"
+    )
+    assert found.returncode in (0, 1)  # right up to values of 8 times four
+    text = (tmp_path / "reference.py").read_text().replace("torch.randn(", "30 * torch.randn(")
+    (tmp_path / "large.py").write_text(text)
+    found = verify(tmp_path, "candidates:overflows", "--against=large:softmax", "--inputs=large:inputs", "--budget=1")
+    assert "wrong: wrong result" in found.stdout, found
+    assert found.returncode == 1
+
+
+def test_writing_to_inputs_has_to_be_declared(tmp_path: Path) -> None:
+    found = against_softmax(tmp_path, "in_place")
+    assert "wrong: changed its inputs" in found.stdout, found
+    assert "it changed x" in found.stdout
+    found = against_softmax(tmp_path, "in_place", "--in-place")
+    assert "wrong" not in found.stdout, found
+
+
+def test_several_outputs_are_compared(tmp_path: Path) -> None:
+    found = verify(tmp_path, "candidates:both", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5")
+    assert "wrong" not in found.stdout, found
+    found = verify(
+        tmp_path, "candidates:right", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
+    )
+    assert "it returned 1 outputs, wanted 2" in found.stdout
+
+
+def test_unusable_arguments_name_the_remedy(tmp_path: Path) -> None:
+    assert "name a candidate" in verify(tmp_path).stderr
+    assert "name what is right" in verify(tmp_path, "candidates:right").stderr
+    found = verify(tmp_path, "reference:both", "--against=reference:softmax", "--inputs=reference:inputs")
+    assert found.returncode == 2
+    assert "put the candidate in a file of its own" in found.stderr
+    found = verify(tmp_path, "candidates:right", "--against=reference:none", "--inputs=reference:inputs")
+    assert "importable from here" in found.stderr
+    found = verify(tmp_path, "candidates:absent", "--against=reference:softmax", "--inputs=reference:inputs")
+    assert "wrong: does not compile" in found.stdout
+    assert "has no attribute 'absent'" in found.stdout
+
+
+def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path: Path) -> None:
+    folder = tmp_path / "candidates"
+    folder.mkdir()
+    for name, forward in {
+        "a_right": "return self.layer(x).clamp(min=0)",
+        "b_wrong": "return self.layer(x)",
+        "c_exits": "import os; os._exit(0)",
+        "d_reference": "return Model.forward(self, x)",
+        "e_memory": "return torch.empty(1 << 45)",
+    }.items():
+        (folder / f"{name}.py").write_text(PROBLEM + NEW.format(forward=forward))
+    (folder / "f_syntax.py").write_text("class ModelNew(")
+    (folder / "g_no_problem.py").write_text("import torch.nn as nn" + NEW.format(forward="return x"))
+    found = verify(tmp_path, f"--batch={folder}", "--budget=1")
+    told = {one["name"]: (one["finding"], one.get("reason", "")) for one in map(json.loads, found.stdout.splitlines())}
+    assert told.pop("a_right")[0] in ("ok", "can't tell", "slower"), found
+    assert told == {
+        "b_wrong": ("wrong", "wrong result"),
+        "c_exits": ("wrong", "crash"),
+        "d_reference": ("wrong", "raised"),
+        "e_memory": ("wrong", "out of memory"),
+        "f_syntax": ("wrong", "does not compile"),
+        "g_no_problem": ("can't tell", "no definition"),
+    }
+    assert found.returncode == 1
+    problems = tmp_path / "problems"
+    problems.mkdir()
+    (problems / "g_no_problem.py").write_text(PROBLEM)
+    for other in folder.glob("[a-f]*.py"):
+        other.unlink()
+    found = verify(tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.5")
+    assert '"wrong result"' in found.stdout, found
+    assert "no file defines ModelNew" in verify(tmp_path, f"--batch={problems}").stderr
+
+
+def test_a_module_is_sliced_by_names() -> None:
+    text = (
+        "import os\nimport torch\nN = 3\nM = N + 1\nos.remove('x')\nclass A:\n    n = M\nclass B(A):\n    t = torch\n"
+    )
+    assert sliced(text, ["A"]).splitlines() == ["N = 3", "M = N + 1", "class A:", "    n = M"]
+    assert "class A" not in sliced(text, ["B"], without=("A",))
+    assert "os.remove" in sliced(text, ["B"], without=("A",))
+
+
+def test_folders_with_secrets_are_replaced_by_their_entries(tmp_path: Path) -> None:
+    for name in ("open/a.py", "mixed/b.py", "mixed/secret.py", "mixed/deep/c.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    found, listed = readable([tmp_path], [tmp_path / "mixed" / "secret.py"])
+    assert sorted(found) == [tmp_path / "mixed" / "b.py", tmp_path / "mixed" / "deep", tmp_path / "open"]
+    assert listed == [tmp_path, tmp_path / "mixed"]
+
+
+CONFINED = """
+import ctypes, os, socket, subprocess, sys, threading
+from pathlib import Path
+from perflab.untrusted.confine import confine, narrow, python_folders
+folder, secret = Path(sys.argv[1]), Path(sys.argv[2])
+found = {}
+def tried(name, what):
+    try:
+        what()
+        found[name] = True
+    except OSError:
+        found[name] = False
+missing = confine([*python_folders()], [], [folder])
+tried("write", (folder / "mine").touch)
+tried("read secret", secret.read_text)
+tried("write secret", lambda: secret.write_text("x"))
+tried("truncate secret", lambda: os.truncate(secret, 0))
+tried("remove secret", secret.unlink)
+tried("link secret", lambda: os.link(secret, folder / "link"))
+tried("network", lambda: socket.socket(socket.AF_INET))
+tried("local socket", lambda: socket.socketpair())
+tried("memory", lambda: Path(f"/proc/{os.getppid()}/mem").read_bytes())
+tried("signal", lambda: os.kill(os.getppid(), 0))
+tried("program", lambda: subprocess.run(["true"], check=True))
+missing += narrow()
+tried("thread", lambda: threading.Thread(target=int).start())
+tried("program later", lambda: subprocess.run(["true"]))
+tried("fork later", os.fork)
+print(missing, {name for name, can in found.items() if can} == {"write", "local socket", "program", "thread"}, found)
+"""
+
+
+def test_a_confined_process_can_do_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    if ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 6:
+        pytest.skip("this kernel's Landlock is older than version 6")
+    secret, folder = tmp_path / "secret", tmp_path / "own"
+    secret.write_text("42")
+    folder.mkdir()
+    command = [sys.executable, "-c", CONFINED, str(folder), str(secret)]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, cwd="/")
+    assert found.stdout.startswith("[] True"), found
+    assert secret.read_text() == "42"
+
+
+def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
+    from perflab.untrusted.command import held
+    from perflab.untrusted.messages import Entry, Role
+    from perflab.untrusted.stranger import Stranger
+
+    (tmp_path / "layouts.py").write_text(
+        "import torch\ndef told(*xs):\n"
+        "    return [torch.tensor([*x.stride(), x.storage_offset()]) for x in xs] + [xs[0] * 1]"
+    )
+    x = torch.arange(24.0).reshape(4, 6)
+    inputs = [x.T, x[1:, 2:], x[:, :1].expand(4, 3), x.bfloat16(), torch.empty(0, 3), torch.tensor([True, False])]
+    with (
+        held("cpu", 30.0, [tmp_path], []) as holding,
+        Stranger(Role.CANDIDATE, Entry(name="layouts:told"), holding) as one,
+    ):
+        told = [one.result(at) for at in one.span([inputs]).outputs[0]]
+    for tensor, found in zip(inputs[:4], told, strict=False):
+        assert found is not None
+        assert found.tolist() == [*tensor.stride(), tensor.storage_offset()]
+    assert told[-1] is not None
+    assert torch.equal(told[-1], x.T)
