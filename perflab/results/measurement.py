@@ -164,7 +164,7 @@ class Generation(Data, frozen=True):
 
 
 class Results(StrEnum):
-    """What is known of the results of timed calls."""
+    """The knowledge about the results of timed calls."""
 
     SAME = "same"
     NOT_COMPARABLE = "not comparable"

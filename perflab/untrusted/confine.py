@@ -30,7 +30,7 @@ _TCP_SINCE, _SCOPES_SINCE = 4, 6
 _NAMELESS_SOCKETS, _SIGNALS = 1, 2
 
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-"""What a filter answers: run the call, fail with EPERM, fail with ENOSYS, end the process."""
+"""Answers of a filter: run the call, fail with EPERM, fail with ENOSYS, end the process."""
 _LOAD, _EQUAL, _ANY_BIT, _ANSWER = 0x20, 0x15, 0x45, 0x06
 _AF_UNIX, _CLONE_THREAD = 1, 0x00010000
 

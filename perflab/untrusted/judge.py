@@ -87,7 +87,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """What a candidate is held to.
+    """The task of a candidate, and how it is judged.
 
     Attributes:
         definition: called on float64 copies of the inputs; returns what is right.
@@ -191,7 +191,7 @@ class _Judge:
     """The course of one judgement."""
 
     def __init__(self, case: Case, holding: Holding, state: _State) -> None:
-        self._case, self._holding, self._state = case, holding, state
+        self.case, self._holding, self._state = case, holding, state
         self._device = torch.device(holding.device)
         self._draws = [dict(draw(secrets.randbits(62))) for draw in case.draws]
         self._names = list(self._draws[0])
@@ -206,17 +206,17 @@ class _Judge:
                 candidate = processes.enter_context(Stranger(Role.CANDIDATE, source.entry, self._holding, source.given))
             self._state.notes += candidate.ready.missing
             with _refusing(Reason.UNBUILT):
-                for draw in self._case.draws:  # what compiles at a call, compiles now
-                    self._span(candidate, [self._fresh(draw)])
+                for draw in self.case.draws:  # what compiles at a call, compiles now
+                    self.span(candidate, [self.fresh(draw)])
                 self._state.notes += candidate.narrow()
             for number, inputs in self._planned():
                 with _refusing():
-                    span = self._span(candidate, [inputs])
-                self._check(candidate, span, [inputs], 0, number)
+                    span = self.span(candidate, [inputs])
+                self.check(candidate, span, [inputs], 0, number)
             control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
             processes.enter_context(control)
             rivals = []
-            for one in self._case.rivals:
+            for one in self.case.rivals:
                 try:
                     rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
                     self._race(candidate, rivals[-1], control, one.name)
@@ -229,20 +229,22 @@ class _Judge:
         if text not in self._state.notes:
             self._state.notes.append(text)
 
-    def _fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Draw inputs from a seed that nobody knows."""
         return dict(draw(secrets.randbits(62)))
 
     def _planned(self) -> list[tuple[int, dict[str, Tensor]]]:
         """Return inputs of the calls that are all checked, in random order, each with the number of its shape."""
         planned = []
-        for number, draw in enumerate(self._case.draws):
-            planned += [(number, self._fresh(draw)) for _ in range(self._case.checks)]
-            if self._case.wide:
-                planned += [(number, wide) for wide in _wider(self._fresh(draw))]
+        for number, draw in enumerate(self.case.draws):
+            planned += [(number, self.fresh(draw)) for _ in range(self.case.checks)]
+            if self.case.wide:
+                planned += [(number, wide) for wide in _wider(self.fresh(draw))]
         secrets.SystemRandom().shuffle(planned)
         return planned
 
-    def _span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
+    def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
+        """Make calls with these inputs in a process, and count those of the candidate."""
         span = process.span([list(one.values()) for one in sets], keywords=self._keywords)
         if process.role is Role.CANDIDATE:
             self._state.calls += len(sets)
@@ -252,7 +254,7 @@ class _Judge:
 
     def _count_outputs(self) -> int:
         try:
-            returned = self._case.definition(*_upcast(self._draws[0]).values(), **self._case.settings)
+            returned = self.case.definition(*_upcast(self._draws[0]).values(), **self.case.settings)
         except Exception as error:
             raise UsageError(
                 f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
@@ -262,15 +264,13 @@ class _Judge:
 
     def _task(self) -> Task:
         names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
-        return Task(names, (), lambda output, _seed: output, self._case.settings)
+        return Task(names, (), lambda output, _seed: output, self.case.settings)
 
-    def _check(
-        self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, shape: int
-    ) -> None:
+    def check(self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, shape: int) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], span.outputs[call]
         task = self._task()
-        if not self._case.may_change:
+        if not self.case.may_change:
             self._refuse_changes(process, inputs, told, call)
         if len(told) != self._outputs:
             raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {self._outputs}")
@@ -302,14 +302,14 @@ class _Judge:
         """Return the comparison; None where the definition itself has no answer, such as the logarithm of -1."""
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         reference = {
-            name: one.double() for name, one in run_plainly(self._case.definition, _upcast(inputs), task, {}).items()
+            name: one.double() for name, one in run_plainly(self.case.definition, _upcast(inputs), task, {}).items()
         }
         if any(one.isnan().any() for one in reference.values()):
             return None
-        plain = run_plainly(self._case.plain, inputs, task, {})
+        plain = run_plainly(self.case.plain, inputs, task, {})
         draws = self._plain_errors.setdefault(shape, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
-        multiple = self._case.multiple or (2.0 if _is_short(plain) else 8.0)
+        multiple = self.case.multiple or (2.0 if _is_short(plain) else 8.0)
         return compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
 
     # --- time -----------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class _Judge:
                 candidate_ns=comparison.candidate_ns,
                 rival_ns=comparison.base_ns,
                 pairs=comparison.pairs,
-                finding=_finding_of(comparison, self._case.threshold),
+                finding=_finding_of(comparison, self.case.threshold),
             )
         )
         race.refuse_bent_time()
@@ -352,7 +352,7 @@ class _Judge:
         """
         inputs = self._draws[0]
         with FlopCounterMode(display=False) as counter:
-            self._case.plain(*inputs.values(), **self._case.settings)
+            self.case.plain(*inputs.values(), **self.case.settings)
         counts = counter.get_flop_counts().get("Global", {})
         dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
         if len(counts) != 1 or len(dtypes) != 1 or self._calls_of_products() != 1:
@@ -363,19 +363,19 @@ class _Judge:
         from perflab.untrusted.worker import noted_operators
 
         inputs = self._draws[0]
-        seen = noted_operators(lambda: self._case.plain(*inputs.values(), **self._case.settings))
+        seen = noted_operators(lambda: self.case.plain(*inputs.values(), **self.case.settings))
         return sum(number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention")))
 
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
         """Record what a call runs. Its process tells that, so nothing is judged by it."""
         with contextlib.suppress(RaisedError, EndedError):
             sets = [self._draws[0]]
-            self._span(candidate, sets)
+            self.span(candidate, sets)
             looked = candidate.look()
             state = self._state
             state.operators, state.threads, state.precision = looked.operators, looked.threads, looked.precision
             for rival in rivals[:1]:
-                self._span(rival, sets)
+                self.span(rival, sets)
                 theirs = rival.look().operators
                 state.as_rival = sorted(theirs.keys() & looked.operators.keys() - _PLAIN_OPERATORS)
 
@@ -394,7 +394,7 @@ class _Race:
     """A candidate and a rival in turns."""
 
     def __init__(self, judge: _Judge, candidate: Stranger, rival: Stranger, control: Stranger) -> None:
-        self._judge, self._case = judge, judge._case
+        self._judge, self._case = judge, judge.case
         self._sides = {BASE: rival, CANDIDATE: candidate}
         self._control = control
         self._draw = secrets.SystemRandom()
@@ -403,7 +403,7 @@ class _Race:
         self._alone: dict[str, list[float]] = {name: [] for name in self._sides}
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
         self._short_ns: dict[str, list[float]] = {name: [] for name in self._sides}
-        """For each span of a side, by how much its own clock falls short, in nanoseconds."""
+        """Nanoseconds by which a side's own clock falls short, for each of its spans."""
 
     def run(self) -> Comparison:
         """Take pairs of turns until the verdict is certain or the time is over."""
@@ -419,7 +419,7 @@ class _Race:
         return taken.concluded(Limits(budget_ns, self._case.threshold))
 
     def _sets(self, number: int) -> list[dict[str, Tensor]]:
-        return [self._judge._fresh(self._case.draws[0]) for _ in range(number)]
+        return [self._judge.fresh(self._case.draws[0]) for _ in range(number)]
 
     def _count_calls(self) -> int:
         """Return how many calls a span has: enough for _SPAN_NS, if their inputs fit."""
@@ -436,7 +436,7 @@ class _Race:
 
     def _control_ns(self, number: int) -> float:
         sets = self._sets(number)
-        return typical([self._judge._span(self._control, sets) for _ in range(_CONTROLS)])
+        return typical([self._judge.span(self._control, sets) for _ in range(_CONTROLS)])
 
     def _turn(self, side: str) -> TurnTime:
         """Time spans of fresh calls; now and then a call alone comes before, and by chance a call is checked."""
@@ -453,14 +453,14 @@ class _Race:
         work_ns = span.ns - self._cost_ns[number]
         self._short_ns[side].append(work_ns - span.own_ns - _OFF * span.ns)
         if side == CANDIDATE and self._draw.random() < _CHECK:
-            self._judge._check(process, span, sets, self._draw.randrange(number), 0)
+            self._judge.check(process, span, sets, self._draw.randrange(number), 0)
         return max(1.0, work_ns / number)
 
     def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
         if process.role is Role.CANDIDATE:
             with _refusing():
-                return self._judge._span(process, sets)
-        return self._judge._span(process, sets)
+                return self._judge.span(process, sets)
+        return self._judge.span(process, sets)
 
     def refuse_bent_time(self) -> None:
         """Refuse a candidate whose clock tells another time, or that is faster among calls than a call alone can be.

@@ -109,7 +109,9 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         rivals=[
             Source("eager", Entry(name="problem:Model", source=rival, builds=True), packed.getvalue()),
             Source(
-                "compiled", Entry(name="problem:Model", source=rival, builds=True, compiles=True), packed.getvalue()
+                "torch.compile",
+                Entry(name="problem:Model", source=rival, builds=True, compiles=True),
+                packed.getvalue(),
             ),
         ],
     )

@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 
 class Entry(Data, frozen=True):
-    """Where a callable comes from."""
+    """The origin of a callable: a module and a name, a text, or a pickle."""
 
     name: str = ""
     """``package.module:function``; or empty for a pickled callable, in a file that follows as a descriptor."""
@@ -52,7 +52,7 @@ class Load(Data, frozen=True, tag=True):
     folder: str
     """The one folder in which the process may write."""
     read: list[str] = []
-    """What the process may read and run."""
+    """Files and folders that the process may read and run."""
     listed: list[str] = []
     """Folders of which it may read the names."""
     path: list[str] = []
@@ -116,7 +116,7 @@ class Ready(Data, frozen=True, tag=True):
     """Answer: done."""
 
     missing: list[str] = []
-    """What could not be taken away from the process, each a sentence."""
+    """Rights that could not be taken away from the process, each a sentence."""
     modules: list[str] = []
     """Files of the modules that the import has loaded."""
 

@@ -18,7 +18,7 @@ class Finding(StrEnum):
 
 
 class Reason(StrEnum):
-    """What made a candidate wrong or suspicious, apart from words."""
+    """The reason why a candidate is wrong or suspicious, as a value."""
 
     NONE = ""
     UNBUILT = "does not compile"
@@ -52,7 +52,7 @@ class Ratio(Data, frozen=True):
 
 
 class Judged(Data, frozen=True):
-    """What is known of a candidate."""
+    """The judgement of one candidate, with its evidence."""
 
     name: str
     finding: Finding
@@ -72,7 +72,7 @@ class Judged(Data, frozen=True):
     precision: str = ""
     """The candidate process's setting for products in float32."""
     notes: list[str] = []
-    """What could not be taken away from the process, or not be known."""
+    """Limits of the judgement: rights that the process has kept, and what cannot be known."""
 
     @property
     def is_accepted(self) -> bool:

@@ -68,7 +68,7 @@ class RaisedError(Exception):
 
 
 class UnfitError(Exception):
-    """What a callable has returned, or left behind, is no result: its text says why."""
+    """The output of a callable is no plain tensor, or not where it should be: the text says which."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Holding:
     threads: int = 0
     start: Launch = launch
     read: tuple[Path, ...] = ()
-    """What a candidate may read and run."""
+    """Files and folders that a candidate may read and run."""
     listed: tuple[Path, ...] = ()
     """Folders of which it may read the names."""
     path: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Span:
     """Calls in a row, timed from outside of their process."""
 
     ns: int
-    """From the moment at which the process was let go to the one at which it was stopped again."""
+    """Time from letting the process go to stopping it again, in nanoseconds."""
     own_ns: int
     """The time that the process itself has told."""
     processor_ns: int

@@ -58,7 +58,7 @@ class _Served:
     call: Callable[..., Any]
     shared: mmap.mmap
     laid: list[list[torch.Tensor]] = field(default_factory=list)
-    """What was laid over the shared memory last: a set of tensors for each call."""
+    """The tensors that were laid over the shared memory last: a set for each call."""
     arguments: list[list[torch.Tensor]] = field(default_factory=list)
     """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
     keywords: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,19 @@ from perflab.running.config.run_mode import RunMode, mode_of, only_cases
 
 CASE, OTHER = cast("list[Any]", ["a perf case", "a plain test"])
 ONCE, MEASURE, SKIP = RunMode.ONCE, RunMode.MEASURE, RunMode.SKIP
-ASIDE = {"adopt", "disable", "skip", "prune", "prune-case", "baselines", "device", "kernels", "arch", "timeout"}
+ASIDE = {
+    "adopt",
+    "adversarial",
+    "disable",
+    "skip",
+    "prune",
+    "prune-case",
+    "baselines",
+    "device",
+    "kernels",
+    "arch",
+    "timeout",
+}
 """Options that have nothing to do with how cases are measured."""
 
 

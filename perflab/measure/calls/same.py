@@ -1,9 +1,9 @@
 """Whether timed calls leave what untimed calls leave: their results, and the tensors among their arguments.
 
-A timed call, drawn at random, is held against two untimed ones, the first call and the one whose memory was measured.
-Values are copied on the spot, at the same random places of each tensor, in no span that is timed, counted or measured.
-Only where the untimed calls agree is anything concluded: results may depend on random numbers, on steps before, or on
-memory that nobody has written.
+A timed call, drawn at random, is held against the first call and the last one, whose memory was measured and not its
+time. Values are copied on the spot, at the same random places of each tensor, in no span that is timed, counted or
+measured. Only where two of the three agree is anything concluded, after further calls: results may depend on random
+numbers, on steps before, or on memory that nobody has written.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _CONFIRMED = 2
 
 
 class Left:
-    """What a call left: copies of parts of tensors, on the host."""
+    """Copies of parts of the tensors that a call has left, on the host."""
 
     def __init__(self, parts: list[tuple[str, torch.Tensor]]) -> None:
-        self._parts = parts
+        self.copies = parts
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return bool(self.copies)
 
     def agrees(self, other: Left) -> bool:
         """Whether both are the same but for rounding."""
-        if [form for form, _ in self._parts] != [form for form, _ in other._parts]:
+        if [form for form, _ in self.copies] != [form for form, _ in other.copies]:
             return False
-        return all(alike(mine, theirs) for (_, mine), (_, theirs) in zip(self._parts, other._parts, strict=True))
+        return all(alike(mine, theirs) for (_, mine), (_, theirs) in zip(self.copies, other.copies, strict=True))
 
 
 class Kept(Wrapped):
@@ -115,12 +115,11 @@ class Comparing:
         """
         if not untimed or self._timed is None:
             return None, None
-        if self._first is None or not self._first.agrees(untimed):
-            again = self._untimed()
-            if not again.agrees(untimed):
-                return Results.NOT_COMPARABLE, None
         if self._timed.agrees(untimed):
             return Results.SAME, None
+        # The first call was timed for warm-up: it may be right as untimed calls are, or wrong as timed ones are.
+        if self._first is None or not (self._first.agrees(untimed) or self._first.agrees(self._timed)):
+            return Results.NOT_COMPARABLE, None
         self._always = True
         for _ in range(_CONFIRMED):  # memory that nobody writes may hold the same by chance
             timed_again()
