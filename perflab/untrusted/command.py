@@ -49,7 +49,10 @@ def verify_command(parser: argparse.ArgumentParser) -> Run:
     )
     parser.add_argument("--batch", type=Path, metavar="DIR", help="judge each file of DIR in KernelBench's form")
     parser.add_argument(
-        "--multiple", type=float, metavar="X", help="errors allowed, in errors of the reference's own precision"
+        "--multiple",
+        type=float,
+        metavar="X",
+        help="error allowed, as a multiple of the reference's own (default: 2 in 16 bit, else 8)",
     )
     parser.add_argument("--budget", type=float, default=10.0, metavar="SECONDS", help="time of the turns (default: 10)")
     parser.add_argument(

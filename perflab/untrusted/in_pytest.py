@@ -71,7 +71,13 @@ class _Running:
         if secret not in self.holdings:
             hidden = [*secret, *self.files]
             hidden += [file.parent / "__pycache__" for file in hidden]
-            self.holdings[secret] = self.stack.enter_context(held("cpu", _LIMIT_S, [self.root], hidden))
+            own = [
+                entry
+                for one in sys.path
+                if (entry := Path(one or ".").absolute()).is_dir() and not _is_installed(entry)
+            ]
+            folders = list(dict.fromkeys([self.root, Path.cwd(), *own]))
+            self.holdings[secret] = self.stack.enter_context(held("cpu", _LIMIT_S, folders, hidden))
         return self.holdings[secret]
 
 
@@ -121,6 +127,12 @@ def _pickled(call: Callable[..., Any]) -> bytes:
         ) from error
 
 
+def _is_installed(path: Path) -> bool:
+    """Whether a path belongs to this Python, its packages or perflab, and so to nobody's tests."""
+    installed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1])
+    return any(folder in (path, *path.parents) for folder in installed)
+
+
 # --- verify -----------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +141,6 @@ def _files_of(functions: Sequence[Function]) -> list[Path]:
     found: list[Path] = []
     pending: list[Any] = list(functions)
     seen = set[int]()
-    installed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1])
     while pending:
         one = inspect.unwrap(pending.pop()) if callable(pending[-1]) else pending.pop()
         if id(one) in seen:
@@ -141,7 +152,7 @@ def _files_of(functions: Sequence[Function]) -> list[Path]:
             pending += [one.__func__]
         elif inspect.isfunction(one):
             file = Path(one.__code__.co_filename)
-            if file.exists() and not any(folder in file.parents for folder in installed):
+            if file.exists() and not _is_installed(file):
                 found.append(file)
             for cell in one.__closure__ or ():
                 with contextlib.suppress(ValueError):  # an empty cell
@@ -160,8 +171,8 @@ def _run(
 ) -> Run:
     """Run a candidate's forward and backward in its process; see ``correctness.run.run_candidate``."""
     packed = _pickled(functools.partial(candidate, **task.settings))
-    process = _process(running, packed, trusted, keep=label.endswith("2"))
     try:
+        process = _process(running, packed, trusted, keep=label.endswith("2"))
         return _results(running, process, inputs, task, seed, label)
     except EndedError as error:
         _drop(running)

@@ -69,8 +69,9 @@ _CHECK = 0.2
 """The share of spans of which a call is checked, by chance."""
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
-_OFF = 0.2
-"""The share of a span by which the candidate's own clock may fall short."""
+_OFF, _OFF_NS = 0.5, 300_000
+"""By how much the candidate's own clock may fall short: this share of a span, and these nanoseconds. Nothing is taken
+from that clock, so it need not be exact; one that tells nothing was replaced."""
 _COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 1.5
 """The factor by which a rate may exceed the best that this machine has shown."""
@@ -469,7 +470,7 @@ class _Race:
         """
         short_ns, _, _ = quantiles(self._short_ns[CANDIDATE], n=4)
         _, _, explained_ns = quantiles(self._short_ns[BASE], n=4)
-        if short_ns > _RESOLVED_NS + max(0.0, explained_ns):
+        if short_ns > _OFF_NS + max(0.0, explained_ns):
             calls = format_count(self._calls, "call")
             text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {calls}"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)

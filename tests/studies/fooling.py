@@ -1,6 +1,6 @@
 """What is caught of ``tests/untrusted/attacks.py``, and who is accused of ``controls.py``, by each way of asking.
 
-    python -m tests.studies.fooling > table.md
+    python -m tests.studies.fooling [NAME...] > table.md
 
 Each candidate is judged by ``perflab verify``'s judge, by ``verify`` under ``--perf-adversarial``, by ``perf`` under
 ``--perf-adversarial``, which has no reference, and by ``perf`` alone. The table is that of docs/untrusted.md.
@@ -67,7 +67,7 @@ def main() -> None:
     print("|---|---|---|---|---|")
     with held("cpu", 60.0, [], []) as holding:
         for kind, names in (("attacks", ATTACKS), ("controls", CONTROLS)):
-            for name in names:
+            for name in [one for one in names if one in sys.argv[1:] or not sys.argv[1:]]:
                 found = judged(kind, name, holding, budget_s=2.0)
                 told = (
                     f"{found.finding}: {found.reason}"
