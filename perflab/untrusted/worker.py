@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
@@ -46,6 +47,8 @@ from perflab.untrusted.messages import (
     TensorAt,
 )
 
+_ALIVE = 256
+"""The number of earlier spans whose argument objects are kept. Their values are not: the memory is used again."""
 _TEXT = 2000
 """The length in characters that a message of a candidate's error may have."""
 
@@ -65,6 +68,8 @@ class _Served:
     backward: list[int] = field(default_factory=list)
     outputs: list[list[Any]] = field(default_factory=list)
     poisons: bool = False
+    alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
+    """Arguments of earlier calls, so that no later argument has the same ``id``."""
     earlier: list[list[list[Any]]] = field(default_factory=list)
     kept: list[list[Any]] = field(default_factory=list)
     """Copies on the host, where the judge can read them, of outputs on another device."""
@@ -197,6 +202,7 @@ def _laid(served: _Served, question: Lay) -> Ready:
         served.shared = _mapped(question.shared_bytes)
     served.poisons = question.poisons
     if question.drops:
+        served.alive.append(served.laid)
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
     elif not served.earlier:
