@@ -69,7 +69,7 @@ class _Served:
     outputs: list[list[Any]] = field(default_factory=list)
     poisons: bool = False
     alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
-    """Arguments of earlier calls, so that no later argument has the same ``id``."""
+    """Arguments of calls whose outputs are kept, so that no later argument has the same ``id``."""
     earlier: list[list[list[Any]]] = field(default_factory=list)
     kept: list[list[Any]] = field(default_factory=list)
     """Copies on the host, where the judge can read them, of outputs on another device."""
@@ -202,11 +202,11 @@ def _laid(served: _Served, question: Lay) -> Ready:
         served.shared = _mapped(question.shared_bytes)
     served.poisons = question.poisons
     if question.drops:
-        served.alive.append(served.laid)
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
-    elif not served.earlier:
-        served.earlier.append(served.kept)
+    else:
+        served.alive.append(served.laid)
+        served.earlier = served.earlier or [served.kept]
     served.keywords = json.loads(question.keywords) if question.keywords else {}
     served.backward = question.backward
     served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
