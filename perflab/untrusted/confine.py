@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _ADOPT_ORPHANS = 38, 22, 2, 36
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The numbers of Landlock's system calls, the same on every architecture."""
 _RULE_OF_PATH, _VERSION = 1, 1
@@ -47,6 +47,7 @@ _REFUSED = {
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _STARTING = {"x86_64": (59, 322, 57, 58), "aarch64": (221, 281)}
 """execve, execveat, fork, vfork: calls that start programs and processes."""
+_PRCTL = {"x86_64": 157, "aarch64": 167}
 _CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -106,21 +107,17 @@ def confine(read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path])
         return ["the candidate's process is not confined: only Linux can"]
     machine = platform.machine()
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # so that whatever it starts stays its descendant, and is found
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         return ["the candidate's process is not confined: the kernel refuses PR_SET_NO_NEW_PRIVS"]
     missing = _limit_files(libc, read, listed, write)
     if machine not in _MACHINES:
         return [*missing, f"the candidate's system calls are not filtered: no list of them for {machine}"]
-    family = [
-        _Instruction(_LOAD, 0, 0, 0),
-        _Instruction(_EQUAL, 0, 4, _SOCKET[machine]),
-        _Instruction(_LOAD, 0, 0, 16),  # the first argument, the family of addresses
-        _Instruction(_EQUAL, 1, 0, _AF_UNIX),
-        _Instruction(_ANSWER, 0, 0, _REFUSE),
-        _Instruction(_LOAD, 0, 0, 0),
+    by_argument = [
+        *_unless(_SOCKET[machine], _EQUAL, _AF_UNIX),  # its family of addresses
+        *_unless(_PRCTL[machine], _EQUAL, _ADOPT_ORPHANS, refuses=True),
     ]
-    refused = _refusals(_REFUSED[machine], _REFUSE)
-    return missing + _filter(libc, machine, [*family, *refused])
+    return missing + _filter(libc, machine, [*by_argument, *_refusals(_REFUSED[machine], _REFUSE)])
 
 
 def narrow() -> list[str]:
@@ -129,17 +126,21 @@ def narrow() -> list[str]:
     if sys.platform != "linux" or machine not in _MACHINES:
         return []  # ``confine`` has said so
     libc = ctypes.CDLL(None, use_errno=True)
-    of_threads = [
-        _Instruction(_LOAD, 0, 0, 0),
-        _Instruction(_EQUAL, 0, 4, _CLONE[machine]),
-        _Instruction(_LOAD, 0, 0, 16),  # the first argument, the flags
-        _Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD),
-        _Instruction(_ANSWER, 0, 0, _REFUSE),
-        _Instruction(_LOAD, 0, 0, 0),
-    ]
+    of_threads = _unless(_CLONE[machine], _ANY_BIT, _CLONE_THREAD)
     # The flags of clone3 are in memory, where a filter cannot look: absent, it makes libraries call clone.
     refused = [*_refusals([_CLONE3], _ABSENT), *_refusals(_STARTING[machine], _REFUSE)]
     return _filter(libc, machine, [*of_threads, *refused])
+
+
+def _unless(number: int, how: int, value: int, *, refuses: bool = False) -> list[_Instruction]:
+    """Return rules that refuse a call unless its first argument compares so with a value; or if, with ``refuses``."""
+    return [
+        _Instruction(_EQUAL, 0, 4, number),
+        _Instruction(_LOAD, 0, 0, 16),
+        _Instruction(how, int(not refuses), int(refuses), value),
+        _Instruction(_ANSWER, 0, 0, _REFUSE),
+        _Instruction(_LOAD, 0, 0, 0),
+    ]
 
 
 def _refusals(numbers: Iterable[int], answer: int) -> list[_Instruction]:

@@ -183,9 +183,11 @@ def _refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterato
         raise _RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
     except EndedError as error:
         ending = error.ending
-        why = Reason.HUNG if ending.how is How.HUNG else Reason.CRASHED
+        why = Reason.HUNG if ending.how in (How.HUNG, How.OUT_OF_TIME) else Reason.CRASHED
         lines = [f"its process {ending.told}", *ending.last_lines(20)]
         raise _RefusedError(Finding.WRONG, why, "\n".join(lines)) from None
+    except UnfitError as error:
+        raise _RefusedError(Finding.WRONG, Reason.FORM, str(error)) from None
 
 
 class _Judge:
@@ -194,10 +196,9 @@ class _Judge:
     def __init__(self, case: Case, holding: Holding, state: _State) -> None:
         self.case, self._holding, self._state = case, holding, state
         self._device = torch.device(holding.device)
-        self._draws = [dict(draw(secrets.randbits(62))) for draw in case.draws]
-        self._names = list(self._draws[0])
+        self._draws = [self.fresh(draw) for draw in case.draws]
         self._keywords = as_keywords(case.settings)
-        self._plain_errors: dict[int, list[Mapping[str, Errors]]] = {}
+        self._plain_errors: dict[tuple[int, int], list[Mapping[str, Errors]]] = {}
         self._outputs = self._count_outputs()
 
     def run(self, source: Source) -> None:
@@ -210,10 +211,10 @@ class _Judge:
                 for draw in self.case.draws:  # what compiles at a call, compiles now
                     self.span(candidate, [self.fresh(draw)])
                 self._state.notes += candidate.narrow()
-            for number, inputs in self._planned():
+            for kind, inputs in self._planned():
                 with _refusing():
                     span = self.span(candidate, [inputs])
-                self.check(candidate, span, [inputs], 0, number)
+                self.check(candidate, span, [inputs], 0, kind)
             control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
             processes.enter_context(control)
             rivals = []
@@ -231,16 +232,31 @@ class _Judge:
             self._state.notes.append(text)
 
     def fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Draw inputs from a seed that nobody knows."""
-        return dict(draw(secrets.randbits(62)))
+        """Draw inputs from a seed that nobody knows.
 
-    def _planned(self) -> list[tuple[int, dict[str, Tensor]]]:
-        """Return inputs of the calls that are all checked, in random order, each with the number of its shape."""
+        Raises:
+            UsageError: the function raises, or returns something else than dense tensors by name.
+        """
+        remedy = "return {name: tensor} for a seed, in the order of the candidate's arguments"
+        try:
+            drawn = dict(draw(secrets.randbits(62)))
+        except Exception as error:
+            raise UsageError(f"the inputs' function raised {type(error).__name__}: {error}", remedy) from error
+        for name, one in drawn.items():
+            if not isinstance(one, Tensor) or one.layout is not torch.strided or one.is_nested:
+                raise UsageError(f"input {name} is a {type(one).__name__}, not a dense tensor", remedy)
+        return {name: one.detach() for name, one in drawn.items()}
+
+    def _planned(self) -> list[tuple[tuple[int, int], dict[str, Tensor]]]:
+        """Return inputs of the calls that are all checked, in random order, each with its kind.
+
+        A kind is the numbers of a shape and of a change of values: 0 for values as they are drawn.
+        """
         planned = []
         for number, draw in enumerate(self.case.draws):
-            planned += [(number, self.fresh(draw)) for _ in range(self.case.checks)]
+            planned += [((number, 0), self.fresh(draw)) for _ in range(self.case.checks)]
             if self.case.wide:
-                planned += [(number, wide) for wide in _wider(self.fresh(draw))]
+                planned += [((number, change), one) for change, one in enumerate(_wider(self.fresh(draw)), 1)]
         secrets.SystemRandom().shuffle(planned)
         return planned
 
@@ -267,7 +283,9 @@ class _Judge:
         names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
         return Task(names, (), lambda output, _seed: output, self.case.settings)
 
-    def check(self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, shape: int) -> None:
+    def check(
+        self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
+    ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], span.outputs[call]
         task = self._task()
@@ -275,11 +293,9 @@ class _Judge:
             self._refuse_changes(process, inputs, told, call)
         if len(told) != self._outputs:
             raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {self._outputs}")
-        try:
+        with _refusing():
             got = {name: process.result(one) for name, one in zip(task.outputs, told, strict=True)}
-        except UnfitError as error:
-            raise _RefusedError(Finding.WRONG, Reason.FORM, str(error)) from None
-        report = self._compared(inputs, got, task, shape)
+        report = self._compared(inputs, got, task, kind)
         if report is None:
             return
         self._state.checked += 1
@@ -298,7 +314,7 @@ class _Judge:
             raise _RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 
     def _compared(
-        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], task: Task, shape: int
+        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], task: Task, kind: tuple[int, int]
     ) -> Report | None:
         """Return the comparison; None where the definition itself has no answer, such as the logarithm of -1."""
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
@@ -308,7 +324,7 @@ class _Judge:
         if any(one.isnan().any() for one in reference.values()):
             return None
         plain = run_plainly(self.case.plain, inputs, task, {})
-        draws = self._plain_errors.setdefault(shape, [])
+        draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         multiple = self.case.multiple or (2.0 if _is_short(plain) else 8.0)
         return compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
@@ -454,7 +470,7 @@ class _Race:
         work_ns = span.ns - self._cost_ns[number]
         self._short_ns[side].append(work_ns - span.own_ns - _OFF * span.ns)
         if side == CANDIDATE and self._draw.random() < _CHECK:
-            self._judge.check(process, span, sets, self._draw.randrange(number), 0)
+            self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
         return max(1.0, work_ns / number)
 
     def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -49,6 +50,7 @@ _PLACES = 61
 """The number of aligned places within some pages at which a tensor may begin, drawn at random for each call."""
 _MOST_BYTES = 1 << 36
 _STOPPED_WITHIN_S = 1.0
+_ROUNDS = 100
 
 
 class EndedError(Exception):
@@ -131,8 +133,9 @@ class Stranger:
         variables = _variables(own) if role is Role.CANDIDATE else dict(os.environ)
         command = [sys.executable, "-m", "perflab.untrusted.worker"]
         start = Start(str(role), command, variables, own if role is Role.CANDIDATE else Path.cwd())
+        self._until_s = time.monotonic() + holding.limit_s
         self._peer = Peer[Questions, Answers](
-            start, ANSWERS, EndedError, silent_s=holding.limit_s, launch=holding.start
+            start, ANSWERS, EndedError, silent_s=holding.limit_s, seconds_left=self._seconds_left, launch=holding.start
         )
         self.pid = self._peer.pid
         self._shared = _Shared(1 << 20)
@@ -172,17 +175,44 @@ class Stranger:
             os.write(handles[1], given)
             os.lseek(handles[1], 0, os.SEEK_SET)
         try:
-            self._peer.ask(load, *handles)
+            self._ask(load, *handles)
         finally:
             for handle in handles[1:]:
                 os.close(handle)
         return self._answer(Ready)
 
     def narrow(self) -> list[str]:
-        """Take from the process what only compilation needs; return what could not be taken."""
+        """Take from the process what only compilation needs, and end all that it has started.
+
+        A process of its own would see inputs while the candidate is stopped, and go on when a span has ended.
+
+        Returns:
+            What could not be taken.
+
+        Raises:
+            UnfitError: there are always more processes.
+        """
         self._let_go()
-        self._peer.ask(Narrow())
-        return self._answer(Ready).missing
+        self._ask(Narrow())
+        missing = self._answer(Ready).missing
+        self._stop()
+        for _ in range(_ROUNDS):
+            started = _descendants(self.pid)
+            if not started:
+                return missing
+            for one in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+            time.sleep(0.01)
+        raise UnfitError("it starts processes without end")
+
+    def _seconds_left(self) -> float:
+        """Return the time left for an answer in seconds, whatever signs of life the process gives."""
+        return self._until_s - time.monotonic()
+
+    def _ask(self, question: Questions, *handles: int) -> None:
+        self._until_s = time.monotonic() + self._holding.limit_s
+        self._peer.ask(question, *handles)
 
     def span(
         self,
@@ -219,7 +249,7 @@ class Stranger:
         processor_ns = self._processor_ns()
         began_ns = clock.read_ns()
         self._let_go()
-        self._peer.ask(Go())
+        self._ask(Go())
         answer = self._answer(Finished)
         self._signal(signal.SIGSTOP)
         ended_ns = clock.read_ns()
@@ -230,7 +260,7 @@ class Stranger:
     def look(self) -> Looked:
         """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
         self._let_go()
-        self._peer.ask(Look())
+        self._ask(Look())
         return self._answer(Looked)
 
     def changed(self, names: Sequence[str], tensors: Sequence[Tensor], number: int = 0) -> list[str]:
@@ -300,7 +330,7 @@ class Stranger:
             drops=drops,
             poisons=poisons,
         )
-        self._peer.ask(lay, *handles)
+        self._ask(lay, *handles)
         self._answer(Ready)
         if not backward:
             self._told, self._held, self._end = told, self._shared, at
@@ -391,6 +421,24 @@ def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
         offset=int(tensor.storage_offset()),
         needs_gradient=needs_gradient,
     )
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have, without dead ones."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, parent = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[:2]
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), []).append(int(name))
+    found, pending = [], [pid]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
 
 
 def _read(pid: int, at: int, size: int) -> bytearray:

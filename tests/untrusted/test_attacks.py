@@ -38,7 +38,7 @@ def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.6) -> Jud
         rivals=[Source("the reference", Entry(name="tests.untrusted.task:definition"))],
         budget_s=budget_s,
     )
-    if name == "hangs":
+    if name in ("hangs", "says_that_it_lives"):
         holding = replace(holding, limit_s=2.0)
     text = (HERE / f"{kind}.py").read_text()
     return judge(Source(name, Entry(name=f"{kind}:{name}", source=text)), case, holding)
@@ -63,6 +63,7 @@ COMES_TO = {
     "exits": (RAISED,),
     "crashes": (CRASHED,),
     "hangs": ((Finding.WRONG, Reason.HUNG),),
+    "says_that_it_lives": ((Finding.WRONG, Reason.HUNG),),
     "kills_the_judge": (RAISED,),
     "asks_the_network": (RAISED,),
     "overwrites_open_files": (CRASHED, RESULT),
