@@ -56,7 +56,7 @@ attack: $(INSTALLED)
 # A test that hangs ends its worker after ten minutes, with all stacks, and fails alone.
 test: $(INSTALLED)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true \
-		tests/harness tests/plugin tests/correctness tests/nocuda
+		tests/harness tests/plugin tests/correctness tests/nocuda tests/untrusted
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory
 # and allocations are gated with the threads and instruction set that they were saved with; the run says where they were not.

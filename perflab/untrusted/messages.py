@@ -96,6 +96,8 @@ class Lay(Data, frozen=True, tag=True):
     """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
     drops: bool = True
     """Whether outputs of earlier calls may be freed."""
+    keeps_objects: bool = False
+    """Whether earlier arguments stay alive as objects, so that none has the ``id`` of an earlier one."""
     poisons: bool = False
     """Whether memory that the calls allocate holds NaN until it is written; that takes time."""
 

@@ -223,6 +223,7 @@ class Stranger:
         backward: Sequence[int] = (),
         poisons: bool = False,
         drops: bool = True,
+        keeps_objects: bool = False,
     ) -> Span:
         """Make a call for each set of arguments, and time all of them.
 
@@ -236,12 +237,13 @@ class Stranger:
                 the arguments.
             poisons: whether memory that the calls allocate holds NaN until it is written.
             drops: whether the outputs of earlier calls may be freed.
+            keeps_objects: whether earlier arguments stay alive as objects.
 
         Raises:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
         self._let_go()
-        told = self._lay(sets, keywords, gradients, backward, poisons=poisons, drops=drops and not backward)
+        told = self._lay(sets, keywords, gradients, backward, poisons, drops and not backward, keeps_objects)
         self._stop()
         for tensors, places in zip(sets, told, strict=True):
             for tensor, place in zip(tensors, places, strict=True):
@@ -305,9 +307,9 @@ class Stranger:
         keywords: str,
         gradients: bool,
         backward: Sequence[int],
-        *,
         poisons: bool,
         drops: bool,
+        keeps_objects: bool,
     ) -> list[list[TensorAt]]:
         """Lay tensors over the shared memory, at random places; upstream gradients behind the arguments before them."""
         at = self._end if backward else 0
@@ -329,6 +331,7 @@ class Stranger:
             shared_bytes=self._shared.size if handles else 0,
             drops=drops,
             poisons=poisons,
+            keeps_objects=keeps_objects,
         )
         self._ask(lay, *handles)
         self._answer(Ready)
@@ -469,7 +472,7 @@ def _read(pid: int, at: int, size: int) -> bytearray:
 
 def _variables(own: Path) -> dict[str, str]:
     """Return the environment of a candidate: what programs and PyTorch need, and a place for what they write."""
-    kept: tuple[str, ...] = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CC", "CXX")
+    kept: tuple[str, ...] = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX")
     kept += ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
     prefixes = ("OMP_", "MKL_", "KMP_", "NOCUDA_")
     given = {name: value for name, value in os.environ.items() if name in kept or name.startswith(prefixes)}

@@ -69,7 +69,7 @@ class _Served:
     outputs: list[list[Any]] = field(default_factory=list)
     poisons: bool = False
     alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
-    """Arguments of calls whose outputs are kept, so that no later argument has the same ``id``."""
+    """Arguments of earlier calls, if asked for."""
     earlier: list[list[list[Any]]] = field(default_factory=list)
     kept: list[list[Any]] = field(default_factory=list)
     """Copies on the host, where the judge can read them, of outputs on another device."""
@@ -201,11 +201,12 @@ def _laid(served: _Served, question: Lay) -> Ready:
     if question.shared_bytes:
         served.shared = _mapped(question.shared_bytes)
     served.poisons = question.poisons
+    if question.keeps_objects:
+        served.alive.append(served.laid)
     if question.drops:
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
     else:
-        served.alive.append(served.laid)
         served.earlier = served.earlier or [served.kept]
     served.keywords = json.loads(question.keywords) if question.keywords else {}
     served.backward = question.backward

@@ -3,7 +3,8 @@
     python -m tests.studies.fooling [NAME...] > table.md
 
 Each candidate is judged by ``perflab verify``'s judge, by ``verify`` under ``--perf-adversarial``, by ``perf`` under
-``--perf-adversarial``, which has no reference, and by ``perf`` alone. The table is that of docs/untrusted.md.
+``--perf-adversarial``, which has no reference, and by ``perf`` alone. The table is that of docs/untrusted.md:
+**×0.01** is a hundredth of the definition's time, and a miss for an attack.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ import pytest, task, {module} as candidates
 from perflab.correctness import verify
 
 @pytest.mark.perf
-def test_perf(perf):
+def test_perf_of_the_definition(perf):
+    perf(task.definition, *task.inputs(1).values())
+
+@pytest.mark.perf
+def test_perf_of_the_candidate(perf):
     perf(candidates.{name}, *task.inputs(1).values())
 
 def test_verify():
@@ -40,8 +45,12 @@ WAYS = (
 )
 
 
+FASTER = 0.7
+"""A candidate with less than this share of the definition's time is faster than it."""
+
+
 def run(kind: str, name: str, test: str, options: list[str]) -> str:
-    """Return what pytest comes to: ``caught`` with the reason in brief, or ``passed``."""
+    """Return what pytest comes to: ``caught`` with the reason in brief, ``right``, or how fast the candidate seems."""
     with tempfile.TemporaryDirectory() as folder:
         for file in ("task.py", f"{kind}.py"):
             shutil.copy(HERE / file, folder)
@@ -52,13 +61,16 @@ def run(kind: str, name: str, test: str, options: list[str]) -> str:
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
         except subprocess.TimeoutExpired:
             return "hangs"
-        if done.returncode == 0 and "1 passed" in done.stdout:
-            return "passed"
-        if test == "test_perf" and Path(folder, "out.json").exists():
-            results = json.loads(Path(folder, "out.json").read_text())["results"]
-            reasons = results[0]["judgement"].get("reasons", []) if results else []
+        if test == "test_verify":
+            return "right" if done.returncode == 0 else "caught"
+        file = Path(folder, "out.json")
+        results = json.loads(file.read_text())["results"] if file.exists() else []
+        if done.returncode or len(results) != 2:
+            reasons = results[-1]["judgement"].get("reasons", []) if len(results) == 2 else ["crash"]
             return f"caught: {reasons[0] if reasons else 'failed'}"
-        return "caught"
+        true_ns, told_ns = (one["outcome"]["summary"]["median_ns"] for one in results)
+        ratio = told_ns / true_ns
+        return f"**×{ratio:.2g}**" if ratio < FASTER else "not faster"
 
 
 def main() -> None:
