@@ -198,12 +198,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         with refusing(config):
             begin_sweep(config, session.items)
         return
-    if config.getoption("perf_adversarial") or config.getini("perf_adversarial") == "true":
+    if config.getoption("perf_adversarial") or config.getini("perf_adversarial"):
         from perflab.running.config.early_errors import refusing
-        from perflab.untrusted.in_pytest import begin as hold_candidates
+        from perflab.running.config.reading import settings_of
 
         with refusing(config):
-            hold_candidates(config, session.items)
+            if settings_of(config).adversarial:
+                from perflab.untrusted.in_pytest import begin as hold_candidates
+
+                hold_candidates(config, session.items)
     measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
     given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))
     # These options skip other tests, or require that there are perf cases.

@@ -63,9 +63,7 @@ def verify_command(parser: argparse.ArgumentParser) -> Run:
     )
     parser.add_argument("--in-place", action="store_true", help="the candidate may write to its inputs and return them")
     parser.add_argument("--as-drawn", action="store_true", help="no values beyond those that --inputs draws")
-    parser.add_argument(
-        "--device", default="auto", metavar="DEVICE", help="where tensors are (default: a GPU if there is one)"
-    )
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="where tensors are (default: auto)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a JSON line for each candidate to this file")
 
     def run(given: argparse.Namespace) -> int:

@@ -70,8 +70,8 @@ _CHECK = 0.2
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
 _OFF, _OFF_NS = 0.5, 300_000
-"""By how much the candidate's own clock may fall short: this share of a span, and these nanoseconds. Nothing is taken
-from that clock, so it need not be exact; one that tells nothing was replaced."""
+"""The share of a span, and the nanoseconds, by which the candidate's own clock may fall short. Nothing is taken from
+that clock, so it need not be exact; one that tells nothing was replaced."""
 _COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 1.5
 """The factor by which a rate may exceed the best that this machine has shown."""
