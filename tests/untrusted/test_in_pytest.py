@@ -162,7 +162,7 @@ def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path) -> None:
             "attention",
             f"kernels:{name}",
             "--case",
-            "q1 and fp32 or q2 and fp32",
+            "full and fp32 and q2 and not scale-0.2",
         ]
         command += ["--pytest=--perf-adversarial --perf-device=cpu -q --maxfail=3"]
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
