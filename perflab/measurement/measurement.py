@@ -132,6 +132,7 @@ def measure(
     calibration = CalibrationWorkload(device)
     cpu_ns: list[int] = []
     in_step = together()
+    compares = in_step.world_size == 1 and not mode.cuda_graph  # replays of a graph return nothing
     comparing = Comparing(workload)
     sampling = False
     agreed = Agreed(workload, plan, in_step)
@@ -148,7 +149,7 @@ def measure(
         set_up_ns = workload.make_ready(repetitions)
         in_step.wait()
         timed = workload if cpu_ns or is_cold_start else watched
-        if not mode.cuda_graph:  # whose replays return nothing
+        if compares:
             timed = comparing.wrapped(timed, repetitions, warm=sampling)
         before_ns = time.process_time_ns()
         sample = stopwatch.time(timed, repetitions)
@@ -185,7 +186,7 @@ def measure(
             weight = weigh(watched, device, counter)
             generation = generation_of(samples, weight.by_phase, workload.outputs())
         results = None
-        if in_step.world_size == 1 and not mode.cuda_graph:
+        if compares:
             results, error = comparing.concluded(comparing.left(weight.result), timed_again)
             if error is not None:
                 raise error
