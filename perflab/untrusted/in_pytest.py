@@ -142,7 +142,8 @@ def _files_of(functions: Sequence[Function]) -> list[Path]:
     pending: list[Any] = list(functions)
     seen = set[int]()
     while pending:
-        one = inspect.unwrap(pending.pop()) if callable(pending[-1]) else pending.pop()
+        one = pending.pop()
+        one = inspect.unwrap(one) if callable(one) else one
         if id(one) in seen:
             continue
         seen.add(id(one))

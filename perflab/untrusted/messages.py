@@ -119,8 +119,6 @@ class Ready(Data, frozen=True, tag=True):
 
     missing: list[str] = []
     """Rights that could not be taken away from the process, each a sentence."""
-    modules: list[str] = []
-    """Files of the modules that the import has loaded."""
 
 
 class Finished(Data, frozen=True, tag=True):

@@ -89,7 +89,7 @@ class Holding:
     listed: tuple[Path, ...] = ()
     """Folders of which it may read the names."""
     path: tuple[str, ...] = ()
-    """Entries for the end of the import path."""
+    """Entries for the beginning of the import path."""
 
 
 @dataclass(frozen=True)

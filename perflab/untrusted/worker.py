@@ -128,13 +128,10 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     device = torch.device(load.device)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
-    sys.path += [entry for entry in load.path if entry not in sys.path]
+    sys.path[:0] = [entry for entry in load.path if entry not in sys.path]
     missing = _confined(load) if load.role is Role.CANDIDATE else []
-    before = set(sys.modules)
     call = _nothing(load.returns, device) if load.role is Role.CONTROL else _callable(load, given, device)
-    new = [module for name, module in sys.modules.items() if name not in before]
-    files = sorted({str(file) for one in new if (file := getattr(one, "__file__", None))})
-    return _Served(device, call, shared), Ready(missing=missing, modules=files)
+    return _Served(device, call, shared), Ready(missing=missing)
 
 
 def _confined(load: Load) -> list[str]:
