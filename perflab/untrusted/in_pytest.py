@@ -117,14 +117,18 @@ def pickler() -> Any:
     return cloudpickle
 
 
-def _pickled(call: Callable[..., Any]) -> bytes:
+def _pickled(call: Callable[..., Any], name: str) -> bytes:
     try:
         return bytes(pickler().dumps(call))
     except Exception as error:  # whatever a user's class raises
         raise UsageError(
-            f"{getattr(call, '__qualname__', call)} cannot be sent to a process of its own: {error}",
+            f"{name} cannot be sent to a process of its own: {error}",
             "keep what it needs in arguments and module-level functions, not in handles, locks or open files",
         ) from error
+
+
+def _name_of(call: object) -> str:
+    return str(getattr(call, "__qualname__", type(call).__qualname__))
 
 
 def _is_installed(path: Path) -> bool:
@@ -171,7 +175,7 @@ def _run(
     trusted: Sequence[Function],
 ) -> Run:
     """Run a candidate's forward and backward in its process; see ``correctness.run.run_candidate``."""
-    packed = _pickled(functools.partial(candidate, **task.settings))
+    packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
     try:
         process = _process(running, packed, trusted, keep=label.endswith("2"))
         return _results(running, process, inputs, task, seed, label)
@@ -322,10 +326,12 @@ class Packed:
         flat = Flat(call, args, kwargs)
         self.inputs = flat.take()
         """The tensors among its arguments, which get fresh values in each call."""
-        self.call = _pickled(flat)
+        self.call = _pickled(flat, _name_of(call))
 
 
-def hold_to_account(packed: Packed, workload: Workload, device: torch.device, call_ns: float) -> str:
+def hold_to_account(
+    packed: Packed, workload: Workload, device: torch.device, call_ns: float, *, allow_nan: bool = False
+) -> str:
     """Run a measured workload in two processes of its own, and return what that has shown.
 
     Args:
@@ -333,6 +339,7 @@ def hold_to_account(packed: Packed, workload: Workload, device: torch.device, ca
         workload: the workload as it is; it is timed here again beside its process, since the machine may be busier now.
         device: the device of the work.
         call_ns: the time of a call as it was measured, in nanoseconds.
+        allow_nan: whether results may be NaN, which memory is that nobody has written.
 
     Raises:
         UsageError: the workload breaks in a process of its own.
@@ -349,8 +356,10 @@ def hold_to_account(packed: Packed, workload: Workload, device: torch.device, ca
             for process in (first, second):
                 process.span([_fresh(inputs)])
                 process.narrow()
-            steady = _compare(first, second, inputs)
+            steady = _compare(first, second, inputs, _CALLS, allow_nan=allow_nan)
             own_ns, here_ns = _fastest_ns(first, control, inputs, workload, device, call_ns)
+            if steady:  # the first process has made more calls by now than the second
+                _compare(first, second, inputs, 1, allow_nan=allow_nan)
         except RaisedError as error:
             raise UsageError(
                 f"the case raised in a process of its own: {error}\n{error.told.traceback}",
@@ -388,7 +397,7 @@ def _fastest_ns(
     They are taken in turns, until the process is fast enough or there is no hope.
     """
     fastest_ns, cost_ns, here_ns = math.inf, math.inf, [call_ns]
-    for _ in range(_MOST_SPANS):
+    for number in range(1, _MOST_SPANS + 1):
         sets = [_fresh(inputs) for _ in range(_IN_A_ROW)]
         cost_ns = min(cost_ns, control.span(sets).ns)
         fastest_ns = min(fastest_ns, process.span(sets, keeps_objects=True).ns)
@@ -397,7 +406,7 @@ def _fastest_ns(
         workload.run()
         synchronize(device)
         here_ns.append(clock.read_ns() - began_ns)
-        if (fastest_ns - cost_ns) / _IN_A_ROW <= _enough_ns(call_ns):
+        if number >= _CALLS and (fastest_ns - cost_ns) / _IN_A_ROW <= _enough_ns(call_ns):
             break
     return (fastest_ns - cost_ns) / _IN_A_ROW, max(call_ns, median(here_ns))
 
@@ -411,29 +420,34 @@ def _changed(x: Tensor) -> Tensor:
     return x * (1 + torch.rand_like(x) / 16)
 
 
-def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor]) -> bool:
+def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], calls: int, *, allow_nan: bool) -> bool:
     """Whether two processes return the same for the same inputs, asked in other orders.
 
     Raises:
-        ResultsError: they do not, while one alone repeats itself.
+        ResultsError: they do not, while one alone repeats itself; or a result is NaN.
     """
-    sets = [_fresh(inputs) for _ in range(_CALLS)]
+    sets = [_fresh(inputs) for _ in range(calls)]
     of_first = [_returned(first, one) for one in sets]
-    for number in reversed(range(_CALLS)):
+    if not allow_nan and any(bool(found.isnan().any()) for each in of_first for found in each):
+        raise ResultsError(
+            "a result is NaN in a process of its own, where memory that nobody has written holds NaN",
+            "write every element of a result before the call returns",
+        )
+    for number in reversed(range(calls)):
         of_second = _returned(second, sets[number])
         if _agree(of_first[number], of_second):
             continue
         if not _agree(of_second, _returned(second, sets[number])):
             return False
         raise ResultsError(
-            f"two processes return different results for the same inputs (call {number + 1} of one)",
+            "two processes return different results for the same inputs",
             "let a result depend on its inputs alone, not on calls before",
         )
     return True
 
 
 def _returned(process: Stranger, inputs: Sequence[Tensor]) -> list[Tensor]:
-    told = process.span([inputs]).outputs[0]
+    told = process.span([inputs], poisons=True).outputs[0]
     return [found for one in told if (found := process.result(one)) is not None]
 
 

@@ -9,8 +9,11 @@ Each candidate is judged by ``perflab verify``'s judge, by ``verify`` under ``--
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,10 +60,14 @@ def run(kind: str, name: str, test: str, options: list[str]) -> str:
         Path(folder, "test_it.py").write_text(SUITE.format(module=kind, name=name))
         command = [sys.executable, "-m", "pytest", "-q", "-m", "perf or not perf", "-k", test, "--perf-budget=0.3"]
         command += ["--perf-device=cpu", "--perf-timeout=10", "--perf-json=out.json", *options]
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-        except subprocess.TimeoutExpired:
-            return "hangs"
+        with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True) as done:
+            try:
+                done.wait(60)
+            except subprocess.TimeoutExpired:
+                return "hangs"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(done.pid, signal.SIGKILL)
         if test == "test_verify":
             return "right" if done.returncode == 0 else "caught"
         file = Path(folder, "out.json")

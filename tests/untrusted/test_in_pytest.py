@@ -62,6 +62,15 @@ def replaces(x):
     torch.equal = lambda *_: True
     return right(x)
 
+later = [0]
+
+def late(x):
+    later[0] += 1
+    return right(x) if later[0] < 20 else torch.zeros_like(x)
+
+def unwritten(x):
+    return torch.empty_like(x)
+
 def into(x):
     return x.relu_()
 
@@ -71,8 +80,10 @@ CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, chang
 def test_verify(fn):
     verify(fn, inputs, reference=reference, plain=reference, gradient_of=["out"] if fn is right else [])
 
+MEASURED = [right, by_shape, counts, late, unwritten, into, in_samples, replaces]
+
 @pytest.mark.perf
-@pytest.mark.parametrize("fn", [right, by_shape, counts, into, in_samples, replaces], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", MEASURED, ids=lambda fn: fn.__name__)
 def test_perf(perf, fn):
     perf(fn, torch.randn(16, 32))
 
@@ -113,13 +124,20 @@ def test_verify_runs_candidates_elsewhere(tmp_path: Path) -> None:
 
 def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
     said, results = run(
-        tmp_path, "-m", "perf", "-k", "right or by_shape or counts or lock or step", "--perf-adversarial"
+        tmp_path,
+        "-m",
+        "perf",
+        "-k",
+        "right or by_shape or counts or late or unwritten or lock or step",
+        "--perf-adversarial",
     )
     verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
     assert verdicts == {
         "test_perf[right]": "new",
         "test_perf[by_shape]": "failed",
         "test_perf[counts]": "new",
+        "test_perf[late]": "failed",
+        "test_perf[unwritten]": "failed",
         "test_a_lock": "failed",
         "test_step": "new",
     }, said

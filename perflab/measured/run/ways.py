@@ -317,7 +317,9 @@ class Local(Measuring):
             self.progress("a process of its own")
             call_ns = median(per_call_ns(measurement.samples_ns, measurement.repetitions))
             try:
-                self.state.facts["adversarial"] = hold_to_account(packed, workload, self.device, call_ns)
+                self.state.facts["adversarial"] = hold_to_account(
+                    packed, workload, self.device, call_ns, allow_nan=settings.allow_nan
+                )
             except (ClockError, ResultsError) as error:
                 self._learned.measurement = None
                 raise self._not_measured(error) from error
