@@ -26,6 +26,8 @@ from perflab.processes.lifeline import with_lifeline
 
 _CLEANING_S = 5.0
 """Seconds that a child may take to remove its files when this process is interrupted."""
+_MOST_OUTPUT = 1 << 26
+"""Bytes of a child's output that are read, at most: the last ones."""
 _RUN_VARIABLE = "PERFLAB_RUN"
 """Environment variable of a child: the id of the process in which the run began."""
 
@@ -166,7 +168,8 @@ class Child:
     def output(self) -> bytes:
         """Return what the process has printed so far, on either stream."""
         number = self._output.fileno()
-        return os.pread(number, os.fstat(number).st_size, 0)  # the process shares the file's position
+        size = os.fstat(number).st_size
+        return os.pread(number, _MOST_OUTPUT, max(0, size - _MOST_OUTPUT))  # the process shares the file's position
 
     def end(self) -> None:
         """End the process and all processes that it has started; its output stays readable until ``close``."""

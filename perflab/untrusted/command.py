@@ -19,7 +19,7 @@ from perflab.tiers.interface import Run
 from perflab.turns.sides.ancestor import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
 from perflab.untrusted.messages import Entry
-from perflab.untrusted.records import Finding, Judged
+from perflab.untrusted.records import Judged
 
 if TYPE_CHECKING:
     from perflab.untrusted.judge import Source
@@ -105,12 +105,13 @@ def told(judged: Judged) -> list[str]:
         )
     if judged.operators:
         most = sorted(judged.operators, key=lambda name: -judged.operators[name])[:_OPERATORS]
-        lines.append(f"  ran, by its own account: {', '.join(f'{judged.operators[name]} {name}' for name in most)}")
-    elif judged.finding is not Finding.WRONG:
+        ran = ", ".join(f"{judged.operators[name]} {name}" for name in most)
+        lines.append(f"  ran, by its own account: {one_line(ran)}")
+    elif judged.threads:
         lines.append("  ran no operator of PyTorch's, by its own account")
     if judged.as_rival:
-        lines.append(f"  as the reference does: {', '.join(judged.as_rival)}")
-    return [*lines, *(f"  not certain: {note}" for note in judged.notes)]
+        lines.append(f"  as the reference does: {one_line(', '.join(judged.as_rival))}")
+    return [*lines, *(f"  not certain: {one_line(note)}" for note in judged.notes)]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import resource
 import stat
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,10 @@ _NAMELESS_SOCKETS, _SIGNALS = 1, 2
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 """Answers of a filter: run the call, fail with EPERM, fail with ENOSYS, end the process."""
 _LOAD, _EQUAL, _ANY_BIT, _ANSWER = 0x20, 0x15, 0x45, 0x06
-_AF_UNIX, _CLONE_THREAD = 1, 0x00010000
+_CLONE_PARENT, _CLONE_THREAD = 0x00008000, 0x00010000
+_MODE_OF_FILTER, _FOR_ALL_THREADS = 1, 1
+_CAPABILITIES_3 = 0x20080522
+_LARGEST_FILE = 1 << 32
 
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The architecture's number in a filter, by the machine's name."""
@@ -41,13 +45,25 @@ _REFUSED = {
     # perf_event_open, bpf, userfaultfd, io_uring_setup: ways around this filter
     # setpriority, sched_setscheduler, sched_setattr: a share of the cores that the rival does not have
     # mount, unshare, setns, chroot: other files under the same names
-    "x86_64": (101, 310, 311, 438, 312, 298, 321, 323, 425, 141, 144, 314, 165, 272, 308, 161),
-    "aarch64": (117, 270, 271, 438, 272, 241, 280, 282, 425, 140, 119, 274, 40, 97, 268, 51),
+    # adjtimex, clock_adjtime, settimeofday, clock_settime: the judge's clock
+    # socket, shmget, msgget, semget, mq_open: talk with processes outside; a socketpair is left
+    # timer_create, mq_notify, inotify_init1, inotify_init: signals that would let a stopped process go
+    # chown, fchown, lchown, fchownat, setxattr, lsetxattr, fsetxattr: what Landlock leaves of others' files
+    "x86_64": (
+        *(101, 310, 311, 438, 312, 298, 321, 323, 425, 141, 144, 314, 165, 272, 308, 161, 159, 305, 164, 227),
+        *(41, 29, 68, 64, 240, 222, 244, 294, 253, 92, 93, 94, 260, 188, 189, 190),
+    ),
+    "aarch64": (
+        *(117, 270, 271, 438, 272, 241, 280, 282, 425, 140, 119, 274, 40, 97, 268, 51, 171, 266, 170, 112),
+        *(198, 194, 186, 190, 180, 107, 184, 26, 55, 54, 5, 6, 7),
+    ),
 }
-_SOCKET = {"x86_64": 41, "aarch64": 198}
-_STARTING = {"x86_64": (59, 322, 57, 58), "aarch64": (221, 281)}
-"""execve, execveat, fork, vfork: calls that start programs and processes."""
+_ONLY_ITSELF = {"x86_64": (302, 203), "aarch64": (261, 122)}
+"""prlimit64, sched_setaffinity: calls whose first argument is a process, of which 0 is the caller."""
+_LATER = {"x86_64": (59, 322, 57, 58, 90, 91, 268, 452, 132, 235, 280, 261), "aarch64": (221, 281, 52, 53, 452, 88)}
+"""Calls that compilers need: execve, execveat, fork, vfork; chmod, fchmod, fchmodat, fchmodat2, utime and its like."""
 _PRCTL = {"x86_64": 157, "aarch64": 167}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -107,6 +123,8 @@ def confine(read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path])
         return ["the candidate's process is not confined: only Linux can"]
     machine = platform.machine()
     libc = ctypes.CDLL(None, use_errno=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
+    _drop_capabilities(libc)
     libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # so that whatever it starts stays its descendant, and is found
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         return ["the candidate's process is not confined: the kernel refuses PR_SET_NO_NEW_PRIVS"]
@@ -114,10 +132,13 @@ def confine(read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path])
     if machine not in _MACHINES:
         return [*missing, f"the candidate's system calls are not filtered: no list of them for {machine}"]
     by_argument = [
-        *_unless(_SOCKET[machine], _EQUAL, _AF_UNIX),  # its family of addresses
         *_unless(_PRCTL[machine], _EQUAL, _ADOPT_ORPHANS, refuses=True),
+        *_unless(_CLONE[machine], _ANY_BIT, _CLONE_PARENT, refuses=True),  # a child that is nobody's descendant
+        *[rule for number in _ONLY_ITSELF[machine] for rule in _unless(number, _EQUAL, 0)],
     ]
-    return missing + _filter(libc, machine, [*by_argument, *_refusals(_REFUSED[machine], _REFUSE)])
+    # The flags of clone3 are in memory, where a filter cannot look: absent, it makes libraries call clone.
+    refused = [*_refusals([_CLONE3], _ABSENT), *_refusals(_REFUSED[machine], _REFUSE)]
+    return missing + _filter(libc, machine, [*by_argument, *refused])
 
 
 def narrow() -> list[str]:
@@ -127,9 +148,13 @@ def narrow() -> list[str]:
         return []  # ``confine`` has said so
     libc = ctypes.CDLL(None, use_errno=True)
     of_threads = _unless(_CLONE[machine], _ANY_BIT, _CLONE_THREAD)
-    # The flags of clone3 are in memory, where a filter cannot look: absent, it makes libraries call clone.
-    refused = [*_refusals([_CLONE3], _ABSENT), *_refusals(_STARTING[machine], _REFUSE)]
-    return _filter(libc, machine, [*of_threads, *refused])
+    return _filter(libc, machine, [*of_threads, *_refusals(_LATER[machine], _REFUSE)])
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Give up what root may do beyond the owner of files; without effect for anybody else."""
+    header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
+    libc.capset(header, none)
 
 
 def _unless(number: int, how: int, value: int, *, refuses: bool = False) -> list[_Instruction]:
@@ -161,7 +186,8 @@ def _filter(libc: ctypes.CDLL, machine: str, rules: Sequence[_Instruction]) -> l
     x32 = [_Instruction(0x35, 0, 1, 0x40000000), _Instruction(_ANSWER, 0, 0, _KILL)] if machine == "x86_64" else []
     whole = [*head, *x32, *rules, _Instruction(_ANSWER, 0, 0, _ALLOW)]
     program = _Program(len(whole), (_Instruction * len(whole))(*whole))
-    if libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
+    for_all = libc.syscall(_SECCOMP[machine], _MODE_OF_FILTER, _FOR_ALL_THREADS, ctypes.byref(program))
+    if for_all and libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
         return ["the candidate's system calls are not filtered: this kernel refuses seccomp filters"]
     return []
 

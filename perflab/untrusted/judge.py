@@ -73,8 +73,8 @@ _OFF, _OFF_NS = 0.5, 300_000
 """The share of a span, and the nanoseconds, by which the candidate's own clock may fall short. Nothing is taken from
 that clock, so it need not be exact; one that tells nothing was replaced."""
 _COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
-_BEYOND_PEAK = 1.5
-"""The factor by which a rate may exceed the best that this machine has shown."""
+_BEYOND_PEAK = 4.0
+"""The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,10 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
     try:
         _Judge(case, holding, state).run(candidate)
         slowest = next(iter(state.ratios), None)
-        finding = slowest.finding if slowest is not None else Finding.OK
+        finding = slowest.finding if slowest is not None else Finding.UNKNOWN if case.rivals else Finding.OK
         reason = Reason.TIME if finding is Finding.UNKNOWN else Reason.NONE
+        if not state.checked:  # the definition is NaN for all inputs
+            finding, reason = Finding.UNKNOWN, Reason.UNDEFINED
     except _RefusedError as refused:
         finding, reason, text = refused.finding, refused.reason, refused.text
     return Judged(
@@ -349,11 +351,11 @@ class _Judge:
             )
         )
         race.refuse_bent_time()
-        self._refuse_beyond_floor(comparison.candidate_ns)
+        self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
 
-    def _refuse_beyond_floor(self, call_ns: float) -> None:
-        """Refuse a time in which this hardware cannot do the operation."""
-        floor_ns = self._floor_ns()
+    def _refuse_beyond_floor(self, call_ns: float, rival_ns: float) -> None:
+        """Refuse a time in which this hardware cannot do the operation; what a trusted callable does, it can do."""
+        floor_ns = min(self._floor_ns(), rival_ns)
         if call_ns < floor_ns / _BEYOND_PEAK:
             raise _RefusedError(
                 Finding.SUSPICIOUS,

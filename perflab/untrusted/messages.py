@@ -12,6 +12,7 @@ Every question may be answered by ``Raised``. Nothing that a candidate's process
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -124,7 +125,7 @@ class Ready(Data, frozen=True, tag=True):
 class Finished(Data, frozen=True, tag=True):
     """Answer: the calls were made, and the device is idle."""
 
-    own_ns: int
+    own_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     """The time of the calls by the candidate's own clock, in nanoseconds: evidence, and nothing else."""
     outputs: list[list[TensorAt | None]]
 

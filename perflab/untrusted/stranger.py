@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import math
 import mmap
 import os
 import secrets
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Self, TypeVar
@@ -48,7 +52,13 @@ Answer = TypeVar("Answer", Ready, Finished, Looked)
 _ALIGNED = 64
 _PLACES = 61
 """The number of aligned places within some pages at which a tensor may begin, drawn at random for each call."""
-_MOST_BYTES = 1 << 36
+_MOST_BYTES = 1 << 32
+_DTYPES = frozenset(
+    ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool", "uint8", "int8", "int16", "int32")
+) | {"int64", "float8_e4m3fn", "float8_e5m2"}
+_LOOKS_EVERY_S = 0.5
+_STOPPED, _DEAD = (b"T", b"t"), (b"Z", b"X")
+"""States of processes and threads, as in proc(5)."""
 _STOPPED_WITHIN_S = 1.0
 _ROUNDS = 100
 
@@ -128,7 +138,7 @@ class Stranger:
         """
         self.role = role
         self._holding = holding
-        own = holding.folder / f"{role}-{secrets.token_hex(4)}"
+        own = self._own = holding.folder / f"{role}-{secrets.token_hex(4)}"
         own.mkdir()
         variables = _variables(own) if role is Role.CANDIDATE else dict(os.environ)
         command = [sys.executable, "-m", "perflab.untrusted.worker"]
@@ -138,22 +148,39 @@ class Stranger:
             start, ANSWERS, EndedError, silent_s=holding.limit_s, seconds_left=self._seconds_left, launch=holding.start
         )
         self.pid = self._peer.pid
+        self._over, self._is_late, self._is_alone = threading.Event(), False, False
+        threading.Thread(target=self._watch, daemon=True, name=f"limit of {role}").start()
         self._shared = _Shared(1 << 20)
         self._held = self._shared
         """The shared memory that has the arguments of the latest calls."""
         self._told: list[list[TensorAt]] = []
+        self._stopped_ns = 0
         self._end = 0
         try:
             self.ready = self._load(entry, given, own, returns)
         except BaseException:
-            self._peer.close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        if self.role is Role.CANDIDATE:
+            self._stop()
+            self._end_children()
+        self._over.set()
         self._peer.close()
+        # Folders may be nested deeper than paths and Python's stack allow.
+        subprocess.run(["rm", "-rf", "--", str(self._own)], check=False, stderr=subprocess.DEVNULL)
+
+    def _watch(self) -> None:
+        """End the process when an answer is overdue, however much it sends meanwhile."""
+        while not self._over.wait(_LOOKS_EVERY_S):
+            if time.monotonic() > self._until_s + _LOOKS_EVERY_S:
+                self._is_late = True
+                self._peer.kill()
+                return
 
     def _load(self, entry: Entry, given: bytes, own: Path, returns: int) -> Ready:
         load = Load(
@@ -196,15 +223,24 @@ class Stranger:
         self._ask(Narrow())
         missing = self._answer(Ready).missing
         self._stop()
+        if not self._end_children():
+            raise UnfitError("it starts processes without end")
+        self._is_alone = True
+        if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+            missing.append("processes that the candidate starts are not seen: this kernel lists no children")
+        return missing
+
+    def _end_children(self) -> bool:
+        """End all that the process has started, and return whether there is nothing left of it."""
         for _ in range(_ROUNDS):
             started = _descendants(self.pid)
             if not started:
-                return missing
+                return True
             for one in started:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(one, signal.SIGKILL)
             time.sleep(0.01)
-        raise UnfitError("it starts processes without end")
+        return False
 
     def _seconds_left(self) -> float:
         """Return the time left for an answer in seconds, whatever signs of life the process gives."""
@@ -245,10 +281,11 @@ class Stranger:
         self._let_go()
         told = self._lay(sets, keywords, gradients, backward, poisons, drops and not backward, keeps_objects)
         self._stop()
+        processor_ns = self._processor_ns()
         for tensors, places in zip(sets, told, strict=True):
             for tensor, place in zip(tensors, places, strict=True):
                 self._shared.write(place, tensor)
-        processor_ns = self._processor_ns()
+        self._refuse_work_since(processor_ns)
         began_ns = clock.read_ns()
         self._let_go()
         self._ask(Go())
@@ -256,8 +293,22 @@ class Stranger:
         self._signal(signal.SIGSTOP)
         ended_ns = clock.read_ns()
         self._stop()
-        used_ns = self._processor_ns() - processor_ns
+        self._stopped_ns = self._processor_ns()
+        used_ns = self._stopped_ns - processor_ns
+        if len(answer.outputs) != len(sets):
+            raise UnfitError(f"it answered {len(answer.outputs)} of {len(sets)} calls")
+        if self._is_alone and _children(self.pid):
+            raise UnfitError("it has started a process, which would work on when it is stopped")
         return Span(ended_ns - began_ns, answer.own_ns, used_ns, answer.outputs)
+
+    def _refuse_work_since(self, processor_ns: int) -> None:
+        """Refuse a process that has worked since this reading of its processor time, while it was stopped.
+
+        Raises:
+            UnfitError: it has; signals from timers and the like can let a process go.
+        """
+        if self.role is Role.CANDIDATE and self._processor_ns() != processor_ns:
+            raise UnfitError("it went on while it was stopped")
 
     def look(self) -> Looked:
         """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
@@ -284,17 +335,19 @@ class Stranger:
             return None
         if not told.is_plain:
             raise UnfitError(f"it returned a {told.kind}, not a torch.Tensor")
-        dtype = getattr(torch, told.dtype, None)
-        if not isinstance(dtype, torch.dtype) or len(told.shape) != len(told.stride):
+        dtype = getattr(torch, told.dtype) if told.dtype in _DTYPES else None
+        if dtype is None or len(told.shape) != len(told.stride) or min(*told.shape, *told.stride, told.offset, 0) < 0:
             raise UnfitError("the form of its output makes no sense")
-        last = told.offset + sum((n - 1) * step for n, step in zip(told.shape, told.stride, strict=True))
+        if math.prod(told.shape) * dtype.itemsize > _MOST_BYTES:
+            raise UnfitError("its output is larger than 4 GiB")
         if 0 in told.shape:
             return torch.empty(told.shape, dtype=dtype)
-        ends = (last + 1) * dtype.itemsize
-        if min(*told.shape, *told.stride, told.offset, 0) < 0 or not 0 < ends <= min(told.size, _MOST_BYTES):
-            raise UnfitError("its output does not lie within the memory that it names")
-        begins = told.offset * dtype.itemsize
+        last = told.offset + sum((n - 1) * step for n, step in zip(told.shape, told.stride, strict=True))
+        begins, ends = told.offset * dtype.itemsize, (last + 1) * dtype.itemsize
+        if ends > told.size or ends - begins > _MOST_BYTES:
+            raise UnfitError("its output does not lie within the memory that it names, or is spread over 4 GiB")
         data = _read(self.pid, told.at + begins, ends - begins)
+        self._refuse_work_since(self._stopped_ns)
         return torch.frombuffer(data, dtype=dtype).as_strided(told.shape, told.stride)
 
     def lies_in_inputs(self, told: TensorAt) -> bool:
@@ -340,7 +393,12 @@ class Stranger:
         return told
 
     def _answer(self, kind: type[Answer]) -> Answer:
-        answer = self._peer.answer()
+        try:
+            answer = self._peer.answer()
+        except EndedError as error:
+            if self._is_late:
+                raise EndedError(replace(error.ending, how=How.HUNG, silent_s=self._holding.limit_s)) from None
+            raise
         if isinstance(answer, Raised):
             raise RaisedError(answer)
         if not isinstance(answer, kind):
@@ -359,17 +417,22 @@ class Stranger:
             return  # it has ended, as the next question will tell
 
     def _stop(self) -> None:
-        """Stop all threads of the process, and wait until they stand still."""
+        """Stop all threads of the process, and wait until they stand still.
+
+        Raises:
+            UnfitError: they do not.
+        """
         self._signal(signal.SIGSTOP)
         until_s = time.monotonic() + _STOPPED_WITHIN_S
-        stat = Path(f"/proc/{self.pid}/stat")
+        tasks = Path(f"/proc/{self.pid}/task")
         while time.monotonic() < until_s:
             try:
-                state = stat.read_bytes().rpartition(b")")[2].split()[0]
-            except (OSError, IndexError):
+                states = [_state(one / "stat") for one in tasks.iterdir()]
+            except OSError:
+                return  # it has ended
+            if all(state in _STOPPED or state in _DEAD for state in states):
                 return
-            if state in (b"T", b"t", b"Z", b"X"):
-                return
+        raise UnfitError("it does not stop")
 
     def _processor_ns(self) -> int:
         """Return the processor time of all threads of the process in nanoseconds, ended threads included."""
@@ -394,8 +457,9 @@ class _Shared:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.handle = os.memfd_create("inputs")
+        self.handle = os.memfd_create("inputs", os.MFD_ALLOW_SEALING)
         os.ftruncate(self.handle, size)
+        fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._pages = mmap.mmap(self.handle, size)
 
     def __del__(self) -> None:
@@ -428,20 +492,30 @@ def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
 
 def _descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that they have, without dead ones."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            state, parent = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[:2]
-            if state not in (b"Z", b"X"):
-                children.setdefault(int(parent), []).append(int(name))
     found, pending = [], [pid]
     while pending:
-        below = children.get(pending.pop(), [])
+        below = _children(pending.pop())
         found += below
         pending += below
     return found
+
+
+def _children(pid: int) -> list[int]:
+    """Return the live processes that a process has started, and the orphans of those if it adopts them."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(one) for one in (task / "children").read_bytes().split()]
+    return [one for one in found if _state(Path(f"/proc/{one}/stat")) not in _DEAD]
+
+
+def _state(stat: Path) -> bytes:
+    """Return the letter of a process's or thread's state; that of a dead one if it is gone."""
+    try:
+        return stat.read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return b"X"
 
 
 def _read(pid: int, at: int, size: int) -> bytearray:

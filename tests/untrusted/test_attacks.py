@@ -10,9 +10,9 @@ import pytest
 
 from perflab.untrusted.command import held
 from perflab.untrusted.judge import Case, Source, judge
-from perflab.untrusted.messages import Entry
+from perflab.untrusted.messages import Entry, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Reason
-from perflab.untrusted.stranger import Holding
+from perflab.untrusted.stranger import Holding, Stranger, UnfitError
 from tests.untrusted import task
 from tests.untrusted.attacks import ATTACKS
 from tests.untrusted.controls import CONTROLS
@@ -46,6 +46,7 @@ def judged(kind: str, name: str, holding: Holding, budget_s: float = 0.6) -> Jud
 
 COMES_TO = {
     "works_in_a_process": (RAISED, RESULT),  # shared memory is refused; without it the child's work is nowhere
+    "works_in_a_daemon": (RESULT, FORM),
     "is_lazy": (FORM,),
     "overrides_its_output": (CLOCK, SLOWER),
     "computes_ahead": (AHEAD, SLOWER),
@@ -85,6 +86,72 @@ def test_an_honest_candidate_is_not_accused(name: str, holding: Holding) -> None
     assert found.checked >= 5
     assert {one.rival for one in found.ratios} == {"the reference"}
     assert not found.notes
+
+
+LAZY_CHILD = """
+import mmap, os, sys, time
+import torch
+pages = mmap.mmap(-1, 4 * 256 * 384)
+out = torch.frombuffer(pages, dtype=torch.float32).view(256, 384)
+sys.modules["__main__"].narrow = list
+
+def child_later(x, w):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(0.0005)
+        y = x @ w
+        out.copy_(y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6))
+        os._exit(0)
+    return out
+
+def no_answer(x, w):
+    sys.modules["__main__"].Finished = lambda **told: finished(**{**told, "outputs": []})
+    return x @ w
+finished = sys.modules["__main__"].Finished
+
+def alive_without_pause(x, w):
+    channel = sys.modules["perflab.processes.channel"]
+    while True:
+        channel.say(channel.Alive(for_s=60.0))
+
+def half_a_message(x, w):
+    os.write(sys.modules["perflab.processes.channel"].to_parent().fileno(), b"\\0\\0\\1\\0half")
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("child_later", Reason.FORM),
+        ("no_answer", Reason.FORM),
+        ("alive_without_pause", Reason.HUNG),
+        ("half_a_message", Reason.HUNG),
+    ],
+)
+def test_what_the_process_does_to_the_conversation_is_wrong(name: str, reason: Reason, holding: Holding) -> None:
+    case = Case(definition=task.definition, plain=task.definition, draws=[task.inputs])
+    entry = Entry(name=f"attacks:{name}", source=LAZY_CHILD)
+    found = judge(Source(name, entry), case, replace(holding, limit_s=5.0))
+    assert (found.finding, found.reason) == (Finding.WRONG, reason), found
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"shape": [-1, 0], "stride": [1, 1]},
+        {"shape": [2, 2], "stride": [-1, 1]},
+        {"shape": [2], "stride": [1 << 40], "size": 1 << 60},
+        {"shape": [1 << 40], "stride": [0]},
+        {"dtype": "quint4x2"},
+        {"dtype": "nn"},
+        {"at": 16},
+    ],
+)
+def test_outputs_that_make_no_sense_are_refused(told: dict[str, object], holding: Holding) -> None:
+    at: dict[str, object] = {"at": 4096, "size": 64, "dtype": "float32", "shape": [2], "stride": [1], "offset": 0}
+    with Stranger(Role.CONTROL, Entry(), holding) as one, pytest.raises(UnfitError):
+        one.result(TensorAt(**(at | told)))  # type: ignore[arg-type]
 
 
 def test_there_are_as_many_kinds_as_promised() -> None:
