@@ -177,7 +177,14 @@ def _run(
     """Run a candidate's forward and backward in its process; see ``correctness.run.run_candidate``."""
     packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
     try:
-        process = _process(running, packed, inputs, trusted, keep=label.endswith("2"))
+        if running.latest is None or running.latest[0] != packed or running.earlier is None or label.endswith("1"):
+            process = _started(running, packed, trusted)
+            fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
+            _results(running, process, fresh, task, seed, "a first call")  # in which it may compile
+            process.narrow()
+            running.earlier = None
+        else:
+            process = running.latest[1]
         return _results(running, process, inputs, task, seed, label)
     except EndedError as error:
         _drop(running)
@@ -192,18 +199,12 @@ def _run(
         raise raised from None
 
 
-def _process(
-    running: _Running, packed: bytes, inputs: Mapping[str, Tensor], trusted: Sequence[Function], *, keep: bool
-) -> Stranger:
-    """Return the process of a candidate, which has compiled what it needs; the same one for its second run."""
-    if running.latest is not None and running.latest[0] == packed and keep:
-        return running.latest[1]
+def _started(running: _Running, packed: bytes, trusted: Sequence[Function]) -> Stranger:
+    """Start a candidate's process in place of the latest one, and return it."""
     _drop(running)
     stack = contextlib.ExitStack()
     process = stack.enter_context(Stranger(Role.CANDIDATE, Entry(), running.holding(trusted), packed))
     running.latest = (packed, process, stack)
-    process.span([_fresh(list(inputs.values()))])
-    process.narrow()
     return process
 
 
