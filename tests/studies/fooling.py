@@ -59,10 +59,10 @@ def run(kind: str, name: str, test: str, options: list[str]) -> str:
             shutil.copy(HERE / file, folder)
         Path(folder, "test_it.py").write_text(SUITE.format(module=kind, name=name))
         command = [sys.executable, "-m", "pytest", "-q", "-m", "perf or not perf", "-k", test, "--perf-budget=0.3"]
-        command += ["--perf-device=cpu", "--perf-timeout=10", "--perf-json=out.json", *options]
+        command += ["--perf-device=cpu", "--perf-timeout=40", "--perf-json=out.json", *options]
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True) as done:
             try:
-                done.wait(60)
+                done.wait(120)
             except subprocess.TimeoutExpired:
                 return "hangs"
             finally:
