@@ -32,6 +32,8 @@ _LEAVING_S = 10.0
 """The time in seconds that a process which was told to end may take for that."""
 _STACKS_S = 1.0
 """The time in seconds that a hanging process may take to print its stacks."""
+_MOST_BYTES = 1 << 30
+"""The size of an answer in bytes, at most."""
 _SLICE_S = 0.5
 """The time in seconds between two looks at a process, where the system does not report its end."""
 
@@ -177,10 +179,10 @@ class Peer(Generic[Question, Answer]):
         until_s = time.monotonic() + self._silent_s
         while self._wait(until_s):
             try:
-                message = self._answers.decode(self._connection.recv_bytes())
+                message = self._answers.decode(self._connection.recv_bytes(_MOST_BYTES))
             except (EOFError, OSError):
                 self._raise_end()
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, MemoryError) as error:
                 self._raise(Ending(How.FOREIGN, problem=str(error)))
             if not isinstance(message, Alive):
                 return message

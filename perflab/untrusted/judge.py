@@ -153,6 +153,8 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
             finding, reason = Finding.UNKNOWN, Reason.UNDEFINED
     except _RefusedError as refused:
         finding, reason, text = refused.finding, refused.reason, refused.text
+    except UnfitError as error:
+        finding, reason, text = Finding.WRONG, Reason.FORM, str(error)
     return Judged(
         name=candidate.name,
         finding=finding,
@@ -291,12 +293,12 @@ class _Judge:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], span.outputs[call]
         task = self._task()
-        if not self.case.may_change:
-            self._refuse_changes(process, inputs, told, call)
         if len(told) != self._outputs:
             raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {self._outputs}")
         with _refusing():
             got = {name: process.result(one) for name, one in zip(task.outputs, told, strict=True)}
+            if not self.case.may_change:
+                self._refuse_changes(process, inputs, told, call)
         report = self._compared(inputs, got, task, kind)
         if report is None:
             return
@@ -387,7 +389,7 @@ class _Judge:
 
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
         """Record what a call runs. Its process tells that, so nothing is judged by it."""
-        with contextlib.suppress(RaisedError, EndedError):
+        with contextlib.suppress(RaisedError, EndedError, UnfitError):
             sets = [self._draws[0]]
             self.span(candidate, sets)
             looked = candidate.look()
@@ -423,6 +425,8 @@ class _Race:
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
         self._short_ns: dict[str, list[float]] = {name: [] for name in self._sides}
         """Nanoseconds by which a side's own clock falls short, for each of its spans."""
+        self._over_ns: dict[str, list[float]] = {name: [] for name in self._sides}
+        """Nanoseconds by which a side's own clock tells more than the whole span."""
 
     def run(self) -> Comparison:
         """Take pairs of turns until the verdict is certain or the time is over."""
@@ -471,6 +475,7 @@ class _Race:
         span = self._timed(process, sets)
         work_ns = span.ns - self._cost_ns[number]
         self._short_ns[side].append(work_ns - span.own_ns - _OFF * span.ns)
+        self._over_ns[side].append(span.own_ns - span.ns)
         if side == CANDIDATE and self._draw.random() < _CHECK:
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
         return max(1.0, work_ns / number)
@@ -491,6 +496,9 @@ class _Race:
         if short_ns > _OFF_NS + max(0.0, explained_ns):
             calls = format_count(self._calls, "call")
             text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {calls}"
+            raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
+        if (over_ns := median(self._over_ns[CANDIDATE])) > _OFF_NS:
+            text = f"its own clock tells {format_ns(over_ns)} more than the clock outside"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")

@@ -64,17 +64,21 @@ class Load(Data, frozen=True, tag=True):
     """The number of empty tensors that a control returns."""
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+Dimensions = Annotated[list[Size], msgspec.Meta(max_length=64)]
+
+
 class TensorAt(Data, frozen=True):
     """A tensor in shared memory, or in the memory of the candidate's process: bytes, and how they are read."""
 
-    at: int
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
     """The offset of its storage in the shared memory; of an output, the storage's address in the process."""
-    size: int
+    size: Size
     """The storage's size in bytes."""
     dtype: str
-    shape: list[int]
-    stride: list[int]
-    offset: int
+    shape: Dimensions
+    stride: Dimensions
+    offset: Size
     """The tensor's offset in its storage, in elements."""
     needs_gradient: bool = False
     is_plain: bool = True

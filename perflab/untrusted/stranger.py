@@ -56,6 +56,7 @@ _MOST_BYTES = 1 << 32
 _DTYPES = frozenset(
     ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool", "uint8", "int8", "int16", "int32")
 ) | {"int64", "float8_e4m3fn", "float8_e5m2"}
+_MOST_DIMENSIONS = 64
 _LOOKS_EVERY_S = 0.5
 _STOPPED, _DEAD = (b"T", b"t"), (b"Z", b"X")
 """States of processes and threads, as in proc(5)."""
@@ -166,20 +167,23 @@ class Stranger:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self.role is Role.CANDIDATE:
-            self._stop()
-            self._end_children()
-        self._over.set()
-        self._peer.close()
-        # Folders may be nested deeper than paths and Python's stack allow.
-        subprocess.run(["rm", "-rf", "--", str(self._own)], check=False, stderr=subprocess.DEVNULL)
+        try:
+            if self.role is Role.CANDIDATE:
+                with contextlib.suppress(UnfitError):  # a thread of it may wait in the kernel
+                    self._stop()
+                self._end_children()
+        finally:
+            self._over.set()
+            self._peer.close()
+            # Folders may be nested deeper than paths and Python's stack allow.
+            subprocess.run(["rm", "-rf", "--", str(self._own)], check=False, stderr=subprocess.DEVNULL)
 
     def _watch(self) -> None:
         """End the process when an answer is overdue, however much it sends meanwhile."""
         while not self._over.wait(_LOOKS_EVERY_S):
             if time.monotonic() > self._until_s + _LOOKS_EVERY_S:
                 self._is_late = True
-                self._peer.kill()
+                self._signal(signal.SIGKILL)  # the main thread waits for its end
                 return
 
     def _load(self, entry: Entry, given: bytes, own: Path, returns: int) -> Ready:
@@ -290,9 +294,8 @@ class Stranger:
         self._let_go()
         self._ask(Go())
         answer = self._answer(Finished)
-        self._signal(signal.SIGSTOP)
-        ended_ns = clock.read_ns()
         self._stop()
+        ended_ns = clock.read_ns()  # threads may work on for as long as it takes to stop them
         self._stopped_ns = self._processor_ns()
         used_ns = self._stopped_ns - processor_ns
         if len(answer.outputs) != len(sets):
@@ -335,24 +338,24 @@ class Stranger:
             return None
         if not told.is_plain:
             raise UnfitError(f"it returned a {told.kind}, not a torch.Tensor")
-        dtype = getattr(torch, told.dtype) if told.dtype in _DTYPES else None
-        if dtype is None or len(told.shape) != len(told.stride) or min(*told.shape, *told.stride, told.offset, 0) < 0:
-            raise UnfitError("the form of its output makes no sense")
-        if math.prod(told.shape) * dtype.itemsize > _MOST_BYTES:
-            raise UnfitError("its output is larger than 4 GiB")
-        if 0 in told.shape:
-            return torch.empty(told.shape, dtype=dtype)
-        last = told.offset + sum((n - 1) * step for n, step in zip(told.shape, told.stride, strict=True))
-        begins, ends = told.offset * dtype.itemsize, (last + 1) * dtype.itemsize
-        if ends > told.size or ends - begins > _MOST_BYTES:
-            raise UnfitError("its output does not lie within the memory that it names, or is spread over 4 GiB")
-        data = _read(self.pid, told.at + begins, ends - begins)
-        self._refuse_work_since(self._stopped_ns)
-        return torch.frombuffer(data, dtype=dtype).as_strided(told.shape, told.stride)
+        dtype, begins, ends = _extent(told)
+        try:
+            if begins == ends:
+                return torch.empty(told.shape, dtype=dtype)
+            data = _read(self.pid, begins, ends - begins)
+            self._refuse_work_since(self._stopped_ns)
+            return torch.frombuffer(data, dtype=dtype).as_strided(told.shape, told.stride)
+        except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
+            raise UnfitError(f"its output cannot be read: {str(error).partition(chr(10))[0]}") from None
 
     def lies_in_inputs(self, told: TensorAt) -> bool:
-        """Whether an output lies in the memory of the inputs."""
-        return any(low <= told.at < high for low, high in self._shared_ranges())
+        """Whether any of the bytes that are an output lie in the memory of the inputs.
+
+        Raises:
+            UnfitError: the process does not let its memory be looked at.
+        """
+        _, begins, ends = _extent(told)
+        return any(begins < high and ends > low for low, high in self._shared_ranges())
 
     def _lay(
         self,
@@ -447,7 +450,7 @@ class Stranger:
         try:
             lines = Path(f"/proc/{self.pid}/maps").read_text(errors="replace").splitlines()
         except OSError:
-            return []
+            raise UnfitError("its memory cannot be looked at") from None
         ranges = [line.split()[0].split("-") for line in lines if "/memfd:inputs" in line]
         return [(int(low, 16), int(high, 16)) for low, high in ranges]
 
@@ -490,6 +493,29 @@ def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
     )
 
 
+def _extent(told: TensorAt) -> tuple[torch.dtype, int, int]:
+    """Return the dtype of an output, and the addresses at which its bytes begin and end; equal ones if it has none.
+
+    Raises:
+        UnfitError: the form makes no sense, or is larger than what a judge reads.
+    """
+    sizes = [told.offset, told.size, told.at, *told.shape, *told.stride]
+    if told.dtype not in _DTYPES or len(told.shape) != len(told.stride) or len(told.shape) > _MOST_DIMENSIONS:
+        raise UnfitError("the form of its output makes no sense")
+    if min(sizes) < 0 or max(sizes) > 1 << 62:
+        raise UnfitError("the form of its output makes no sense")
+    dtype: torch.dtype = getattr(torch, told.dtype)
+    if math.prod(max(1, one) for one in told.shape) * dtype.itemsize > _MOST_BYTES:
+        raise UnfitError("its output is larger than 4 GiB")
+    if 0 in told.shape:
+        return dtype, told.at, told.at
+    last = told.offset + sum((n - 1) * step for n, step in zip(told.shape, told.stride, strict=True))
+    begins, ends = told.offset * dtype.itemsize, (last + 1) * dtype.itemsize
+    if ends > told.size or ends - begins > _MOST_BYTES:
+        raise UnfitError("its output does not lie within the memory that it names, or is spread over 4 GiB")
+    return dtype, told.at + begins, told.at + ends
+
+
 def _descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and those that they have, without dead ones."""
     found, pending = [], [pid]
@@ -507,7 +533,15 @@ def _children(pid: int) -> list[int]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 found += [int(one) for one in (task / "children").read_bytes().split()]
-    return [one for one in found if _state(Path(f"/proc/{one}/stat")) not in _DEAD]
+    return [one for one in found if not _is_dead(one)]
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether all threads of a process have ended; its first one may have, and others not."""
+    try:
+        return all(_state(one / "stat") in _DEAD for one in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return True
 
 
 def _state(stat: Path) -> bytes:
