@@ -38,7 +38,7 @@ from perflab.measure.machine.matmul_rate import matmul_flops_per_second
 from perflab.measurement.callables import BASE, CANDIDATE, Comparison, Limits, Taken
 from perflab.processes.peer import How
 from perflab.results.records import Verdict
-from perflab.units import format_count, format_ns
+from perflab.units import format_ns
 from perflab.untrusted.messages import Entry, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import (
@@ -69,9 +69,9 @@ _CHECK = 0.2
 """The share of spans of which a call is checked, by chance."""
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
-_OFF, _OFF_NS = 0.5, 300_000
-"""The share of a span, and the nanoseconds, by which the candidate's own clock may fall short. Nothing is taken from
-that clock, so it need not be exact; one that tells nothing was replaced."""
+_TOLD, _TOLD_OF_RIVAL, _OFF_NS = 0.1, 0.2, 300_000
+"""A clock that tells less than the first share of the time outside was replaced, if the rival's tells more than the
+second and the time is longer than the nanoseconds. Nothing is taken from that clock, so it need not be exact."""
 _COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
@@ -423,8 +423,8 @@ class _Race:
         self._cost_ns = {number: self._control_ns(number) for number in {1, self._calls}}
         self._alone: dict[str, list[float]] = {name: [] for name in self._sides}
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
-        self._short_ns: dict[str, list[float]] = {name: [] for name in self._sides}
-        """Nanoseconds by which a side's own clock falls short, for each of its spans."""
+        self._told: dict[str, list[float]] = {name: [] for name in self._sides}
+        """The share of the time outside that a side's own clock tells, for each of its spans."""
         self._over_ns: dict[str, list[float]] = {name: [] for name in self._sides}
         """Nanoseconds by which a side's own clock tells more than the whole span."""
 
@@ -474,7 +474,7 @@ class _Race:
         process, sets = self._sides[side], self._sets(number)
         span = self._timed(process, sets)
         work_ns = span.ns - self._cost_ns[number]
-        self._short_ns[side].append(work_ns - span.own_ns - _OFF * span.ns)
+        self._told[side].append(span.own_ns / max(work_ns, float(_OFF_NS)))
         self._over_ns[side].append(span.own_ns - span.ns)
         if side == CANDIDATE and self._draw.random() < _CHECK:
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
@@ -491,11 +491,10 @@ class _Race:
 
         The rival, which is trusted, shows by how much a call alone is slower on this machine.
         """
-        short_ns, _, _ = quantiles(self._short_ns[CANDIDATE], n=4)
-        _, _, explained_ns = quantiles(self._short_ns[BASE], n=4)
-        if short_ns > _OFF_NS + max(0.0, explained_ns):
-            calls = format_count(self._calls, "call")
-            text = f"its own clock tells {format_ns(short_ns)} less than the clock outside, in a span of {calls}"
+        _, _, told = quantiles(self._told[CANDIDATE], n=4)
+        of_rival, _, _ = quantiles(self._told[BASE], n=4)
+        if told < _TOLD and of_rival > _TOLD_OF_RIVAL:
+            text = f"its own clock tells {told:.1%} of the time outside"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if (over_ns := median(self._over_ns[CANDIDATE])) > _OFF_NS:
             text = f"its own clock tells {format_ns(over_ns)} more than the clock outside"

@@ -129,7 +129,7 @@ class Ready(Data, frozen=True, tag=True):
 class Finished(Data, frozen=True, tag=True):
     """Answer: the calls were made, and the device is idle."""
 
-    own_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+    own_ns: Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
     """The time of the calls by the candidate's own clock, in nanoseconds: evidence, and nothing else."""
     outputs: list[list[TensorAt | None]]
 
