@@ -173,7 +173,11 @@ def _part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     if count <= _ELEMENTS:
         return tensor.to("cpu", copy=True)
     places = torch.randint(count, (_ELEMENTS,), generator=torch.Generator().manual_seed(seed)).to(tensor.device)
-    return tensor[torch.unravel_index(places, tensor.shape)].to("cpu")
+    indices = []
+    for size in reversed(tensor.shape):  # torch.unravel_index would import half a second of modules
+        indices.append(places % size)
+        places = places // size
+    return tensor[tuple(reversed(indices))].to("cpu")
 
 
 def alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
