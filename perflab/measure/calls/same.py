@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_ELEMENTS = 1 << 14
+_ELEMENTS = 1 << 12
 """Elements of a tensor that are compared, at most: copies must cost next to nothing beside a sample."""
 _TENSORS = 16
 _ROUNDING = {2: 2e-2, 4: 1e-3, 8: 1e-6}
