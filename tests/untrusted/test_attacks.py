@@ -85,7 +85,7 @@ def test_an_attack_is_caught(name: str, holding: Holding) -> None:
     if may_be_true and found.reason in (Reason.NONE, Reason.TIME):
         # On a busy machine a clock that was replaced does not show. Nothing is taken from it: what is told is no less
         # than the rival's time, which does as much work.
-        assert all(one.value > 0.5 for one in found.ratios), found
+        assert found.finding is not Finding.OK or all(one.value > 0.5 for one in found.ratios), found
     else:
         assert (found.finding, found.reason) in expected, found
 
