@@ -19,7 +19,7 @@ from perflab.tiers.interface import Run
 from perflab.turns.sides.ancestor import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
 from perflab.untrusted.messages import Entry
-from perflab.untrusted.records import Judged
+from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
     from perflab.untrusted.judge import Source
@@ -94,7 +94,7 @@ def told(judged: Judged) -> list[str]:
     lines = [f"{judged.name}: {judged.finding}{because}"]
     lines += (
         [f"  {line}" for line in judged.text.splitlines()[-_TOLD:]]
-        if judged.reason.startswith(("raised", "does"))
+        if judged.reason in (Reason.RAISED, Reason.UNBUILT)
         else [f"  {line}" for line in judged.text.splitlines()]
     )
     lines.append(f"  {judged.checked} of {format_count(judged.calls, 'call')} checked, all with inputs of their own")

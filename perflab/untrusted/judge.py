@@ -491,9 +491,7 @@ class _Race:
 
         The rival, which is trusted, shows by how much a call alone is slower on this machine.
         """
-        _, _, told = quantiles(self._told[CANDIDATE], n=4)
-        of_rival, _, _ = quantiles(self._told[BASE], n=4)
-        if told < _TOLD and of_rival > _TOLD_OF_RIVAL:
+        if (told := share_of_a_replaced_clock(self._told[CANDIDATE], self._told[BASE])) is not None:
             text = f"its own clock tells {told:.1%} of the time outside"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if (over_ns := median(self._over_ns[CANDIDATE])) > _OFF_NS:
@@ -513,6 +511,18 @@ class _Race:
                 f"a call alone takes {format_ns(alone_ns)} at least, and one of {self._calls} {format_ns(among_ns)}: "
                 "does it compute several calls at once?",
             )
+
+
+def share_of_a_replaced_clock(told: Sequence[float], of_rival: Sequence[float]) -> float | None:
+    """Return the share of the time outside that a candidate's own clock tells, if it was replaced; None if not.
+
+    Args:
+        told: that share in each span of the candidate.
+        of_rival: the same of the trusted rival, which shows how far own clocks fall short on this machine now.
+    """
+    _, _, high = quantiles(told, n=4)
+    low, _, _ = quantiles(of_rival, n=4)
+    return high if high < _TOLD and low > _TOLD_OF_RIVAL else None
 
 
 def _finding_of(comparison: Comparison, threshold: float) -> Finding:

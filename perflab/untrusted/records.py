@@ -30,7 +30,6 @@ class Reason(StrEnum):
     FORM = "no plain tensor"
     INPUTS_CHANGED = "changed its inputs"
     INPUTS_RETURNED = "returned its inputs' memory"
-    UNSTEADY = "other results for the same inputs"
     CLOCK = "told another time"
     FLOOR = "faster than the hardware"
     AHEAD = "faster among calls than alone"

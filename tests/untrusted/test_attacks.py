@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perflab.untrusted.command import held
-from perflab.untrusted.judge import Case, Source, judge
+from perflab.untrusted.judge import Case, Source, judge, share_of_a_replaced_clock
 from perflab.untrusted.messages import Entry, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Stranger, UnfitError
@@ -165,6 +165,16 @@ def test_outputs_that_make_no_sense_are_refused(told: dict[str, object], holding
     at: dict[str, object] = {"at": 4096, "size": 64, "dtype": "float32", "shape": [2], "stride": [1], "offset": 0}
     with Stranger(Role.CONTROL, Entry(), holding) as one, pytest.raises(UnfitError):
         one.result(TensorAt(**(at | told)))  # type: ignore[arg-type]
+
+
+def test_a_clock_counts_as_replaced_where_it_tells_next_to_nothing_and_the_rival_s_does_not() -> None:
+    honest = [0.7, 0.8, 0.75, 0.9]
+    assert share_of_a_replaced_clock([0.0, 0.0, 0.01, 0.0], honest) is not None
+    assert share_of_a_replaced_clock(honest, honest) is None
+    assert share_of_a_replaced_clock([0.0, 0.0, 0.5, 0.6], honest) is None, "only some spans, as on a busy machine"
+    assert share_of_a_replaced_clock([0.0, 0.0, 0.01, 0.0], [0.05, 0.3, 0.1, 0.4]) is None, (
+        "the rival's falls short too"
+    )
 
 
 def test_there_are_as_many_kinds_as_promised() -> None:
