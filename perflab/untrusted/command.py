@@ -120,7 +120,8 @@ def forking() -> Iterator[Launch]:
     command = [sys.executable, "-m", "perflab.untrusted.worker"]
     with contextlib.ExitStack() as stack:
         try:
-            ancestor = stack.enter_context(Ancestor([Start("the ancestor", command, dict(os.environ), Path.cwd())]))
+            variables = {**os.environ, "PERFLAB_PRELOADED": "perflab.untrusted.preloaded"}
+            ancestor = stack.enter_context(Ancestor([Start("the ancestor", command, variables, Path.cwd())]))
         except NotForkedError:
             yield launch
             return

@@ -83,6 +83,7 @@ ROOMS = {
     "nsys": _CALLED,
     "untrusted": Room(packages="msgspec pytest", torch=When.IMPORTED),
     "untrusted.in_pytest": Room(packages="pytest cloudpickle", torch=When.IMPORTED),
+    "untrusted.preloaded": _IMPORTED,
     "untrusted.command": Room(),
     "untrusted.confine": Room(),
     "untrusted.messages": Room(packages="msgspec"),

@@ -27,6 +27,8 @@ from typing import Any
 _LIFELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "processes", "lifeline.py")
 _SOCKET_VARIABLE = "PERFLAB_SOCKET"
 """The environment variable with the number of the socket to the session, as ``processes/channel.py`` has it."""
+_PRELOADED_VARIABLE = "PERFLAB_PRELOADED"
+"""The environment variable with names of further modules that all forked processes share."""
 _AT_START = ("sitecustomize", "usercustomize")
 """Modules that Python imports by itself when it starts."""
 
@@ -53,6 +55,8 @@ def main() -> None:
     missed = _Missed()
     sys.meta_path.append(missed)
     importlib.import_module("torch")
+    for name in filter(None, os.environ.pop(_PRELOADED_VARIABLE, "").split(",")):
+        importlib.import_module(name)
     sys.meta_path.remove(missed)
     found = {name: _origin(module) for name, module in sys.modules.items() if "." not in name and name != "__main__"}
     found = {**dict.fromkeys((*missed.names, *_AT_START)), **{name: file for name, file in found.items() if file}}
