@@ -178,7 +178,7 @@ def _run(
     packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
     try:
         if running.latest is None or running.latest[0] != packed or running.earlier is None or label.endswith("1"):
-            process = _started(running, packed, trusted)
+            process = _started(running, packed, trusted, next(iter(inputs.values())).device)
             fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
             _results(running, process, fresh, task, seed, "a first call")  # in which it may compile
             process.narrow()
@@ -199,11 +199,12 @@ def _run(
         raise raised from None
 
 
-def _started(running: _Running, packed: bytes, trusted: Sequence[Function]) -> Stranger:
+def _started(running: _Running, packed: bytes, trusted: Sequence[Function], device: torch.device) -> Stranger:
     """Start a candidate's process in place of the latest one, and return it."""
     _drop(running)
     stack = contextlib.ExitStack()
-    process = stack.enter_context(Stranger(Role.CANDIDATE, Entry(), running.holding(trusted), packed))
+    holding = replace(running.holding(trusted), device=str(device))
+    process = stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed))
     running.latest = (packed, process, stack)
     return process
 
@@ -227,7 +228,7 @@ def _as_here(error: RaisedError) -> Exception:
 def _results(
     running: _Running, process: Stranger, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str
 ) -> Run:
-    second = running.earlier is not None
+    second, device = running.earlier is not None, next(iter(inputs.values())).device
     for _ in range(_BETWEEN if second else 0):  # what counts its calls does not know which one is checked
         process.span([_fresh(list(inputs.values()))], drops=False)
     span = process.span([list(inputs.values())], gradients=bool(task.gradient_of), poisons=True, drops=not second)
@@ -240,7 +241,7 @@ def _results(
         found = process.result(one)
         if found is None:
             raise AssertionError(f"output {name} is a NoneType, wanted a tensor")
-        live[name] = found
+        live[name] = found.to(device)  # the host's memory, to which outputs of a device are copied
     results: dict[str, Tensor | None] = {name: one.clone() for name, one in live.items()}
     upstream: dict[str, Tensor] = {}
     for number, name in enumerate(task.gradient_of):
@@ -256,7 +257,8 @@ def _results(
         back = process.span([list(upstream.values())], backward=numbers, poisons=True)
         floats = [name for name, one in inputs.items() if one.is_floating_point()]
         for name, one in zip(floats, back.outputs[0], strict=True):
-            results[f"d{name}"] = process.result(one)
+            gradient = process.result(one)
+            results[f"d{name}"] = None if gradient is None else gradient.to(device)
     changed = process.changed(list(inputs), list(inputs.values()))
     if changed:
         raise AssertionError(

@@ -48,7 +48,6 @@ from perflab.untrusted.stranger import (
     Span,
     Stranger,
     UnfitError,
-    as_keywords,
     typical,
 )
 
@@ -95,7 +94,6 @@ class Case:
         plain: the definition step by step in the inputs' precision; its error makes the budget.
         draws: make_inputs(seed) -> {name: tensor}, one for each shape.
         rivals: trusted callables whose time the candidate's is compared with; the first one decides ``slower``.
-        settings: keyword arguments of all.
         multiple: how many times plain's error is allowed; None: 2 in 16 bit, 8 otherwise, where other orders of sums
             differ by more than one order's error.
         may_change: whether the candidate may write to its inputs, and return them.
@@ -106,7 +104,6 @@ class Case:
     plain: Function
     draws: Sequence[Callable[[int], Mapping[str, Tensor]]]
     rivals: Sequence[Source] = ()
-    settings: Mapping[str, object] = field(default_factory=dict)
     multiple: float | None = None
     may_change: bool = False
     wide: bool = True
@@ -201,7 +198,6 @@ class _Judge:
         self.case, self._holding, self._state = case, holding, state
         self._device = torch.device(holding.device)
         self._draws = [self.fresh(draw) for draw in case.draws]
-        self._keywords = as_keywords(case.settings)
         self._plain_errors: dict[tuple[int, int], list[Mapping[str, Errors]]] = {}
         self._outputs = self._count_outputs()
 
@@ -266,7 +262,7 @@ class _Judge:
 
     def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
         """Make calls with these inputs in a process, and count those of the candidate."""
-        span = process.span([list(one.values()) for one in sets], keywords=self._keywords)
+        span = process.span([list(one.values()) for one in sets])
         if process.role is Role.CANDIDATE:
             self._state.calls += len(sets)
         return span
@@ -275,7 +271,7 @@ class _Judge:
 
     def _count_outputs(self) -> int:
         try:
-            returned = self.case.definition(*_upcast(self._draws[0]).values(), **self.case.settings)
+            returned = self.case.definition(*_upcast(self._draws[0]).values())
         except Exception as error:
             raise UsageError(
                 f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
@@ -285,7 +281,7 @@ class _Judge:
 
     def _task(self) -> Task:
         names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
-        return Task(names, (), lambda output, _seed: output, self.case.settings)
+        return Task(names, (), lambda output, _seed: output, {})
 
     def check(
         self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
@@ -373,7 +369,7 @@ class _Judge:
         """
         inputs = self._draws[0]
         with FlopCounterMode(display=False) as counter:
-            self.case.plain(*inputs.values(), **self.case.settings)
+            self.case.plain(*inputs.values())
         counts = counter.get_flop_counts().get("Global", {})
         dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
         if len(counts) != 1 or len(dtypes) != 1 or self._calls_of_products() != 1:
@@ -384,7 +380,7 @@ class _Judge:
         from perflab.untrusted.worker import noted_operators
 
         inputs = self._draws[0]
-        seen = noted_operators(lambda: self.case.plain(*inputs.values(), **self.case.settings))
+        seen = noted_operators(lambda: self.case.plain(*inputs.values()))
         return sum(number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention")))
 
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:

@@ -57,8 +57,6 @@ class Load(Data, frozen=True, tag=True):
     listed: list[str] = []
     """Folders of which it may read the names."""
     path: list[str] = []
-    threads: int = 0
-    """The number of threads of PyTorch's operators; 0: as PyTorch decides."""
     has_entry_file: bool = False
     returns: int = 1
     """The number of empty tensors that a control returns."""
@@ -95,8 +93,6 @@ class Lay(Data, frozen=True, tag=True):
 
     sets: list[list[TensorAt]]
     backward: list[int] = []
-    keywords: str = ""
-    """Keyword arguments as JSON."""
     shared_bytes: int = 0
     """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
     drops: bool = True

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -93,7 +93,6 @@ class Holding:
     """A folder for what candidates write; removed with the judgement."""
     limit_s: float
     """The time in seconds that an answer may take."""
-    threads: int = 0
     start: Launch = launch
     read: tuple[Path, ...] = ()
     """Files and folders that a candidate may read and run."""
@@ -111,8 +110,6 @@ class Span:
     """Time from letting the process go to stopping it again, in nanoseconds."""
     own_ns: int
     """The time that the process itself has told."""
-    processor_ns: int
-    """Processor time of all threads of the process meanwhile."""
     outputs: list[list[TensorAt | None]] = field(default_factory=list)
 
 
@@ -196,7 +193,6 @@ class Stranger:
             read=[str(path) for path in (*self._holding.read, own)],
             listed=[str(path) for path in self._holding.listed],
             path=list(self._holding.path),
-            threads=self._holding.threads,
             has_entry_file=bool(given),
             returns=returns,
         )
@@ -258,7 +254,6 @@ class Stranger:
         self,
         sets: Sequence[Sequence[Tensor]],
         *,
-        keywords: str = "",
         gradients: bool = False,
         backward: Sequence[int] = (),
         poisons: bool = False,
@@ -271,7 +266,6 @@ class Stranger:
 
         Args:
             sets: the arguments of each call; with ``backward``, the upstream gradients of each call before.
-            keywords: keyword arguments of all calls as JSON.
             gradients: whether floating arguments require gradients.
             backward: the numbers of the outputs that get upstream gradients; then the outputs are the gradients of
                 the arguments.
@@ -283,7 +277,7 @@ class Stranger:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
         self._let_go()
-        told = self._lay(sets, keywords, gradients, backward, poisons, drops and not backward, keeps_objects)
+        told = self._lay(sets, gradients, backward, poisons, drops and not backward, keeps_objects)
         self._stop()
         processor_ns = self._processor_ns()
         for tensors, places in zip(sets, told, strict=True):
@@ -297,12 +291,11 @@ class Stranger:
         self._stop()
         ended_ns = clock.read_ns()  # threads may work on for as long as it takes to stop them
         self._stopped_ns = self._processor_ns()
-        used_ns = self._stopped_ns - processor_ns
         if len(answer.outputs) != len(sets):
             raise UnfitError(f"it answered {len(answer.outputs)} of {len(sets)} calls")
         if self._is_alone and _children(self.pid):
             raise UnfitError("it has started a process, which would work on when it is stopped")
-        return Span(ended_ns - began_ns, answer.own_ns, used_ns, answer.outputs)
+        return Span(ended_ns - began_ns, answer.own_ns, answer.outputs)
 
     def _refuse_work_since(self, processor_ns: int) -> None:
         """Refuse a process that has worked since this reading of its processor time, while it was stopped.
@@ -360,7 +353,6 @@ class Stranger:
     def _lay(
         self,
         sets: Sequence[Sequence[Tensor]],
-        keywords: str,
         gradients: bool,
         backward: Sequence[int],
         poisons: bool,
@@ -383,7 +375,6 @@ class Stranger:
         lay = Lay(
             sets=told,
             backward=list(backward),
-            keywords=keywords,
             shared_bytes=self._shared.size if handles else 0,
             drops=drops,
             poisons=poisons,
@@ -597,14 +588,3 @@ def _variables(own: Path) -> dict[str, str]:
 def typical(spans: Sequence[Span]) -> float:
     """Return the median time of spans in nanoseconds."""
     return median(span.ns for span in spans)
-
-
-def as_keywords(settings: Mapping[str, object]) -> str:
-    """Return keyword arguments as JSON; empty without any.
-
-    Raises:
-        TypeError: one is not plain data.
-    """
-    import json
-
-    return json.dumps(dict(settings)) if settings else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import mmap
 import os
 import pickle
@@ -64,15 +63,15 @@ class _Served:
     """The tensors that were laid over the shared memory last: a set for each call."""
     arguments: list[list[torch.Tensor]] = field(default_factory=list)
     """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
-    keywords: dict[str, Any] = field(default_factory=dict)
     backward: list[int] = field(default_factory=list)
     outputs: list[list[Any]] = field(default_factory=list)
     poisons: bool = False
     alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
     """Arguments of earlier calls, if asked for."""
     earlier: list[list[list[Any]]] = field(default_factory=list)
+    """Outputs of the call that the judge reads again later; empty if it said that they may be freed."""
     kept: list[list[Any]] = field(default_factory=list)
-    """Copies on the host, where the judge can read them, of outputs on another device."""
+    """Outputs of the latest forward and backward pass, where the judge reads them; of a device, copies on the host."""
 
 
 def main() -> None:
@@ -123,8 +122,6 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     if load.has_entry_file:
         with open(recv_handle(to_parent()), "rb") as told:
             given = told.read()
-    if load.threads:
-        torch.set_num_threads(load.threads)
     device = torch.device(load.device)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
@@ -142,7 +139,7 @@ def _confined(load: Load) -> list[str]:
 def _nothing(returns: int, device: torch.device) -> Callable[..., Any]:
     """Return the control: a callable that returns so many empty tensors, and does nothing else."""
 
-    def call(*_inputs: torch.Tensor, **_keywords: Any) -> Any:
+    def call(*_inputs: torch.Tensor) -> Any:
         made = [torch.empty(0, device=device) for _ in range(returns)]
         return made[0] if returns == 1 else made
 
@@ -187,9 +184,9 @@ def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: boo
             model.load_state_dict(theirs)
         model = torch.compile(model.to(device)) if compiles else model.to(device)
 
-    def call(*inputs: torch.Tensor, **keywords: Any) -> Any:
+    def call(*inputs: torch.Tensor) -> Any:
         with torch.no_grad():
-            return model(*inputs, **keywords)
+            return model(*inputs)
 
     return call
 
@@ -205,7 +202,6 @@ def _laid(served: _Served, question: Lay) -> Ready:
         _poison(served)
     else:
         served.earlier = served.earlier or [served.kept]
-    served.keywords = json.loads(question.keywords) if question.keywords else {}
     served.backward = question.backward
     served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
     if not question.backward:
@@ -255,7 +251,7 @@ def _gone(served: _Served) -> Finished:
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
         outputs = [[None if one is None else _host(one) for one in each] for each in outputs]
-    served.kept = outputs
+    served.kept = served.kept + outputs if served.backward else outputs  # those of the forward pass may be read again
     own_ns = time.perf_counter_ns() - began_ns
     return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs])
 
@@ -264,13 +260,15 @@ def _made(served: _Served) -> list[list[Any]]:
     """Make the calls that were laid out, forward or backward, and return the outputs of each."""
     if served.backward:
         return [_gradients(served, number) for number in range(len(served.laid))]
-    served.outputs = [_listed(served.call(*arguments, **served.keywords)) for arguments in served.arguments]
+    served.outputs = [_listed(served.call(*arguments)) for arguments in served.arguments]
     return served.outputs
 
 
 def _host(value: Any) -> Any:
     """Return a copy on the host, where the judge can read it; what is no plain tensor stays as it is, to be refused."""
-    return value.detach().cpu() if type(value) is torch.Tensor else value
+    if type(value) is not torch.Tensor:
+        return value
+    return value.detach().cpu().requires_grad_(value.requires_grad)  # whether it can be differentiated is told too
 
 
 def _gradients(served: _Served, number: int) -> list[torch.Tensor | None]:
@@ -328,7 +326,7 @@ def noted_operators(call: Callable[[], object]) -> dict[str, int]:
 
 
 def _looked(served: _Served) -> Looked:
-    operators = noted_operators(lambda: [served.call(*one, **served.keywords) for one in served.arguments])
+    operators = noted_operators(lambda: [served.call(*one) for one in served.arguments])
     return Looked(
         operators=operators,
         threads=len(os.listdir("/proc/self/task")),

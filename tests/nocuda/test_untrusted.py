@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 
 from perflab.untrusted.command import held
@@ -38,3 +42,29 @@ def test_outputs_of_a_device_are_read_on_the_host() -> None:
                 assert found.device.type == "cpu"
             assert one.narrow() == []
             assert one.look().operators["aten::mm"] == 2
+
+
+SUITE = """
+import torch
+from perflab.correctness.run import Task, run_held
+from perflab.correctness.verify import random_upstream
+
+def scaled(x):
+    assert x.is_cuda
+    return x * 2
+
+def test_scaled():  # no values: nothing computes here
+    task = Task(("out",), ("out",), random_upstream, {})
+    for label in ("run 1", "run 2"):
+        found = run_held(scaled, {"x": torch.randn(8, 16, device="cuda")}, task, 0, label, (scaled,))
+        assert {name: (x.device.type, tuple(x.shape)) for name, x in found.results.items()} == {
+            "out": ("cuda", (8, 16)), "dx": ("cuda", (8, 16))
+        }
+"""
+
+
+def test_verify_holds_a_candidate_on_the_device_of_its_inputs(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--perf-adversarial", "test_it.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "1 passed" in found.stdout, found

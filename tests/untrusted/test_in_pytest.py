@@ -24,6 +24,12 @@ def right(x):
 def reference(x):
     return torch.softmax(x, -1)
 
+def doubled(x):
+    return x * 2  # whose backward pass does not need the output, and so does not keep it
+
+def test_of_an_output_that_nothing_keeps():
+    verify(doubled, inputs, reference=doubled, plain=doubled, gradient_of=["out"])
+
 def inputs(seed):
     return {"x": torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))}
 
@@ -112,9 +118,12 @@ def run(folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]
 
 
 def test_verify_runs_candidates_elsewhere(tmp_path: Path) -> None:
-    said, _ = run(tmp_path, "-k", "test_verify", "--perf-adversarial", "-rA")
-    passed = {line.partition("[")[2].rstrip("]") for line in said.splitlines() if line.startswith("PASSED")}
+    said, _ = run(tmp_path, "-k", "test_verify or nothing_keeps", "--perf-adversarial", "-rA")
+    passed = {
+        line.partition("[")[2].rstrip("]") for line in said.splitlines() if line.startswith("PASSED") and "[" in line
+    }
     assert passed == {"right", "<lambda>"}, said
+    assert "PASSED test_it.py::test_of_an_output_that_nothing_keeps" in said
     assert "the candidate's process ended (exit status 0)" in said
     assert "NotImplementedError: no such shape" in said
     assert "is it a constant?" in said
