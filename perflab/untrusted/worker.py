@@ -71,7 +71,7 @@ class _Served:
     earlier: list[list[list[Any]]] = field(default_factory=list)
     """Outputs of the call that the judge reads again later; empty if it said that they may be freed."""
     kept: list[list[Any]] = field(default_factory=list)
-    """Outputs of the latest forward and backward pass, where the judge reads them; of a device, copies on the host."""
+    """Outputs of the latest pass, where the judge reads them; of a device, copies on the host."""
 
 
 def main() -> None:
@@ -251,7 +251,7 @@ def _gone(served: _Served) -> Finished:
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
         outputs = [[None if one is None else _host(one) for one in each] for each in outputs]
-    served.kept = served.kept + outputs if served.backward else outputs  # those of the forward pass may be read again
+    served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
     return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs])
 
