@@ -203,10 +203,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from perflab.running.config.reading import settings_of
 
         with refusing(config):
-            if settings_of(config).adversarial:
+            settings = settings_of(config)
+            if settings.adversarial:
                 from perflab.untrusted.in_pytest import begin as hold_candidates
 
-                hold_candidates(config, session.items)
+                hold_candidates(config, session.items, settings.timeout_s)
     measures = not config.option.collectonly and any(item.get_closest_marker("perf") for item in session.items)
     given = any(mark.args or mark.kwargs for item in session.items for mark in item.iter_markers("correctness"))
     # These options skip other tests, or require that there are perf cases.

@@ -57,6 +57,8 @@ class _Running:
     """The processes of one session's candidates."""
 
     root: Path
+    limit_s: float
+    """The time in seconds after which a call hangs."""
     files: set[Path] = field(default_factory=set)
     """Test files: never read by a candidate."""
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -77,12 +79,12 @@ class _Running:
                 if (entry := Path(one or ".").absolute()).is_dir() and not _is_installed(entry)
             ]
             folders = list(dict.fromkeys([self.root, Path.cwd(), *own]))
-            self.holdings[secret] = self.stack.enter_context(held("cpu", _LIMIT_S, folders, hidden))
+            self.holdings[secret] = self.stack.enter_context(held("cpu", self.limit_s, folders, hidden))
         return self.holdings[secret]
 
 
-def begin(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Hold candidates elsewhere from now on, until the session ends.
+def begin(config: pytest.Config, items: Sequence[pytest.Item], timeout_s: float | None) -> None:
+    """Hold candidates elsewhere from now on, until the session ends. A call may take ``timeout_s`` (None: _LIMIT_S).
 
     Raises:
         UsageError: this system has no Linux, or cloudpickle is not installed.
@@ -90,7 +92,7 @@ def begin(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     if sys.platform != "linux":
         raise UsageError("--perf-adversarial needs Linux", "run it in a container or in WSL 2")
     pickler()
-    running = _Running(config.rootpath, {Path(item.path) for item in items})
+    running = _Running(config.rootpath, timeout_s or _LIMIT_S, {Path(item.path) for item in items})
     for item in items:
         module = getattr(item, "module", None)
         if isinstance(module, ModuleType):
