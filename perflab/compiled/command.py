@@ -17,7 +17,7 @@ from perflab.tiers.interface import Run
 
 def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
     """Return the subcommands that this tier adds to ``perflab``."""
-    return {"kernels": kernels_command}
+    return {"kernels": kernels_command, "machine-code": machine_code_command}
 
 
 def kernels_command(parser: argparse.ArgumentParser) -> Run:
@@ -36,6 +36,9 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("--update", action="store_true", help="save the results as new baselines")
     parser.add_argument("--reason", metavar="TEXT", help="why the change is intended; stored in the baselines")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
+    parser.add_argument(
+        "--loops", action="store_true", help="print what an iteration of each loop issues, and its bound"
+    )
 
     def run(given: argparse.Namespace) -> int:
         from perflab.compiled.run.command import compile_kernels  # it loads pytest, to read the ini file
@@ -55,6 +58,10 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
             command=["perflab", "kernels", *chosen],
             say=progress,
         )
+        if given.loops:
+            from perflab.compiled.report import loops_of_kernels
+
+            print("\n".join(loops_of_kernels(document.results)))
         for text in [result.failure for result in document.results if result.failure]:
             print(f"{lines_of(text)}\n")
         if given.json is not None:
@@ -62,5 +69,41 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
             notes.append(f"wrote {given.json}")
         show(document, notes, accept=shlex.join(["perflab", "kernels", *chosen, "--update"]))
         return document.exitstatus
+
+    return run
+
+
+def machine_code_command(parser: argparse.ArgumentParser) -> Run:
+    """Print the loops of kernels that somebody else has compiled: what an iteration issues, and a bound on its speed.
+
+    Reads a cubin, or a library that holds cubins, such as PyTorch's libtorch_cuda.so. Needs Triton, which includes
+    NVIDIA's disassembler; no GPU.
+    """
+    parser.add_argument("file", type=Path, metavar="FILE", help="a cubin, or a library such as libtorch_cuda.so")
+    parser.add_argument(
+        "--match", default="", metavar="REGEX", help="kernels whose mangled name matches (default: all)"
+    )
+    parser.add_argument("--arch", default="80", metavar="N", help="the architecture, of a library (default: 80)")
+    parser.add_argument("--warps", type=int, default=4, metavar="N", help="warps of a block (default: 4)")
+    parser.add_argument(
+        "--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory of a block (default: 0)"
+    )
+
+    def run(given: argparse.Namespace) -> int:
+        from perflab.compiled.run.machine_code import describe_kernels
+
+        try:
+            (arch,) = parse_architectures(given.arch)
+            if not isinstance(arch, int):
+                raise ValueError(f"{arch} has no cubins")
+        except ValueError as error:
+            raise UsageError(f"--arch: {error}", "name one of NVIDIA's, such as --arch=80") from error
+        if given.warps < 1 or given.shared < 0:
+            raise UsageError(
+                "--warps and --shared are sizes of a block", "give at least one warp, and no less than 0 B"
+            )
+        for line in describe_kernels(given.file, arch, given.match, num_warps=given.warps, shared_bytes=given.shared):
+            print(line)
+        return 0
 
     return run

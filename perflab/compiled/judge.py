@@ -8,7 +8,9 @@ A compiler is deterministic: there is no noise, and no need to measure again. A 
 - the kernel's matrix products lost their kind of tensor-core instruction: all of them, or some that now run as an older
   kind;
 - the kernel's copies no longer use TMA;
-- fewer of the kernel's warps fit onto a multiprocessor at once.
+- fewer of the kernel's warps fit onto a multiprocessor at once;
+- an iteration of a loop takes more cycles at least, or spills in the loop, or issues more instructions of some kind
+  and not fewer in all. Loops are compared one by one, where they do the same tensor-core products.
 
 Registers, shared memory within the limit, stages and the counts of remaining instructions may change in either
 direction without being better or worse: they are only shown. Results are compared only if the same compiler made them.
@@ -17,7 +19,7 @@ direction without being better or worse: they are only shown. Results are compar
 from __future__ import annotations
 
 from perflab.base.arch import Arch, name_of_arch
-from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, KernelResources
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, KernelResources, LoopCounts
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 
@@ -126,7 +128,45 @@ def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], l
             f"{here.warps_per_sm} warps fit onto a multiprocessor at once instead of {before.warps_per_sm}: "
             f"limited by {here.limited_by}"
         )
+    spills = _spilled(here) > 0
+    loops = [pair for pair in _loops_compared(here, before) if _loop_worse(*pair[1:], spills=spills)]
+    if loops:
+        found["loops"] = "; ".join(_loop_reason(*pair) for pair in loops)
     return list(found), list(found.values())
+
+
+def _loops_compared(here: KernelResources, before: KernelResources) -> list[tuple[int, LoopCounts, LoopCounts]]:
+    """Return the number of each loop, the loop now and the loop before, if they do the same products."""
+    if len(here.loops) != len(before.loops):
+        return []
+    pairs = enumerate(zip(here.loops, before.loops, strict=True), start=1)
+    return [(number, now, was) for number, (now, was) in pairs if _products(now) == _products(was)]
+
+
+def _products(loop: LoopCounts) -> dict[str, int]:
+    return {name: count for name, count in loop.issues.items() if name.startswith("tensor_products")}
+
+
+def _loop_worse(now: LoopCounts, was: LoopCounts, *, spills: bool) -> bool:
+    rises = [kind for kind, count in now.issues.items() if count > was.issues.get(kind, 0)]
+    return (
+        (bool(was.cycles) and now.least_cycles > was.least_cycles)
+        or (spills and "local_memory" in rises)
+        or (bool(rises) and now.total >= was.total)
+    )
+
+
+def _loop_reason(number: int, now: LoopCounts, was: LoopCounts) -> str:
+    more = [
+        f"{count - was.issues.get(kind, 0)} more {kind.replace('_', ' ')}"
+        for kind, count in now.issues.items()
+        if count > was.issues.get(kind, 0)
+    ]
+    told = f"loop {number} issues {', '.join(more) or 'no more'}"
+    if was.cycles and now.least_cycles != was.least_cycles:
+        told += f"; an iteration takes at least {now.least_cycles:,.0f} cycles instead of {was.least_cycles:,.0f}"
+        told += f" ({now.limit})"
+    return told
 
 
 def _spilled(here: KernelResources) -> int:
@@ -156,6 +196,7 @@ def _is_better(here: KernelResources, before: KernelResources) -> bool:
         _spilled(here) < _spilled(before)
         or _strongest(here) > _strongest(before)
         or here.warps_per_sm > before.warps_per_sm
+        or any(now.total < was.total for _, now, was in _loops_compared(here, before))
     )
 
 
@@ -163,13 +204,19 @@ def _changes(here: KernelResources, before: KernelResources) -> dict[str, Change
     """Return the change of every quantity, the most important first; ``limit`` is set on gated quantities."""
     old = {name: getattr(before, name) for name in (*_GATED, *_SHOWN)} | before.instructions
     new = {name: getattr(here, name) for name in (*_GATED, *_SHOWN)} | here.instructions
-    order = ["registers", *_GATED, *_SHOWN, *KINDS, "tma"]
+    in_loops: list[str] = []
+    for number, now, was in _loops_compared(here, before):
+        for row, loop in ((old, was), (new, now)):
+            row |= {f"loop_{number}_{kind}": count for kind, count in loop.issues.items()}
+            row |= {f"loop_{number}_least_cycles": round(loop.least_cycles)}
+        in_loops += [name for name in (*old, *new) if name.startswith(f"loop_{number}_")]
+    order = ["registers", *_GATED, *_SHOWN, *KINDS, "tma", *in_loops]
     return {
         name: Change(
             before=old.get(name, 0),
             now=new.get(name, 0),
             ratio=new.get(name, 0) / old[name] if old.get(name) else 1.0 + new.get(name, 0),
-            limit=1.0 if name in _GATED else None,
+            limit=1.0 if name in _GATED or name in in_loops else None,
         )
         for name in dict.fromkeys(order)
         if old.get(name, 0) or new.get(name, 0)

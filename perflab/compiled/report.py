@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import changed as with_data
+from perflab.compiled.machine.telling import loop_lines
 from perflab.results.compiled import CompiledCase, KernelResources, case_of
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
@@ -19,7 +20,16 @@ from perflab.tables.lines import Line, Row, Section, shown_verdict, verdict_text
 from perflab.tables.view import View
 from perflab.units import format_bytes
 
-_COLUMNS = (("regs", 5), ("spills", 7), ("shared", 9), ("warps", 6), ("limited by", 12), ("tensor cores", 13))
+_COLUMNS = (
+    ("regs", 5),
+    ("spills", 7),
+    ("shared", 9),
+    ("warps", 6),
+    ("limited by", 12),
+    ("tensor cores", 13),
+    ("at most", 8),
+)
+"""The columns of the table with their widths; ``at most``: the share of the tensor cores' peak that can be reached."""
 _TITLE = "kernel "
 """The title of the first column; its length is the width of an architecture's name with the indent."""
 _KINDS = ("tcgen05", "wgmma", "mma", "mfma")
@@ -30,6 +40,7 @@ _WORSE = {
     "tma": "lost TMA",
     "occupancy": "lower occupancy",
     "shared memory": "not enough shared memory",
+    "loops": "more work in a loop",
 }
 
 
@@ -96,7 +107,7 @@ def explain_kernel(result: Result, accept: str | None) -> str:
 def _cells(here: KernelResources | None) -> dict[str, str]:
     if here is None:
         return {title: "–" for title, _ in _COLUMNS}
-    spilled = here.spill_store_bytes + here.spill_load_bytes
+    spilled, loop = here.spill_store_bytes + here.spill_load_bytes, here.main_loop
     kinds = [f"{kind} {here.instructions[kind]}" for kind in _KINDS if kind in here.instructions]
     return {
         "regs": str(here.registers),
@@ -105,6 +116,7 @@ def _cells(here: KernelResources | None) -> dict[str, str]:
         "warps": f"{here.warps_per_sm}/{here.max_warps_per_sm}",
         "limited by": here.limited_by.removesuffix(" memory"),
         "tensor cores": kinds[0] if kinds else "–",
+        "at most": f"{100 * loop.share_of_peak:.0f} %" if loop is not None and loop.share_of_peak else "–",
     }
 
 
@@ -139,6 +151,7 @@ def _limits_passed(result: Result) -> dict[str, str]:
     here, counts = result.outcome.now.resources, result.judgement.counts
     assert here is not None
     rose = [name for name, change in counts.items() if change.now > change.before]
+    in_loops = {name: "exact" for name in rose if name.startswith("loop_")}
     no_room = {name: f"{here.shared_limit_bytes:,}" for name in rose if name.endswith("shared_bytes")}
     if here.shared_bytes <= here.shared_limit_bytes:  # a block exceeds another limit
         no_room = {"blocks_per_sm": "1"}
@@ -152,8 +165,21 @@ def _limits_passed(result: Result) -> dict[str, str]:
         "tma": {"tma": "kept"},
         "occupancy": {"warps_per_sm": "exact"},
         "shared memory": no_room,
+        "loops": in_loops,
     }
     return {name: limit for one in result.judgement.worse for name, limit in passed.get(one, {}).items()}
+
+
+def loops_of_kernels(results: Sequence[Result]) -> list[str]:
+    """Return lines on the loops of all kernels that compiled, each kernel after its name."""
+    found = []
+    for result in results:
+        assert isinstance(result.outcome, CompiledCase)
+        kernel = result.outcome.now
+        if kernel.resources is not None and kernel.resources.loops:
+            found += [case_of(kernel.name, kernel.arch), *(f"  {remark}" for remark in kernel.resources.remarks)]
+            found += [f"  {line}" for line in loop_lines(kernel.resources.loops, kernel.arch)]
+    return found
 
 
 def lines(document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:

@@ -20,6 +20,7 @@ from perflab.internals.lookup import TRITON, attribute, needs
 
 _COMPILE = "compile a kernel without a GPU"
 _LOG = "read what the assembler says of a kernel"
+_LOOPS = "read the machine code of a kernel"
 _INTERPRETER = "tell whether the interpreter runs a kernel"
 _TUNER = "know the configurations of an autotuned kernel"
 
@@ -122,6 +123,14 @@ def assembler_path(arch: int) -> str:
     from triton.backends.nvidia.compiler import get_ptxas
 
     return str(get_ptxas(arch).path)
+
+
+@needs(TRITON, "triton:knobs", to=_LOOPS)
+def disassembler_path(tool: str = "nvdisasm") -> str:
+    """Return the path of the ``nvdisasm`` or ``cuobjdump`` that Triton includes, or that its documented knob names."""
+    from triton import knobs
+
+    return str(attribute(TRITON, attribute(TRITON, knobs.nvidia, tool, _LOOPS), "path", _LOOPS))
 
 
 @needs(TRITON, "triton.backends:backends", to="tell whether there is a compiler for a GPU")

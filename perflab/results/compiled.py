@@ -7,6 +7,36 @@ from perflab.base.data import Amount, Data
 from perflab.results.records import TierRecord
 
 
+class LoopCounts(Data, frozen=True):
+    """What one iteration of a loop issues, read from machine code, and a bound on its time."""
+
+    issues: dict[str, Amount]
+    """The number of instructions of a warp by kind: ``conversions``, ``exponentials``; tensor-core products by shape
+    (``tensor_products:16x8x16``), accesses to memory by the bytes of a thread (``global_loads:16B``)."""
+    cycles: dict[str, float] = {}
+    """The least cycles of a block's iteration by what they are for: each pipe, issuing, dependencies. The greatest is
+    a bound. Empty where the architecture has no data sheet."""
+    flops: Amount = 0
+    """Multiplications and additions in tensor cores, of a block in an iteration."""
+    share_of_peak: float = 0.0
+    """The share of the tensor cores' peak that the loop can reach at most; 0 without products."""
+
+    @property
+    def total(self) -> int:
+        """The number of instructions of an iteration."""
+        return sum(self.issues.values())
+
+    @property
+    def least_cycles(self) -> float:
+        """The least time of a block's iteration in cycles, while other blocks share the multiprocessor; 0: unknown."""
+        return max(self.cycles.values(), default=0.0)
+
+    @property
+    def limit(self) -> str:
+        """What binds: the name of the greatest of the cycles; empty: unknown."""
+        return max(self.cycles, key=lambda name: self.cycles[name], default="")
+
+
 class KernelResources(Data, frozen=True):
     """The resources of a multiprocessor that a compiled kernel uses, and the counts of its special instructions."""
 
@@ -39,11 +69,23 @@ class KernelResources(Data, frozen=True):
     instructions: dict[str, Amount] = {}
     """The number of instructions by kind: in the PTX ``mma``, ``wgmma``, ``tcgen05``, and ``tma`` for copies by TMA; in
     AMD's assembly ``mfma``."""
+    loops: list[LoopCounts] = []
+    """The innermost loops by address, or all of the machine code if it has none; empty for AMD."""
+    remarks: list[str] = []
+    """What the assembler says of lost performance: "wgmma.mma_async instructions are serialized due to ..."."""
 
     @property
     def shared_bytes(self) -> int:
         """The shared memory of a block in bytes, static and dynamic."""
         return self.static_shared_bytes + self.dynamic_shared_bytes
+
+    @property
+    def main_loop(self) -> LoopCounts | None:
+        """The loop that does most in tensor cores, the shortest of several; else the longest. None if none is known."""
+        by_work = sorted(
+            self.loops, key=lambda loop: (-loop.flops, sum(loop.issues.values()) * (1 if loop.flops else -1))
+        )
+        return by_work[0] if by_work else None
 
     @property
     def fits(self) -> bool:

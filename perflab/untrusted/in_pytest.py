@@ -316,8 +316,8 @@ class Flat:
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        found.append(value.detach())
+    if isinstance(value, Tensor):  # a subclass stays as it is, and is refused: it may compute when it is read
+        found.append(value.detach() if type(value) in (Tensor, torch.nn.Parameter) else value)
     elif type(value) in (list, tuple, dict):
         for one in value.values() if type(value) is dict else value:
             _collect(one, found)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import subprocess
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from perflab.base.arch import Arch, name_of_arch
@@ -21,12 +23,15 @@ from perflab.compiled.compiler.resources import (
     count_instructions,
     read_amdgcn,
     read_assembler,
+    read_remarks,
     useful_lines,
 )
+from perflab.compiled.machine.disassembly import Function, disassemble
+from perflab.compiled.machine.reading import read_loops
 from perflab.internals import of_triton as triton_internals
 from perflab.internals.lookup import switched_off
 from perflab.internals.of_triton import Specialised
-from perflab.results.compiled import CompiledKernel, KernelResources
+from perflab.results.compiled import CompiledKernel, KernelResources, LoopCounts
 
 _LOG = "perflab-ptxas.log"
 """The name of the file with the assembler's log, beside the cubin in Triton's cache."""
@@ -94,6 +99,8 @@ def _resources(example: KernelExample, arch: Arch) -> KernelResources:
     compiled = triton_internals.compile_for(example.kernel, specialised, arch)
     limits, metadata = ARCHITECTURES[arch], compiled.metadata
     warps, columns, assembler = metadata.num_warps, 0, ""
+    loops: list[LoopCounts] = []
+    remarks: list[str] = []
     if isinstance(arch, str):
         report, waves_per_simd = read_amdgcn(compiled.asm["amdgcn"])
         shared_bytes = report["static_shared_bytes"] + metadata.shared
@@ -101,7 +108,8 @@ def _resources(example: KernelExample, arch: Arch) -> KernelResources:
             limits, num_warps=warps, waves_per_simd=waves_per_simd, shared_bytes=shared_bytes
         )
     else:
-        report = read_assembler(_assembler_log(compiled, specialised.options, arch))
+        log = _assembler_log(compiled, specialised.options, arch)
+        report, remarks = read_assembler(log), read_remarks(log)
         columns, assembler = triton_internals.tensor_columns(metadata), _ptxas_version(arch)
         blocks, limited_by = occupancy(
             limits,
@@ -110,6 +118,7 @@ def _resources(example: KernelExample, arch: Arch) -> KernelResources:
             shared_bytes=report["static_shared_bytes"] + metadata.shared,
             tensor_columns=columns,
         )
+        loops = read_loops(_machine_code(compiled), num_warps=warps, blocks=blocks)
     return KernelResources(
         ptxas=assembler,
         num_warps=warps,
@@ -123,6 +132,8 @@ def _resources(example: KernelExample, arch: Arch) -> KernelResources:
         warps_per_sm=blocks * warps,
         max_warps_per_sm=limits.max_warps,
         limited_by=limited_by,
+        loops=loops,
+        remarks=remarks,
     )
 
 
@@ -136,6 +147,13 @@ def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
     said = triton_internals.assembler_log(compiled, options, arch)
     cache.put(said, _LOG, binary=False)
     return said
+
+
+def _machine_code(compiled: Any) -> list[Function]:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(compiled.asm["cubin"])
+        return disassemble(cubin, triton_internals.disassembler_path())
 
 
 @functools.cache

@@ -74,6 +74,12 @@ def read_amdgcn(assembly: str) -> OnAmd:
     return OnAmd(resources, int(said["Occupancy"]))
 
 
+def read_remarks(log: str) -> list[str]:
+    """Return what ptxas says of lost performance, without the line of its PTX, each once."""
+    found = re.findall(r"Potential Performance Loss: (.*?)(?: in line \d+)?$", log, re.MULTILINE)
+    return list(dict.fromkeys(re.sub(r" in the function '[^']*'", "", one).strip() for one in found))
+
+
 def count_instructions(code: str) -> dict[str, int]:
     """Return the number of special instructions in PTX or AMD assembly by kind; kinds without any are left out."""
     code = re.sub(r"//.*", "", code)

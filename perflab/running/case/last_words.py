@@ -74,7 +74,8 @@ def listen() -> None:
         if not more:
             return
         *lines, heard = (heard + more).split(b"\n")
-        left = json.loads(lines[-1]) if lines else left
+        with contextlib.suppress(ValueError):  # what a case wrote into descriptors that are not its own
+            left = json.loads(lines[-1]) if lines else left
     if os.getppid() != int(sys.argv[1]):  # the watched process is gone, and a fork of it holds the pipe open
         return
     print(left["text"], file=sys.stderr, flush=True)

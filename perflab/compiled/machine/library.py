@@ -1,0 +1,83 @@
+"""Kernels of compiled files: of a cubin, or of a library that holds cubins, such as PyTorch's ``libtorch_cuda.so``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from perflab.base.errors import KernelError
+from perflab.compiled.machine.disassembly import Function, disassemble
+
+_PATIENCE_S = 600.0
+_SYMBOL = re.compile(rb"\.text\.([\w$.]+)")
+_USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+
+
+@dataclass(frozen=True)
+class LibraryKernel:
+    """A kernel that somebody else has compiled."""
+
+    function: Function
+    registers: int
+    """The number of registers of a thread."""
+    stack_bytes: int
+    shared_bytes: int
+    """The static shared memory of a block; a launch may add dynamic memory."""
+
+
+def kernels_in(file: Path, arch: int, pattern: str, *, nvdisasm: str, cuobjdump: str) -> Iterator[LibraryKernel]:
+    """Yield the kernels of a file whose mangled name matches a regular expression.
+
+    Args:
+        file: a cubin, or anything that cuobjdump takes apart; a library's cubins take disk space for the time being.
+        arch: the architecture, for libraries that hold several.
+        pattern: the regular expression, which may match any part of the name.
+        nvdisasm: the path of NVIDIA's disassembler.
+        cuobjdump: the path of NVIDIA's tool for files that hold cubins.
+
+    Raises:
+        KernelError: the file cannot be read, or has no such kernel.
+    """
+    if not file.is_file():
+        raise KernelError(f"there is no file {file}", "name a cubin, or a library such as torch/lib/libtorch_cuda.so")
+    wanted = re.compile(pattern)
+    found = False
+    with tempfile.TemporaryDirectory(prefix="perflab-cubins-") as folder:
+        cubins = [file] if file.suffix == ".cubin" else _extracted(file, arch, Path(folder), cuobjdump)
+        for cubin in cubins:
+            names = {name.decode() for name in _SYMBOL.findall(cubin.read_bytes())}
+            if not any(wanted.search(name) for name in names):
+                continue
+            usage = _usage(cubin, cuobjdump)
+            for function in disassemble(cubin, nvdisasm):
+                if wanted.search(function.name) and function.name in usage:
+                    found = True
+                    yield LibraryKernel(function, *usage[function.name])
+    if not found:
+        raise KernelError(
+            f"{file.name} has no kernel for sm_{arch} whose name matches {pattern!r}",
+            "names are mangled; list them with cuobjdump -lelf and -res-usage",
+        )
+
+
+def _extracted(file: Path, arch: int, folder: Path, cuobjdump: str) -> list[Path]:
+    _run([cuobjdump, "-arch", f"sm_{arch}", "-xelf", "all", str(file.absolute())], folder)
+    return sorted(folder.glob("*.cubin"))
+
+
+def _usage(cubin: Path, cuobjdump: str) -> dict[str, tuple[int, int, int]]:
+    said = _run([cuobjdump, "-res-usage", str(cubin.absolute())], cubin.parent)
+    return {name: (int(registers), int(stack), int(shared)) for name, registers, stack, shared in _USAGE.findall(said)}
+
+
+def _run(command: list[str], folder: Path) -> str:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        told = str(getattr(error, "stderr", "") or error).strip()
+        raise KernelError(f"{command[0]} failed: {told[:300]}", "install triton or nvidia-cuda-cuobjdump") from error
+    return done.stdout + done.stderr

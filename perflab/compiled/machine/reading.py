@@ -1,0 +1,42 @@
+"""What perflab records of a kernel's machine code: the counts and the bound of each loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.compiled.machine.bound import bound_of
+from perflab.compiled.machine.disassembly import Function
+from perflab.compiled.machine.kinds import counts_of
+from perflab.compiled.machine.loops import Loop, loops_of
+from perflab.compiled.machine.pipes import PIPES
+from perflab.results.compiled import LoopCounts
+
+_SMALL = 16
+"""Loops of fewer instructions set something up, or wait; they are left out."""
+
+
+def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) -> list[LoopCounts]:
+    """Return the innermost loops of a kernel, by address; its whole code if it has none.
+
+    Args:
+        functions: the kernel first, then functions that it calls.
+        num_warps: the warps of a block.
+        blocks: how many blocks are on a multiprocessor at once; 0 counts as one.
+    """
+    kernel = functions[0]
+    loops = [loop for loop in loops_of(kernel) if len(loop.instructions) >= _SMALL]
+    return [_read(kernel, loop, num_warps, blocks) for loop in loops or [Loop(0, kernel.instructions, ())]]
+
+
+def _read(kernel: Function, loop: Loop, num_warps: int, blocks: int) -> LoopCounts:
+    counts = counts_of(kernel.instructions, loop.instructions)
+    pipes = PIPES.get(kernel.arch)
+    if pipes is None:
+        return LoopCounts(issues=counts)
+    bound = bound_of(kernel.instructions, loop, pipes, num_warps=num_warps, blocks=blocks)
+    return LoopCounts(
+        issues=counts,
+        cycles={str(name): round(value, 1) for name, value in bound.cycles.items()},
+        flops=bound.flops,
+        share_of_peak=round(bound.share_of_peak, 3),
+    )

@@ -1,0 +1,83 @@
+"""The registers that an instruction reads and writes, with the width of each operand. Pure.
+
+Only what the text says is known: an operand names its first register, and its width follows from the operation (CUDA
+Binary Utilities, and for products the fragments of the PTX ISA, "Matrix Fragments").
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perflab.compiled.machine.disassembly import Instruction
+from perflab.compiled.machine.kinds import Kind, Product, bytes_of, kind_of
+
+_REGISTER = re.compile(r"(?<![A-Za-z0-9_.])(UR|UP|R|P)(\d+)(\.64)?")
+_STORES = (Kind.SHARED_STORE, Kind.GLOBAL_STORE, Kind.COPY, Kind.BRANCH, Kind.BARRIER, Kind.WAIT, Kind.TMA)
+_PREDICATES_ALONE = ("ISETP", "FSETP", "HSETP2", "DSETP", "PLOP3", "UISETP", "UPLOP3", "UFSETP", "FCHK", "ISETP3")
+_PAIRS = ("CS2R", "DADD", "DMUL", "DFMA", "FADD2", "FMUL2", "FFMA2")
+
+
+@dataclass(frozen=True)
+class Use:
+    """The registers of an instruction by name: ``R12``, ``UR4``, ``P0``, ``UP1``."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+
+def use_of(one: Instruction, product: Product | None) -> Use:
+    """Return what an instruction reads and writes; ``product`` is its tensor-core product, if it is one."""
+    kind = kind_of(one)
+    operands = list(one.operands)
+    reads = _named(one.predicate, 1)
+    writes: set[str] = set()
+    number = 0
+    if kind not in _STORES and not (kind is Kind.LOCAL and one.name == "STL") and one.name != "STTM":
+        while number < len(operands) and re.match(r"^!?U?P(\d|T)", operands[number]):
+            writes |= _named(operands[number], 1)
+            number += 1
+        if one.name in _PREDICATES_ALONE:
+            while number < min(2, len(operands)):
+                number += 1
+        elif number < len(operands) and not operands[number].startswith(("[", "tmem", "gdesc", "c[")):
+            writes |= _named(operands[number], _width(one, kind, product, 0))
+            number += 1
+    for place, operand in enumerate(operands[number:], start=1):
+        reads |= _named(operand, _width(one, kind, product, place))
+    return Use(frozenset(reads), frozenset(writes))
+
+
+def _named(operand: str, width: int) -> set[str]:
+    found = set()
+    inside = operand.startswith(("[", "desc[", "gdesc[", "tmem[", "idesc[", "c["))
+    for bank, first, pair in _REGISTER.findall(operand):
+        wide = 2 if pair or operand.startswith("gdesc[") else 1 if inside or bank in ("P", "UP") else width
+        found |= {f"{bank}{int(first) + offset}" for offset in range(wide)}
+    return found
+
+
+def _width(one: Instruction, kind: Kind, product: Product | None, place: int) -> int:
+    """Return how many registers an operand has; place 0 is the destination, and sources count from 1."""
+    if product is not None:
+        return _of_product(one, product, place)
+    if kind in (Kind.SHARED_LOAD, Kind.GLOBAL_LOAD, Kind.SHARED_STORE, Kind.GLOBAL_STORE, Kind.LOCAL):
+        return max(1, bytes_of(one) // 4)
+    if kind is Kind.TENSOR_MEMORY:
+        return next((int(part[1:]) for part in one.opcode.split(".") if re.match(r"^x\d+$", part)), 1)
+    if one.name in _PAIRS and "32" not in one.modifiers:
+        return 2
+    if one.name == "IMAD" and "WIDE" in one.modifiers and place in (0, 3):
+        return 2
+    return 1
+
+
+def _of_product(one: Instruction, product: Product, place: int) -> int:
+    """Return how many registers a fragment has in each thread of the warps that share the product."""
+    threads = 32 * max(1, product.warps)
+    if place in (0, 3):
+        size = 2 if "F16" in one.modifiers and "F32" not in one.modifiers else 4
+        return max(1, product.rows * product.columns * size // (4 * threads))
+    size = 4 if "TF32" in one.modifiers else 1 if product.inner >= 32 else 2
+    elements = product.rows * product.inner if place == 1 else product.inner * product.columns
+    return max(1, elements * size // (4 * threads))

@@ -1,0 +1,33 @@
+"""Loops in words: what an iteration issues, and what bounds it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.base.arch import Arch
+from perflab.compiled.machine.pipes import PIPES
+from perflab.results.compiled import LoopCounts
+
+
+def loop_lines(loops: Sequence[LoopCounts], arch: Arch) -> list[str]:
+    """Return lines on the loops of a kernel: for each the bound, the cycles of each pipe, and the counts."""
+    lines = []
+    for number, loop in enumerate(loops, start=1):
+        lines.append(f"loop {number}: {loop.total:,} instructions{_bound(loop, arch)}")
+        if loop.cycles:
+            by_cycles = sorted(loop.cycles.items(), key=lambda item: -item[1])
+            lines.append(f"  cycles at least: {', '.join(f'{name} {value:,.0f}' for name, value in by_cycles)}")
+        counts = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in loop.issues.items())
+        lines.append(f"  issues: {counts}")
+    return lines
+
+
+def _bound(loop: LoopCounts, arch: Arch) -> str:
+    pipes = PIPES.get(arch) if isinstance(arch, int) else None
+    if pipes is None or not loop.cycles:
+        return ""
+    told = f", bound by {loop.limit}"
+    if loop.flops:
+        rate = loop.flops / loop.least_cycles * pipes.multiprocessors * pipes.clock_hz
+        told += f": at most {100 * loop.share_of_peak:.0f} % of the peak, {rate / 1e12:,.0f} TFLOP/s on {pipes.name}"
+    return told
