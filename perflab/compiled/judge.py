@@ -10,7 +10,8 @@ A compiler is deterministic: there is no noise, and no need to measure again. A 
 - the kernel's copies no longer use TMA;
 - fewer of the kernel's warps fit onto a multiprocessor at once;
 - an iteration of a loop takes more cycles at least, or spills in the loop, or issues more instructions of some kind
-  and not fewer in all. Loops are compared one by one, where they do the same tensor-core products.
+  and not fewer in all. Loops are compared one by one, where they do the same tensor-core products, or without
+  products move the same bytes; a kernel without loops is compared as one.
 
 Registers, shared memory within the limit, stages and the counts of remaining instructions may change in either
 direction without being better or worse: they are only shown. Results are compared only if the same compiler made them.
@@ -136,15 +137,17 @@ def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], l
 
 
 def _loops_compared(here: KernelResources, before: KernelResources) -> list[tuple[int, LoopCounts, LoopCounts]]:
-    """Return the number of each loop, the loop now and the loop before, if they do the same products."""
+    """Return the number of each loop, the loop now and the loop before, if both do the same work."""
     if len(here.loops) != len(before.loops):
         return []
     pairs = enumerate(zip(here.loops, before.loops, strict=True), start=1)
-    return [(number, now, was) for number, (now, was) in pairs if _products(now) == _products(was)]
+    return [(number, now, was) for number, (now, was) in pairs if _work(now) == _work(was)]
 
 
-def _products(loop: LoopCounts) -> dict[str, int]:
-    return {name: count for name, count in loop.issues.items() if name.startswith("tensor_products")}
+def _work(loop: LoopCounts) -> dict[str, int]:
+    """Return a loop's products by shape; without any, the bytes of global memory that a thread accesses."""
+    products = {name: count for name, count in loop.issues.items() if name.startswith("tensor_products")}
+    return products or {"bytes": loop.global_bytes}
 
 
 def _loop_worse(now: LoopCounts, was: LoopCounts, *, spills: bool) -> bool:

@@ -25,11 +25,12 @@ _COLUMNS = (
     ("spills", 7),
     ("shared", 9),
     ("warps", 6),
-    ("limited by", 12),
-    ("tensor cores", 13),
-    ("at most", 8),
+    ("limit", 7),
+    ("products", 11),
+    ("bound", 6),
 )
-"""The columns of the table with their widths; ``at most``: the share of the tensor cores' peak that can be reached."""
+"""The columns of the table with their widths; ``bound``: the share of the tensor cores' peak that can be reached."""
+_LIMITS = {"registers": "regs", "shared memory": "shared", "tensor memory": "tensor"}
 _TITLE = "kernel "
 """The title of the first column; its length is the width of an architecture's name with the indent."""
 _KINDS = ("tcgen05", "wgmma", "mma", "mfma")
@@ -114,9 +115,9 @@ def _cells(here: KernelResources | None) -> dict[str, str]:
         "spills": _short_bytes(spilled) if spilled else "–",
         "shared": format_bytes(here.shared_bytes),
         "warps": f"{here.warps_per_sm}/{here.max_warps_per_sm}",
-        "limited by": here.limited_by.removesuffix(" memory"),
-        "tensor cores": kinds[0] if kinds else "–",
-        "at most": f"{100 * loop.share_of_peak:.0f} %" if loop is not None and loop.share_of_peak else "–",
+        "limit": _LIMITS.get(here.limited_by, here.limited_by),
+        "products": kinds[0] if kinds else "–",
+        "bound": f"{100 * loop.share_of_peak:.0f} %" if loop is not None and loop.share_of_peak else "–",
     }
 
 

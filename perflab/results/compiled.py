@@ -27,6 +27,13 @@ class LoopCounts(Data, frozen=True):
         return sum(self.issues.values())
 
     @property
+    def global_bytes(self) -> int:
+        """The bytes of global memory that a thread loads, stores and copies in an iteration; TMA's are not known."""
+        kinds = ("global_loads", "global_stores", "async_copies")
+        accesses = [(name.partition(":"), count) for name, count in self.issues.items()]
+        return sum(int(width.removesuffix("B")) * count for (kind, _, width), count in accesses if kind in kinds)
+
+    @property
     def least_cycles(self) -> float:
         """The least time of a block's iteration in cycles, while other blocks share the multiprocessor; 0: unknown."""
         return max(self.cycles.values(), default=0.0)

@@ -10,7 +10,7 @@ from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.report import explain_kernel, kernel_table
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
-from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, LoopCounts
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from tests.harness.make import baseline, document, kernel, resources, result
@@ -18,6 +18,73 @@ from tests.harness.make import baseline, document, kernel, resources, result
 
 def judged(**changes: Any) -> Judgement:
     return judge_compiled(kernel(resources(**changes)), baseline())
+
+
+def loop(cycles: float = 700.0, **issues: int) -> LoopCounts:
+    """A loop of 8 products, 32 exponentials, 16 conversions and 40 moves, bound by issuing them."""
+    counts = {"tensor_products:64x64x16": 8, "exponentials": 32, "conversions": 16, "moves": 40} | issues
+    return LoopCounts(
+        issues={kind: count for kind, count in counts.items() if count},
+        cycles={"tensor cores": 512.0, "issue": cycles},
+        flops=2_097_152,
+        share_of_peak=0.731,
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "worse"),
+    [
+        ([loop()], None),
+        ([loop(conversions=40)], "loop 1 issues 24 more conversions"),
+        ([loop(712.0)], "loop 1 issues no more; an iteration takes at least 712 cycles instead of 700 (issue)"),
+        ([loop(690.0, conversions=20, moves=30)], None),  # more of a kind, and fewer in all
+        ([loop(conversions=20, moves=36)], "loop 1 issues 4 more conversions"),
+        ([loop(moves=39)], None),
+        # Another unrolling, or another number of loops, is another loop: shown by its products alone.
+        ([loop(**{"tensor_products:64x64x16": 16, "moves": 80})], None),
+        ([loop(moves=90), loop()], None),
+    ],
+)
+def test_a_loop_that_issues_more_is_worse(now: list[LoopCounts], worse: str | None) -> None:
+    judgement = judge_compiled(kernel(resources(loops=now)), baseline(resources(loops=[loop()])))
+    assert judgement.worse == (["loops"] if worse else [])
+    assert judgement.reasons == ([worse] if worse else [])
+
+
+def test_code_without_products_is_compared_where_it_moves_the_same_bytes() -> None:
+    def verdict(**issues: int) -> list[str]:
+        before = LoopCounts(issues={"global_loads:16B": 1, "float_arithmetic": 8})
+        now = resources(loops=[LoopCounts(issues=issues)])
+        return judge_compiled(kernel(now), baseline(resources(loops=[before]))).worse
+
+    assert verdict(**{"global_loads:4B": 4, "float_arithmetic": 8}) == ["loops"]  # narrower loads
+    assert verdict(**{"global_loads:16B": 1, "float_arithmetic": 8, "conversions": 1}) == ["loops"]
+    assert verdict(**{"global_loads:16B": 2, "float_arithmetic": 16}) == []  # a larger block
+
+
+def test_spills_in_a_loop_are_worse_and_an_indexed_array_is_none() -> None:
+    was, now = loop(), loop(local_memory=2, moves=20)
+    spilling = {"spill_store_bytes": 8, "spill_load_bytes": 8}
+    before = baseline(resources(loops=[was], **spilling))
+    assert judge_compiled(kernel(resources(loops=[now], **spilling)), before).worse == ["loops"]
+    assert judge_compiled(kernel(resources(loops=[now])), baseline(resources(loops=[was]))).worse == []
+
+
+def test_a_worse_loop_is_told_with_its_rows() -> None:
+    failing = result_for(kernel(resources(loops=[loop(conversions=40)])), baseline(resources(loops=[loop()])))
+    told = (explain_kernel(failing, None) or "").splitlines()
+    assert told[0] == "attend[sm_90] is worse than its baseline: more work in a loop"
+    assert [line.split() for line in told if line.startswith("loop 1 conversions")] == [
+        ["loop", "1", "conversions", "16", "40", "+24", "exact", "failed"]
+    ]
+    assert told[-1] == "why: loop 1 issues 24 more conversions"
+
+
+def test_the_loop_that_counts_does_most_in_tensor_cores_and_is_the_shortest_of_these() -> None:
+    long, short, setup = loop(moves=80), loop(), LoopCounts(issues={"moves": 900})
+    assert resources(loops=[setup, long, short]).main_loop == short
+    assert resources(loops=[LoopCounts(issues={"moves": 2}), setup]).main_loop == setup
+    assert resources().main_loop is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +264,7 @@ def test_a_kernel_that_does_not_compile_shows_what_the_compiler_said() -> None:
 
 def test_the_table_has_a_line_for_each_architecture_and_fits_80_columns() -> None:
     results = [
-        result_for(kernel(arch=80), baseline(), saved=True),
+        result_for(kernel(resources(loops=[loop()]), arch=80), baseline(), saved=True),
         result_for(kernel(resources(**SPILLING)), baseline()),
         result_for(kernel(arch=100), baseline(triton="3.8.0"), saved=True),
         result_for(kernel(name="broken", problem="NameError: x"), None),
@@ -207,21 +274,21 @@ def test_the_table_has_a_line_for_each_architecture_and_fits_80_columns() -> Non
     assert (
         "\n".join(lines)
         == """\
-kernel  regs spills   shared warps  limited by tensor cores  verdict
+kernel  regs spills   shared warps  limit   products bound  verdict
 attend
- sm_80   100      – 64.0 KiB 16/64   registers     wgmma 16  ok, saved
- sm_90   255 1044 B 64.0 KiB  8/64   registers     wgmma 16  REGRESSED
+ sm_80   100      – 64.0 KiB 16/64   regs   wgmma 16  73 %  ok, saved
+ sm_90   255 1044 B 64.0 KiB  8/64   regs   wgmma 16     –  REGRESSED
     registers 100 -> 255 · spill store bytes 0 -> 528
     spill load bytes 0 -> 516 · warps per sm 16 -> 8 · blocks per sm 2 -> 1
     spills 1044 B of registers per thread (stores and loads) instead of 0; 8
     warps fit onto a multiprocessor at once instead of 16: limited by registers
- sm_100  100      – 64.0 KiB 16/64   registers     wgmma 16  incomparable, saved
+ sm_100  100      – 64.0 KiB 16/64   regs   wgmma 16     –  incomparable, saved
     baseline from another compiler: triton 3.8.0 then, 3.9.0 now
 broken
- sm_90     –      –        –     –           –            –  FAILED
+ sm_90     –      –        –     –      –          –     –  FAILED
     does not compile for sm_90: NameError: x
 drowned
- sm_90   100 37 KiB 64.0 KiB 16/64   registers     wgmma 16  new"""
+ sm_90   100 37 KiB 64.0 KiB 16/64   regs   wgmma 16     –  new"""
     )
     assert max(map(len, lines)) <= 80
 
@@ -233,5 +300,5 @@ def test_measured_and_compiled_cases_stand_in_one_summary_with_one_tally() -> No
     assert shown[-1] == "1 measured ok · 1 compiled regressed   (accept: --perf-update)"
     text = markdown(run)
     assert "| `step[small-128-fp32]` |" in text
-    assert "| `attend[sm_90]` | 255 | 1044 B | 64.0 KiB | 8/64 | registers | wgmma 16 | **REGRESSED**" in text
+    assert "| `attend[sm_90]` | 255 | 1044 B | 64.0 KiB | 8/64 | regs | wgmma 16 | – | **REGRESSED**" in text
     assert "<details><summary>attend[sm_90]: regressed</summary>" in text

@@ -132,6 +132,7 @@ def _alone(steps: Sequence[_Step], pipes: Pipes) -> float:
     ready: dict[str, float] = {}
     free: dict[str, float] = {}
     groups: list[float] = []
+    open_group = 0.0
     now, ends = 0.0, []
     for _ in range(_SETTLED):
         for step in steps:
@@ -149,7 +150,9 @@ def _alone(steps: Sequence[_Step], pipes: Pipes) -> float:
                 free[pipe] = begun + pipes.interval(step.one, step.kind, step.product)
             done_at = begun + pipes.latency(step.one, step.kind, step.product)
             if step.product is not None and step.product.warps == 4:
-                groups.append(done_at)
+                open_group = max(open_group, done_at)
+                if "gsb0" in step.one.operands:  # the last of its group
+                    groups.append(open_group)
                 continue
             for name in step.use.writes:
                 ready[name] = done_at

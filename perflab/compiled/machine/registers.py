@@ -43,8 +43,10 @@ def use_of(one: Instruction, product: Product | None) -> Use:
         elif number < len(operands) and not operands[number].startswith(("[", "tmem", "gdesc", "c[")):
             writes |= _named(operands[number], _width(one, kind, product, 0))
             number += 1
+    # One descriptor names both operands of a warp group's product if neither is in registers.
+    skipped = product is not None and product.warps == 4 and operands[1].startswith("gdesc[")
     for place, operand in enumerate(operands[number:], start=1):
-        reads |= _named(operand, _width(one, kind, product, place))
+        reads |= _named(operand, _width(one, kind, product, place + (skipped and place > 1)))
     return Use(frozenset(reads), frozenset(writes))
 
 

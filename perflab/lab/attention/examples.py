@@ -106,10 +106,10 @@ def _each(dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int) ->
         for tiles in candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes):
             shape = f"{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
             name = f"attention_{kernel}-{dtype_name}-d{head_dim}-{mask}-{shape}"
-            yield name, _launch(kernel, head_dim, dtype, mask, tiles)
+            yield name, launch_of(kernel, head_dim, dtype, mask, tiles)
 
 
-def _launch(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: Tiles) -> Launch:
+def launch_of(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: Tiles) -> Launch:
     """`windowed` is causal with a window, a soft cap and grouped heads; `sinks` causal with a window and sinks."""
     windowed = mask == "windowed"
     scoring = Scoring(

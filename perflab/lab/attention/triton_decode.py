@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 from perflab.lab.attention.decode import MAX_TILE_ROWS, Stored, split_length
 from perflab.lab.attention.scoring import Scoring, pairs_in_band
 from perflab.lab.attention.triton_decode_kernel import attention_decode_kernel, attention_decode_merge_kernel
-from perflab.lab.attention.triton_launches import LOG2_E, kernel_bounds
+from perflab.lab.attention.triton_launches import LOG2_E, kernel_bounds, rising_arguments
 from perflab.lab.attention.triton_tiles import Tiles, check_head_dim, choose_tiles, padded_head_dim
 from perflab.lab.kernels import operators
 from perflab.lab.launch import Launch, emulates_bf16, require_runnable, shared_memory_bytes
@@ -75,7 +75,7 @@ def decode_launch(q: Tensor, stored: Stored, parts: Tensor, ends: Tensor, scorin
         **_strides("p", "bn", ends if pages is None else pages),
         "batch_size": q.shape[0], "num_heads": q.shape[1], "key_heads": keys.shape[2], "num_queries": q.shape[2],
         "num_keys": stored.capacity, "num_splits": num_splits, "split_keys": split_keys, "page_size": keys.shape[1],
-        "score_factor": scoring.scale / scoring.softcap if scoring.softcap else scoring.scale * LOG2_E,
+        **rising_arguments(scoring),
         "softcap_log2": scoring.softcap * LOG2_E if scoring.softcap else 0.0,
         "lower": lower or 0, "upper": upper or 0,
         "HAS_LENGTHS": lengths is not None, "IS_PAGED": pages is not None, "HAS_SCALES": has_scales,

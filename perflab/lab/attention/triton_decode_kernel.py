@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from perflab.lab.attention.triton_forward_kernel import finished, fold
-from perflab.lab.attention.triton_pieces import dot, in_band, load_tile, rounded, score
+from perflab.lab.attention.triton_pieces import dot, in_band, load_tile, rising, rounded
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def attention_decode_kernel(
     batch_size, num_heads, key_heads, num_queries, num_keys, num_splits, split_keys, page_size,
     score_factor, softcap_log2, lower, upper,
     HAS_LENGTHS: tl.constexpr, IS_PAGED: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -105,10 +105,10 @@ def attention_decode_kernel(
         if HAS_SCALES:
             at = key_head * stride_ksh + place * stride_ksb + slot * stride_ksn
             products *= tl.load(k_scales_ptr + at, mask=inside, other=0.0).to(tl.float32)[None, :]
-        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        raised, factor = rising(products, score_factor, softcap_log2, HAS_SOFTCAP, FLIPPED)
         seen = in_band(keys[None, :] - positions[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
-        scores = tl.where(seen & inside[None, :], scores, float("-inf"))
-        acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, True, EMULATE_BF16)
+        raised = tl.where(seen & inside[None, :], raised, float("-inf"))
+        acc, row_max, row_sum = fold(acc, row_max, row_sum, raised, factor, v, True, EMULATE_BF16)
 
     out, ends = finished(acc, row_max, row_sum, True)
     of_rows = split * stride_os.to(tl.int64) + batch * stride_ob + heads * stride_oh + queries.to(tl.int64) * stride_on

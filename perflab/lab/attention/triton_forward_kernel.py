@@ -29,8 +29,8 @@ from perflab.lab.attention.triton_pieces import (
     dot,
     in_band,
     load_tile,
+    rising,
     rounded,
-    score,
     stretches,
     tile_pointers,
 )
@@ -38,16 +38,16 @@ from perflab.lab.attention.triton_pieces import (
 
 @triton.jit
 def fold(
-    acc, row_max, row_sum, scores, v,
+    acc, row_max, row_sum, raised, factor, v,
     MAY_SEE_NOTHING: tl.constexpr, EMULATE_BF16: tl.constexpr,
 ):  # fmt: skip
-    """One tile of scores (units of log 2, -inf where not seen) and its v into the running softmax."""
-    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    """One tile of scores, factor * raised (units of log 2, -inf where not seen), and its v into the running softmax."""
+    new_max = tl.maximum(row_max, tl.max(raised, 1) * factor)
     shift = new_max
     if MAY_SEE_NOTHING:
         # A row that has seen no key yet has the maximum -inf, and -inf less -inf is no number.
         shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = tl.exp2(scores - shift[:, None])
+    weights = tl.exp2(raised * factor - shift[:, None])
     rescale = tl.exp2(row_max - shift)
     row_sum = row_sum * rescale + tl.sum(weights, 1)
     acc = dot(rounded(weights, v.dtype, EMULATE_BF16), v, acc * rescale[:, None], EMULATE_BF16)
@@ -59,7 +59,7 @@ def attend(
     acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
     key_start, key_stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     MASKED: tl.constexpr, PADDED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -69,12 +69,14 @@ def attend(
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
-        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        raised, factor = rising(products, score_factor, softcap_log2, HAS_SOFTCAP, FLIPPED)
         if MASKED:
             ahead = keys[None, :] - queries[:, None]
             seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
-            scores = tl.where(seen & (keys[None, :] < num_keys), scores, float("-inf"))
-        acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16)
+            raised = tl.where(seen & (keys[None, :] < num_keys), raised, float("-inf"))
+        acc, row_max, row_sum = fold(
+            acc, row_max, row_sum, raised, factor, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16
+        )  # fmt: skip
         # Pointers advance by one tile, so no 32-bit offset ever spans the whole sequence.
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn
@@ -98,7 +100,7 @@ def attention_forward_kernel(
     stride_ob, stride_oh, stride_on, stride_od,
     num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper, sinks, problem_class,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
     EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +146,7 @@ def attention_forward_kernel(
             acc, row_max, row_sum, q, key_rows, value_rows, queries, columns,
             0, tl.minimum(tl.minimum(sinks, first), stop), num_keys, stride_kn, stride_vn,
             score_factor, softcap_log2, lower, upper, sinks,
-            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
     k_ptrs = tile_pointers(k_ptr, stride_kb, stride_kh, stride_kn, stride_kd, batch, key_head, first_key, keys, columns)
@@ -154,19 +156,19 @@ def attention_forward_kernel(
             acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
             first, tl.minimum(whole, stop), num_keys, stride_kn, stride_vn,
             score_factor, softcap_log2, lower, upper, sinks,
-            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+            HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
             True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
     acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
         whole, cut, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
-        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
         False, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
     acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
         acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
         cut, stop, num_keys, stride_kn, stride_vn, score_factor, softcap_log2, lower, upper, sinks,
-        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, MAY_SEE_NOTHING,
+        HAS_LOWER, HAS_UPPER, HAS_SINKS, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
         True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
     )  # fmt: skip
 

@@ -27,6 +27,8 @@ from perflab.lab.launch import Launch, emulates_bf16
 
 LOG2_E = math.log2(math.e)
 # Offsets within a tile, of 256 rows or columns at most, are 32 bits wide.
+LEAST_FACTOR = 2.0**-126
+"""The least normal float32: scores at a scale of zero are zero but for that."""
 _MOST_STRIDE = (2**31 - 1) // 256
 
 
@@ -38,6 +40,7 @@ def forward_launch(
         "q_ptr": q, "k_ptr": k, "v_ptr": v, "out_ptr": out, "logsumexp_ptr": logsumexp,
         **strides_of(q=q, k=k, v=v, o=out),
         **common_arguments(q, k, scoring, tiles),
+        **rising_arguments(scoring),
         "MAY_SEE_NOTHING": may_see_nothing(q, k, scoring),
     }  # fmt: skip
     del arguments["scale"]
@@ -142,6 +145,16 @@ def common_arguments(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> di
         "BLOCK_K": tiles.block_k,
         "BLOCK_D": padded_head_dim(head_dim),
     }
+
+
+def rising_arguments(scoring: Scoring) -> dict[str, Any]:
+    """The arguments of a forward kernel by which what it takes the maximum of rises with the scores (`rising`).
+
+    Without a soft cap the factor is positive, so that -inf times it, what is not seen, stays -inf.
+    """
+    if scoring.softcap:
+        return {"score_factor": scoring.scale / scoring.softcap, "FLIPPED": False}
+    return {"score_factor": max(abs(scoring.scale) * LOG2_E, LEAST_FACTOR), "FLIPPED": scoring.scale < 0}
 
 
 def kernel_bounds(num_queries: int, num_keys: int, scoring: Scoring) -> tuple[int | None, int | None]:

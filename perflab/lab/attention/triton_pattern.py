@@ -25,9 +25,10 @@ import triton.language as tl
 from torch import Tensor
 
 from perflab.lab.attention.pattern import BlockLists, Pattern
+from perflab.lab.attention.scoring import Scoring
 from perflab.lab.attention.triton_backward_kernel import load_ends, walk_keys, walk_queries
 from perflab.lab.attention.triton_forward_kernel import attend, finished
-from perflab.lab.attention.triton_launches import LOG2_E, delta_launch, strides_of
+from perflab.lab.attention.triton_launches import LOG2_E, delta_launch, rising_arguments, strides_of
 from perflab.lab.attention.triton_pieces import rounded, tile_pointers
 from perflab.lab.attention.triton_tiles import Tiles, check_head_dim, choose_tiles, padded_head_dim
 from perflab.lab.kernels import operators
@@ -42,7 +43,7 @@ def pattern_forward_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_on, stride_od,
     num_heads, group, length, most, scale, score_factor,
-    IS_CAUSAL: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, FLIPPED: tl.constexpr, EMULATE_BF16: tl.constexpr, HEAD_DIM: tl.constexpr,
     SIDE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program: one block of queries of one head against the blocks of keys that it sees."""
@@ -81,7 +82,7 @@ def pattern_forward_kernel(
         acc, row_max, row_sum, k_ptrs, v_ptrs = attend(
             acc, row_max, row_sum, q, k_ptrs, v_ptrs, queries, columns,
             start, stop, length, stride_kn, stride_vn, score_factor, 0.0, 0, 0, 0,
-            False, IS_CAUSAL, False, False, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
+            False, IS_CAUSAL, False, False, FLIPPED, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
         )  # fmt: skip
     out, logsumexp = finished(acc, row_max, row_sum, False)
     out_ptrs = tile_pointers(out_ptr, stride_ob, stride_oh, stride_on, stride_od, batch, head, first, rows, columns)
@@ -224,6 +225,8 @@ def pattern_launch(
         "IS_CAUSAL": is_causal, "EMULATE_BF16": emulates_bf16(q.dtype), "HEAD_DIM": q.shape[-1],
         "SIDE": side, "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "BLOCK_D": padded_head_dim(q.shape[-1]),
     }  # fmt: skip
+    if kernel == "forward":
+        arguments |= rising_arguments(Scoring(scale, None, None, None))
     own, rows = (k, tiles.block_k) if kernel == "dk_dv" else (q, tiles.block_q)
     grid = (triton.cdiv(own.shape[-2], rows) * own.shape[0] * own.shape[1],)
     return Launch(_KERNELS[kernel], grid, arguments, q.device, tiles.num_warps, tiles.num_stages)

@@ -91,6 +91,21 @@ def score(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def rising(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr):
+    """What rises with the scores, and the factor >= 0 that makes it scores (units of log 2).
+
+    The greatest score is then the factor times the greatest of these, and exp2(factor * x - max) is one fused
+    multiplication before the exponential. FLIPPED is for negative factors, of which the absolute value is given.
+    """
+    if HAS_SOFTCAP:
+        return tanh(products * factor) * softcap_log2, 1.0
+    elif FLIPPED:
+        return -products, factor
+    else:
+        return products, factor
+
+
+@triton.jit
 def softcap_slope(scores, softcap_log2):
     """What a soft cap multiplies a score's gradient by, from the capped score: 1 - tanh^2."""
     capped = scores * (1.0 / softcap_log2)

@@ -50,41 +50,62 @@ class Tiles:
         return (rows * padded_head_dim(head_dim) + scores) * itemsize
 
 
-# By kernel and bytes of an element: tiles, each list up to a padded head dimension, the best guess first.
+# By kernel and bytes of an element: tiles, each list up to a padded head dimension, the best guess first: the one whose
+# loop has the highest bound in its machine code (`perflab kernels --loops`) and spills nothing in it. docs/log.md has
+# the bounds of those that were tried.
 #
-# forward, 16 bit. Two warpgroups of 64 query rows each (wgmma's height) halve the trips of K and V from
-# L2. A thread then holds 32 scores and D / 2 accumulator values, which at D = 128 fits its 255 registers;
-# at D = 256 the accumulator alone would take 128 registers a thread and spill: half of the rows.
+# A warp's own products (mma) read a tile of keys from shared memory once a warp: four warps of 32 rows need half of
+# what eight of 16 do, which binds on an A100. Products of a warp group (Hopper's wgmma) are 64 rows high: two groups
+# share a trip of K and V from L2. Two stages, since with three ptxas serialises Triton's products there.
 # 32 bit. IEEE float32 products run without tensor cores, with operands unrolled into registers: what
 # spills is decided by block_k * D, and these are the widest that spill on neither sm_80 nor sm_90.
-# dk_dv keeps two accumulators (block_k, D) in registers, dq one (block_q, D), beside four products of
-# scores: the widest of those tried that spill on neither. At D = 256 no dk_dv tile of 64 keys fits, and so
-# no wgmma: the products are mma's there.
+# dk_dv keeps two accumulators (block_k, D) in registers, dq one (block_q, D), beside four products of scores. At
+# D = 256 no dk_dv tile of 64 keys fits, and so no wgmma: the products are mma's there.
 # Those behind the first let another block onto the multiprocessor (4 warps), or halve the trips of K and V.
 _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     ("forward", 2): {
-        64: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3)),
-        128: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 2)),
+        64: (Tiles(128, 32, 4, 3), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 3)),
+        128: (Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 3)),
         256: (Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2)),
     },
     ("forward", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
     ("forward_tma", 2): {64: (Tiles(128, 128, 8, 2),), 128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
     ("forward_tma", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
     ("dk_dv", 2): {
-        64: (Tiles(32, 128, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 64, 4, 2)),
-        128: (Tiles(32, 64, 8, 2), Tiles(32, 64, 4, 2)),
-        256: (Tiles(32, 32, 8, 1),),
+        64: (Tiles(32, 128, 4, 2), Tiles(32, 128, 8, 2), Tiles(64, 128, 8, 2)),
+        128: (Tiles(32, 64, 4, 2), Tiles(32, 64, 8, 2)),
+        256: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
     },
     ("dk_dv", 4): {64: (Tiles(16, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
     ("dq", 2): {
-        64: (Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2)),
-        128: (Tiles(64, 64, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 32, 4, 2)),
-        256: (Tiles(64, 32, 8, 2),),
+        64: (Tiles(128, 32, 4, 2), Tiles(64, 64, 4, 2), Tiles(128, 64, 8, 3)),
+        128: (Tiles(64, 64, 4, 2), Tiles(64, 64, 8, 2)),
+        256: (Tiles(64, 64, 8, 1), Tiles(64, 32, 8, 2)),
     },
     ("dq", 4): {64: (Tiles(32, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
     ("decode", 2): {64: (Tiles(64, 64, 4, 3),), 128: (Tiles(64, 64, 8, 3),), 256: (Tiles(32, 32, 8, 2),)},
     ("decode", 4): {64: (Tiles(32, 16, 8, 2),), 256: (Tiles(16, 16, 8, 2),)},
 }
+# The same where products are of warp groups.
+_OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
+    ("forward", 2): {
+        64: (Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 2)),
+        128: (Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 2)),
+        256: (Tiles(128, 32, 8, 2), Tiles(64, 64, 8, 2)),
+    },
+    ("dk_dv", 2): {
+        64: (Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2)),
+        128: (Tiles(32, 128, 8, 2), Tiles(32, 64, 4, 2)),
+        256: (Tiles(32, 32, 8, 1),),
+    },
+    ("dq", 2): {
+        64: (Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
+        128: (Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
+        256: (Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2)),
+    },
+}
+_HOPPER_SHARED_BYTES = 227 * 1024
+"""Shared memory of a block from Hopper on, by which its warp groups are known here."""
 DELTA_ROWS = 32
 """Queries a program of the delta kernel."""
 
@@ -115,7 +136,10 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
     check_head_dim(head_dim)
     columns = padded_head_dim(head_dim)
     room_bytes = shared_limit_bytes * 32 // 33 if shared_limit_bytes == CDNA4_SHARED_BYTES else shared_limit_bytes
-    listed = next(tiles for widest, tiles in _TILES[kernel, dtype.itemsize].items() if columns <= widest)
+    kind = (kernel, dtype.itemsize)
+    has_groups = shared_limit_bytes >= _HOPPER_SHARED_BYTES and kind in _OF_WARP_GROUPS
+    by_width = (_OF_WARP_GROUPS if has_groups else _TILES)[kind]
+    listed = next(tiles for widest, tiles in by_width.items() if columns <= widest)
     fitting = []
     for tiles in listed:
         stages = (replace(tiles, num_stages=stages) for stages in range(tiles.num_stages, 0, -1))

@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from perflab.lab.attention.inputs import BackendRefusedError
 from perflab.lab.attention.scoring import Scoring
-from perflab.lab.attention.triton_launches import common_arguments, may_see_nothing
+from perflab.lab.attention.triton_launches import common_arguments, may_see_nothing, rising_arguments
 from perflab.lab.attention.triton_tiles import Tiles, padded_head_dim
 from perflab.lab.attention.triton_tma_kernel import attention_forward_tma_kernel
 from perflab.lab.launch import Launch, is_interpreted
@@ -45,6 +45,7 @@ def tma_forward_launch(
         "logsumexp_ptr": logsumexp,
         "num_tiles": num_tiles,
         **{name: it for name, it in common_arguments(q, k, scoring, tiles).items() if name not in _NOT_TAKEN},
+        **rising_arguments(scoring),
         "MAY_SEE_NOTHING": may_see_nothing(q, k, scoring),
     }
     grid = (min(num_programs, num_tiles),)

@@ -24,14 +24,15 @@ import triton
 import triton.language as tl
 
 from perflab.lab.attention.triton_forward_kernel import finished, fold
-from perflab.lab.attention.triton_pieces import dot, in_band, rounded, score, stretches
+from perflab.lab.attention.triton_pieces import dot, in_band, rising, rounded, stretches
 
 
 @triton.jit
 def _attend(
     acc, row_max, row_sum, q, k_desc, v_desc, batch, key_head, queries,
     key_start, key_stop, num_keys, score_factor, softcap_log2, lower, upper,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr,
+    MAY_SEE_NOTHING: tl.constexpr,
     MASKED: tl.constexpr, EMULATE_BF16: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -39,13 +40,15 @@ def _attend(
     for start in tl.range(key_start, key_stop, BLOCK_K):
         k = k_desc.load([batch, key_head, start, 0]).reshape([BLOCK_K, BLOCK_D])
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
-        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        raised, factor = rising(products, score_factor, softcap_log2, HAS_SOFTCAP, FLIPPED)
         if MASKED:
             keys = start + tl.arange(0, BLOCK_K)
             seen = in_band(keys[None, :] - queries[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
-            scores = tl.where(seen & (keys[None, :] < num_keys), scores, float("-inf"))
+            raised = tl.where(seen & (keys[None, :] < num_keys), raised, float("-inf"))
         v = v_desc.load([batch, key_head, start, 0]).reshape([BLOCK_K, BLOCK_D])
-        acc, row_max, row_sum = fold(acc, row_max, row_sum, scores, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16)
+        acc, row_max, row_sum = fold(
+            acc, row_max, row_sum, raised, factor, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16
+        )  # fmt: skip
     return acc, row_max, row_sum
 
 
@@ -53,7 +56,8 @@ def _attend(
 def attention_forward_tma_kernel(
     q_desc, k_desc, v_desc, out_desc, logsumexp_ptr,
     num_tiles, num_heads, group, num_queries, num_keys, score_factor, softcap_log2, lower, upper,
-    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MAY_SEE_NOTHING: tl.constexpr,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr,
+    MAY_SEE_NOTHING: tl.constexpr,
     EMULATE_BF16: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -85,19 +89,19 @@ def attention_forward_tma_kernel(
             acc, row_max, row_sum = _attend(
                 acc, row_max, row_sum, q, k_desc, v_desc, batch, key_head, queries,
                 first, tl.minimum(whole, stop), num_keys, score_factor, softcap_log2, lower, upper,
-                HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+                HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
                 True, EMULATE_BF16, BLOCK_Q, BLOCK_K, BLOCK_D,
             )  # fmt: skip
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, k_desc, v_desc, batch, key_head, queries,
             whole, cut, num_keys, score_factor, softcap_log2, lower, upper,
-            HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+            HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
             False, EMULATE_BF16, BLOCK_Q, BLOCK_K, BLOCK_D,
         )  # fmt: skip
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q, k_desc, v_desc, batch, key_head, queries,
             cut, stop, num_keys, score_factor, softcap_log2, lower, upper,
-            HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, MAY_SEE_NOTHING,
+            HAS_LOWER, HAS_UPPER, HAS_SOFTCAP, FLIPPED, MAY_SEE_NOTHING,
             True, EMULATE_BF16, BLOCK_Q, BLOCK_K, BLOCK_D,
         )  # fmt: skip
 
