@@ -33,6 +33,9 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
         help="package.module:ATTRIBUTE with the examples (default: perf_kernels of pytest's ini file)",
     )
     parser.add_argument("--arch", metavar="N[,N...]", help="architectures (default: perf_arch of the ini file)")
+    parser.add_argument(
+        "--against", metavar="PYTHON", help="compare with another environment's compiler instead of the baselines"
+    )
     parser.add_argument("--update", action="store_true", help="save the results as new baselines")
     parser.add_argument("--reason", metavar="TEXT", help="why the change is intended; stored in the baselines")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this JSON file")
@@ -45,6 +48,8 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
 
         if given.reason is not None and not given.update:
             raise UsageError("--reason without --update", "a reason is one for saving: add --update")
+        if given.against is not None and given.update:
+            raise UsageError("--against with --update", "compare first; then save without --against")
         try:
             archs = parse_architectures(given.arch) if given.arch is not None else None
         except ValueError as error:
@@ -57,6 +62,7 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
             reason=given.reason,
             command=["perflab", "kernels", *chosen],
             say=progress,
+            against=given.against,
         )
         if given.loops:
             from perflab.compiled.report import loops_of_kernels

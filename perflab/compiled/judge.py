@@ -39,8 +39,11 @@ _SHOWN = (
 )
 
 
-def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judgement:
-    """Return the judgement of a compiled kernel, by its baseline if there is one."""
+def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None, *, any_compiler: bool = False) -> Judgement:
+    """Return the judgement of a compiled kernel, by its baseline if there is one.
+
+    ``any_compiler`` compares results of two compilers, to tell what an upgrade does.
+    """
     here = now.resources
     before = baseline.resources if baseline is not None else None
     if now.passed_over and (here is None or before is None or not before.fits):
@@ -58,7 +61,7 @@ def judge_compiled(now: CompiledKernel, baseline: KernelBaseline | None) -> Judg
         return Judgement(verdict=Verdict.FAILED, reasons=too_much)
     if baseline is None or before is None:
         return Judgement(verdict=Verdict.NEW, reasons=["no baseline yet"])
-    foreign = _foreign(now, here, baseline)
+    foreign = [] if any_compiler else _foreign(now, here, baseline)
     if foreign and too_much:
         return Judgement(verdict=Verdict.FAILED, reasons=[*too_much, *foreign])
     if foreign:
@@ -150,6 +153,11 @@ def _work(loop: LoopCounts) -> dict[str, int]:
     return products or {"bytes": loop.global_bytes}
 
 
+def _named(number: int, loop: LoopCounts) -> str:
+    """Return how a loop's counts are named: ``loop_2``, or ``code`` for a kernel without loops."""
+    return "code" if loop.is_all else f"loop_{number}"
+
+
 def _loop_worse(now: LoopCounts, was: LoopCounts, *, spills: bool) -> bool:
     rises = [kind for kind, count in now.issues.items() if count > was.issues.get(kind, 0)]
     return (
@@ -165,7 +173,7 @@ def _loop_reason(number: int, now: LoopCounts, was: LoopCounts) -> str:
         for kind, count in now.issues.items()
         if count > was.issues.get(kind, 0)
     ]
-    told = f"loop {number} issues {', '.join(more) or 'no more'}"
+    told = f"{_named(number, now).replace('_', ' ')} issues {', '.join(more) or 'no more'}"
     if was.cycles and now.least_cycles != was.least_cycles:
         told += f"; an iteration takes at least {now.least_cycles:,.0f} cycles instead of {was.least_cycles:,.0f}"
         told += f" ({now.limit})"
@@ -210,9 +218,10 @@ def _changes(here: KernelResources, before: KernelResources) -> dict[str, Change
     in_loops: list[str] = []
     for number, now, was in _loops_compared(here, before):
         for row, loop in ((old, was), (new, now)):
-            row |= {f"loop_{number}_{kind}": count for kind, count in loop.issues.items()}
-            row |= {f"loop_{number}_least_cycles": round(loop.least_cycles)}
-        in_loops += [name for name in (*old, *new) if name.startswith(f"loop_{number}_")]
+            row |= {f"{_named(number, now)}_{kind}": count for kind, count in loop.issues.items()}
+            row |= {f"{_named(number, now)}_least_cycles": round(loop.least_cycles)}
+        own = [name for name in (*old, *new) if name.startswith(f"{_named(number, now)}_")]
+        in_loops += [name for name in own if old.get(name, 0) != new.get(name, 0)]
     order = ["registers", *_GATED, *_SHOWN, *KINDS, "tma", *in_loops]
     return {
         name: Change(

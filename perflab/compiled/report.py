@@ -26,7 +26,7 @@ _COLUMNS = (
     ("shared", 9),
     ("warps", 6),
     ("limit", 7),
-    ("products", 11),
+    ("products", 12),
     ("bound", 6),
 )
 """The columns of the table with their widths; ``bound``: the share of the tensor cores' peak that can be reached."""
@@ -152,7 +152,7 @@ def _limits_passed(result: Result) -> dict[str, str]:
     here, counts = result.outcome.now.resources, result.judgement.counts
     assert here is not None
     rose = [name for name, change in counts.items() if change.now > change.before]
-    in_loops = {name: "exact" for name in rose if name.startswith("loop_")}
+    in_loops = {name: "exact" for name in rose if name.startswith(("loop_", "code_"))}
     no_room = {name: f"{here.shared_limit_bytes:,}" for name in rose if name.endswith("shared_bytes")}
     if here.shared_bytes <= here.shared_limit_bytes:  # a block exceeds another limit
         no_room = {"blocks_per_sm": "1"}

@@ -8,7 +8,7 @@ from perflab.results.records import TierRecord
 
 
 class LoopCounts(Data, frozen=True):
-    """What one iteration of a loop issues, read from machine code, and a bound on its time."""
+    """The instructions of one iteration of a loop, counted in machine code, and a bound on its time."""
 
     issues: dict[str, Amount]
     """The number of instructions of a warp by kind: ``conversions``, ``exponentials``; tensor-core products by shape
@@ -20,6 +20,8 @@ class LoopCounts(Data, frozen=True):
     """Multiplications and additions in tensor cores, of a block in an iteration."""
     share_of_peak: float = 0.0
     """The share of the tensor cores' peak that the loop can reach at most; 0 without products."""
+    is_all: bool = False
+    """Whether these are all instructions of a kernel that has no loop."""
 
     @property
     def total(self) -> int:
@@ -40,7 +42,7 @@ class LoopCounts(Data, frozen=True):
 
     @property
     def limit(self) -> str:
-        """What binds: the name of the greatest of the cycles; empty: unknown."""
+        """The name of the greatest of the cycles, the pipe or what else binds; empty: unknown."""
         return max(self.cycles, key=lambda name: self.cycles[name], default="")
 
 
@@ -79,7 +81,7 @@ class KernelResources(Data, frozen=True):
     loops: list[LoopCounts] = []
     """The innermost loops by address, or all of the machine code if it has none; empty for AMD."""
     remarks: list[str] = []
-    """What the assembler says of lost performance: "wgmma.mma_async instructions are serialized due to ..."."""
+    """The assembler's remarks on lost performance: "wgmma.mma_async instructions are serialized due to ..."."""
 
     @property
     def shared_bytes(self) -> int:

@@ -22,7 +22,7 @@ ON_TENSOR_CORES: list[tuple[str, int | str, str]] = [
     ("attention_forward-bf16-d128-causal-128x64-w8", 90, "wgmma"),
     ("attention_forward-bf16-d128-causal-128x64-w8", 80, "mma"),
     ("attention_forward_tma-bf16-d128-causal-128x64-w8", 90, "wgmma"),
-    ("attention_dk_dv-bf16-d128-causal-32x64-w8", 90, "wgmma"),
+    ("attention_dk_dv-bf16-d128-causal-32x128-w8", 90, "wgmma"),
     ("attention_dk_dv-bf16-d64-windowed-32x128-w8", 90, "wgmma"),
     ("attention_dq-bf16-d256-causal-64x32-w8", 90, "wgmma"),
     ("attention_decode-bf16-d128-windowed-16x64-w4", 90, "mma"),

@@ -274,21 +274,21 @@ def test_the_table_has_a_line_for_each_architecture_and_fits_80_columns() -> Non
     assert (
         "\n".join(lines)
         == """\
-kernel  regs spills   shared warps  limit   products bound  verdict
+kernel  regs spills   shared warps  limit    products bound  verdict
 attend
- sm_80   100      – 64.0 KiB 16/64   regs   wgmma 16  73 %  ok, saved
- sm_90   255 1044 B 64.0 KiB  8/64   regs   wgmma 16     –  REGRESSED
+ sm_80   100      – 64.0 KiB 16/64   regs    wgmma 16  73 %  ok, saved
+ sm_90   255 1044 B 64.0 KiB  8/64   regs    wgmma 16     –  REGRESSED
     registers 100 -> 255 · spill store bytes 0 -> 528
     spill load bytes 0 -> 516 · warps per sm 16 -> 8 · blocks per sm 2 -> 1
     spills 1044 B of registers per thread (stores and loads) instead of 0; 8
     warps fit onto a multiprocessor at once instead of 16: limited by registers
- sm_100  100      – 64.0 KiB 16/64   regs   wgmma 16     –  incomparable, saved
+ sm_100  100      – 64.0 KiB 16/64   regs    wgmma 16     –  incomparable, saved
     baseline from another compiler: triton 3.8.0 then, 3.9.0 now
 broken
- sm_90     –      –        –     –      –          –     –  FAILED
+ sm_90     –      –        –     –      –           –     –  FAILED
     does not compile for sm_90: NameError: x
 drowned
- sm_90   100 37 KiB 64.0 KiB 16/64   regs   wgmma 16     –  new"""
+ sm_90   100 37 KiB 64.0 KiB 16/64   regs    wgmma 16     –  new"""
     )
     assert max(map(len, lines)) <= 80
 

@@ -85,6 +85,47 @@ def test_a_kernel_is_saved_then_spills_and_fails_and_is_accepted(project: Kernel
     again.stdout.fnmatch_lines([" sm_80 *ok", "1 ok"])
 
 
+def test_more_work_in_the_code_fails_and_loops_are_told(project: Kernels) -> None:
+    assert project.perflab("kernels", "--update", "--arch=90").ret == 0
+    told = project.perflab("kernels", "--arch=90", "--loops")
+    told.stdout.fnmatch_lines(["product[[]sm_90]", "  no loop: * instructions, bound by *: at most * % of the peak, *"])
+    told.stdout.fnmatch_lines(["    issues: tensor products:64x128x16 *, *"])
+    project.edit("tl.store(out_ptr + here, tl.dot(", "tl.store(out_ptr + here, tl.exp2(1.0) + tl.dot(", "my_kernels.py")
+    project.edit(
+        "tl.load(b_ptr + here)))", "tl.sin(tl.load(b_ptr + here).to(tl.float32)).to(tl.bfloat16)))", "my_kernels.py"
+    )
+    worse = project.perflab("kernels", "--arch=90")
+    assert worse.ret == 1
+    worse.stdout.fnmatch_lines(
+        [
+            "product[[]sm_90] is worse than its baseline: *more work in a loop*",
+            "code float arithmetic * 0 * exact  failed",
+            "code local memory * 0 * exact  failed",
+            "why: code issues *more*",
+        ]
+    )
+    # The sine of large arguments indexes an array in local memory: nothing is spilled.
+    worse.stdout.no_fnmatch_line("*spills more*")
+
+
+def test_what_another_environment_makes_of_the_same_kernels_is_compared(project: Kernels) -> None:
+    project.edit("num_warps=8,  # tuned", 'num_warps=int(__import__("os").environ.get("WARPS", 4)),', "my_kernels.py")
+    other = project.pytester.path / "other-python"
+    other.write_text(f'#!/bin/sh\nWARPS=8 exec {project.python} "$@"\n')
+    other.chmod(0o755)
+    worse = project.perflab("kernels", "--arch=90", f"--against={other}")
+    assert worse.ret == 1
+    worse.stdout.fnmatch_lines(["num warps * 8 * 4 *", f"compared with triton * of {other}", "1 regressed *"])
+    same = project.perflab("kernels", "--arch=90", f"--against={project.python}")
+    assert same.ret == 0
+    same.stdout.fnmatch_lines([" sm_90 *  ok", "1 ok"])
+    nothing = project.perflab("kernels", "--arch=90", "--against=/bin/false")
+    assert nothing.ret == 2
+    nothing.stderr.fnmatch_lines(["perflab kernels: /bin/false compiled nothing: *", "  -> *"])
+    refused = project.perflab("kernels", "--update", f"--against={other}")
+    refused.stderr.fnmatch_lines(["perflab kernels: --against with --update", "  -> *"])
+
+
 def test_kernels_that_cannot_run_fail_with_what_the_compiler_said_and_are_not_saved(project: Kernels) -> None:
     project.edit("tl.dot(tl.load(a_ptr + here)", "tl.dot(tl.lode(a_ptr + here)", "my_kernels.py")
     result = project.perflab("kernels", "--update", "--arch=90")

@@ -27,7 +27,7 @@ class Bound:
     """The least time of an iteration of all blocks that are on a multiprocessor at once, for each block."""
 
     cycles: dict[str, float]
-    """The least cycles by what they are for: each pipe, ``issue``, and ``dependencies``."""
+    """The least cycles by their purpose: each pipe, ``issue``, and ``dependencies``."""
     flops: int
     """Multiplications and additions in tensor cores, of a block in an iteration."""
     share_of_peak: float
@@ -35,7 +35,7 @@ class Bound:
 
     @property
     def limit(self) -> str:
-        """What binds: the greatest of the cycles."""
+        """The name of the greatest of the cycles: the pipe, or what else binds."""
         return max(self.cycles, key=lambda name: self.cycles[name])
 
     @property

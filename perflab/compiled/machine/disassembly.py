@@ -26,7 +26,7 @@ class Instruction:
     """One instruction of a kernel (SASS)."""
 
     address: int
-    """Its offset in bytes from the function's first instruction."""
+    """The offset in bytes from the function's first instruction."""
     opcode: str
     """The operation with its modifiers: ``HMMA.16816.F32.BF16``."""
     operands: tuple[str, ...] = ()

@@ -25,11 +25,11 @@ class Loop:
     always: tuple[Instruction, ...]
     """The instructions that each iteration issues, in order."""
     sometimes: tuple[Instruction, ...]
-    """Those that an iteration may skip."""
+    """The instructions that an iteration may skip."""
 
     @cached_property
     def instructions(self) -> tuple[Instruction, ...]:
-        """All instructions of the loop, by address."""
+        """The instructions of the loop, by address."""
         return tuple(sorted((*self.always, *self.sometimes), key=lambda one: one.address))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perflab.base.data import changed
 from perflab.compiled.machine.bound import bound_of
 from perflab.compiled.machine.disassembly import Function
 from perflab.compiled.machine.kinds import counts_of
@@ -25,7 +26,9 @@ def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) ->
     """
     kernel = functions[0]
     loops = [loop for loop in loops_of(kernel) if len(loop.instructions) >= _SMALL]
-    return [_read(kernel, loop, num_warps, blocks) for loop in loops or [Loop(0, kernel.instructions, ())]]
+    if not loops:
+        return [changed(_read(kernel, Loop(0, kernel.instructions, ()), num_warps, blocks), is_all=True)]
+    return [_read(kernel, loop, num_warps, blocks) for loop in loops]
 
 
 def _read(kernel: Function, loop: Loop, num_warps: int, blocks: int) -> LoopCounts:

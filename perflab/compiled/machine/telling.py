@@ -13,7 +13,8 @@ def loop_lines(loops: Sequence[LoopCounts], arch: Arch) -> list[str]:
     """Return lines on the loops of a kernel: for each the bound, the cycles of each pipe, and the counts."""
     lines = []
     for number, loop in enumerate(loops, start=1):
-        lines.append(f"loop {number}: {loop.total:,} instructions{_bound(loop, arch)}")
+        name = "no loop" if loop.is_all else f"loop {number}"
+        lines.append(f"{name}: {loop.total:,} instructions{_bound(loop, arch)}")
         if loop.cycles:
             by_cycles = sorted(loop.cycles.items(), key=lambda item: -item[1])
             lines.append(f"  cycles at least: {', '.join(f'{name} {value:,.0f}' for name, value in by_cycles)}")

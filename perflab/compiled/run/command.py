@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -16,7 +19,7 @@ from perflab.base.arch import Arch
 from perflab.base.commit import current_commit
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler.pool import CompilerPool
-from perflab.compiled.judge import is_broken
+from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import (
     HOW_TO_REGISTER,
@@ -29,8 +32,8 @@ from perflab.compiled.run.kernels import (
 from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.internals.lookup import TRITON, version_warnings
-from perflab.results.compiled import CompiledCase, CompiledKernel, case_of
-from perflab.results.documents import FAILED, PASSED, SCHEMA
+from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, case_of
+from perflab.results.documents import FAILED, PASSED, SCHEMA, read_document
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
 from perflab.running.case.device_lock import machine_turn
@@ -51,6 +54,7 @@ def compile_kernels(
     reason: str | None,
     command: Sequence[str],
     say: Callable[[str], None],
+    against: str | None = None,
 ) -> tuple[Document, list[str]]:
     """Compile and judge registered kernels; with ``update``, save them. Return the run's document, and notes on it.
 
@@ -61,6 +65,7 @@ def compile_kernels(
         reason: the reason for saving, which is stored with the baselines.
         command: the user's command, from which the command that accepts the results is made.
         say: called with messages about the progress.
+        against: the Python of another environment; its compiler's results are compared with, and no baselines.
 
     Raises:
         PerflabError: nothing is registered, a registration cannot be used, or baselines cannot be read or written.
@@ -80,16 +85,22 @@ def compile_kernels(
         pool.start()
         names = {registration: pool.names(registration, archs or own.archs) for registration in registered}
         found = _compile(pool, choices_of(names), say)
+    told: list[str] = []
     results = [result_of(f"{one.registration}::{case_of(one.name, one.arch)}", kernel, store) for one, kernel in found]
+    if against is not None:
+        before = compiled_by(against, registered, archs or own.archs)
+        results = [_judged_against(result, before.get(result.case)) for result in results]
+        others = sorted({f"triton {one.triton}" for one in before.values()})
+        told = [f"compared with {', '.join(others) or 'nothing'} of {against}"]
     accept = shlex.join([*command, "--update"])
     results = [_with_failure(result, settings, accept, update=update) for result in results]
     tritons = {kernel.triton for _, kernel in found}
     stale = {(key, triton): store.stale(key, triton, names[key]) for key in registered for triton in tritons}
-    notes: list[str] = []
+    notes = list(told)
     if update:
         commit = current_commit(project.root, settings.baselines)
         results, notes = _saved(results, stale, store, commit, reason)
-    elif any(stale.values()):
+    elif any(stale.values()) and against is None:
         gone = [case for cases in stale.values() for case in cases]
         notes = [f"stored but no longer registered: {format_names(gone)} (removed by --update)"]
     failed = any(result.failure for result in results)
@@ -104,6 +115,41 @@ def compile_kernels(
         collected=[result.case for result in results],
     )
     return document, [*version_warnings(TRITON), *notes]
+
+
+def compiled_by(python: str, registrations: Sequence[str], archs: Sequence[Arch]) -> dict[str, CompiledKernel]:
+    """Compile registered kernels in another environment, by the Python there, and return them by case.
+
+    Raises:
+        KernelError: nothing was compiled there.
+    """
+    # The packages of this environment must not come before the other's own.
+    own = [path for path in sys.path if path and "site-packages" not in path and not path.startswith(sys.base_prefix)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(own)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernels.json")
+        command = [python, "-m", "perflab", "kernels", *registrations, f"--arch={','.join(map(str, archs))}"]
+        try:
+            done = subprocess.run([*command, f"--json={file}"], env=environment, capture_output=True, text=True)
+        except OSError as error:
+            raise KernelError(f"{python} cannot be run: {error}", "name the python of the other environment") from error
+        if not file.exists():
+            said = (done.stderr or done.stdout).strip()
+            raise KernelError(f"{python} compiled nothing: {said[-500:]}", "install triton and perflab's needs there")
+        document = read_document(file)
+    return {one.case: one.outcome.now for one in document.results if isinstance(one.outcome, CompiledCase)}
+
+
+def _judged_against(result: Result, before: CompiledKernel | None) -> Result:
+    """Return the result compared with the same kernel by another compiler."""
+    assert isinstance(result.outcome, CompiledCase)
+    then = before.resources if before is not None else None
+    baseline = (
+        KernelBaseline(triton=before.triton, recorded="", resources=then) if before is not None and then else None
+    )
+    judgement = judge_compiled(result.outcome.now, baseline, any_compiler=True)
+    outcome = CompiledCase(now=result.outcome.now, before=then)
+    return msgspec.structs.replace(result, judgement=judgement, outcome=outcome)
 
 
 def _compile(
