@@ -26,6 +26,7 @@ from perflab.results.result import Result
 
 KINDS = ("mfma", "mma", "wgmma", "tcgen05")
 """The kinds of matrix instructions, the weakest of a vendor first."""
+_PLACEHOLDERS = "nothing"
 _GATED = ("spill_store_bytes", "spill_load_bytes", "warps_per_sm")
 _SHOWN = (
     "registers",
@@ -140,10 +141,16 @@ def _worse(here: KernelResources, before: KernelResources) -> tuple[list[str], l
 
 
 def _loops_compared(here: KernelResources, before: KernelResources) -> list[tuple[int, LoopCounts, LoopCounts]]:
-    """Return the number of each loop, the loop now and the loop before, if both do the same work."""
-    if len(here.loops) != len(before.loops):
-        return []
-    pairs = enumerate(zip(here.loops, before.loops, strict=True), start=1)
+    """Return the number of each loop, the loop now and the loop before, if both do the same work.
+
+    Of another number of loops the main ones are compared.
+    """
+    if len(here.loops) == len(before.loops):
+        pairs = list(enumerate(zip(here.loops, before.loops, strict=True), start=1))
+    elif here.main_loop is not None and before.main_loop is not None:
+        pairs = [(here.loops.index(here.main_loop) + 1, (here.main_loop, before.main_loop))]
+    else:
+        pairs = []
     return [(number, now, was) for number, (now, was) in pairs if _work(now) == _work(was)]
 
 
@@ -159,20 +166,24 @@ def _named(number: int, loop: LoopCounts) -> str:
 
 
 def _loop_worse(now: LoopCounts, was: LoopCounts, *, spills: bool) -> bool:
-    rises = [kind for kind, count in now.issues.items() if count > was.issues.get(kind, 0)]
+    if now.issues == was.issues:  # cycles alone change with the order of instructions, and with the data sheet
+        return False
+    rises = _rises(now, was)
     return (
-        (bool(was.cycles) and now.least_cycles > was.least_cycles)
+        (bool(was.cycles) and bool(now.cycles) and now.least_cycles > was.least_cycles)
         or (spills and "local_memory" in rises)
         or (bool(rises) and now.total >= was.total)
     )
 
 
+def _rises(now: LoopCounts, was: LoopCounts) -> dict[str, int]:
+    """Return how many more instructions of each kind an iteration issues; placeholders are no work."""
+    more = {kind: count - was.issues.get(kind, 0) for kind, count in now.issues.items() if kind != _PLACEHOLDERS}
+    return {kind: count for kind, count in more.items() if count > 0}
+
+
 def _loop_reason(number: int, now: LoopCounts, was: LoopCounts) -> str:
-    more = [
-        f"{count - was.issues.get(kind, 0)} more {kind.replace('_', ' ')}"
-        for kind, count in now.issues.items()
-        if count > was.issues.get(kind, 0)
-    ]
+    more = [f"{count} more {kind.replace('_', ' ')}" for kind, count in _rises(now, was).items()]
     told = f"{_named(number, now).replace('_', ' ')} issues {', '.join(more) or 'no more'}"
     if was.cycles and now.least_cycles != was.least_cycles:
         told += f"; an iteration takes at least {now.least_cycles:,.0f} cycles instead of {was.least_cycles:,.0f}"

@@ -36,7 +36,12 @@ def loop(cycles: float = 700.0, **issues: int) -> LoopCounts:
     [
         ([loop()], None),
         ([loop(conversions=40)], "loop 1 issues 24 more conversions"),
-        ([loop(712.0)], "loop 1 issues no more; an iteration takes at least 712 cycles instead of 700 (issue)"),
+        ([loop(712.0)], None),  # the same instructions in another order
+        (
+            [loop(712.0, conversions=20, moves=30)],
+            "loop 1 issues 4 more conversions; an iteration takes at least 712 cycles instead of 700 (issue)",
+        ),
+        ([loop(nothing=8, moves=38)], None),  # placeholders are no work
         ([loop(690.0, conversions=20, moves=30)], None),  # more of a kind, and fewer in all
         ([loop(conversions=20, moves=36)], "loop 1 issues 4 more conversions"),
         ([loop(moves=39)], None),

@@ -12,7 +12,7 @@ import pytest
 
 from perflab.base.errors import KernelError
 from perflab.compiled.machine.bound import Bound, bound_of
-from perflab.compiled.machine.disassembly import Function, Instruction, disassemble, parse
+from perflab.compiled.machine.disassembly import _JOINED, Function, Instruction, disassemble, parse
 from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of
 from perflab.compiled.machine.library import kernels_in
 from perflab.compiled.machine.loops import Loop, loops_of
@@ -34,7 +34,7 @@ def code(*lines: str) -> tuple[Instruction, ...]:
     for number, line in enumerate(lines):
         predicate, line = line.split(" ", 1) if line.startswith("@") else ("", line)
         opcode, _, operands = line.partition(" ")
-        parts = tuple(operands.split(",")) if operands else ()
+        parts = tuple(_JOINED.sub(r"\1,", operands).split(",")) if operands else ()
         target = int(parts[-1], 16) if opcode.startswith("BRA") else None
         found.append(Instruction(16 * number, opcode, parts, predicate, target))
     return tuple(found)
@@ -61,6 +61,9 @@ def test_a_disassembly_is_read() -> None:
     branches = [one for one in found.instructions if one.target is not None]
     assert branches
     assert all(one.target % 16 == 0 and one.target < 16 * 176 for one in branches if one.target is not None)
+    loads = [one for one in found.instructions if one.name in ("LDSM", "LDG")]
+    assert loads
+    assert all(one.operands[1].startswith(("[", "desc[")) and use_of(one, None).reads for one in loads)
     (product, *_) = [one for one in found.instructions if one.name == "HMMA"]
     assert product.modifiers == {"16816", "F32", "BF16"}
     assert len(product.operands) == 4
@@ -88,6 +91,11 @@ def test_loops_are_found_with_what_they_may_skip() -> None:
     # A loop that waits for a barrier, out of the way, is none; the way there may be taken.
     waits = ("FADD R1,R1,R2", "@!P1 BRA 0x50", "FMUL R1,R1,R2", "@P0 BRA 0x0", "EXIT")
     assert loops(*waits, "SYNCS.PHASECHK P1,[UR4]", "@!P1 BRA 0x50", "BRA 0x20") == [([0, 1, 2, 3], [5, 6, 7])]
+    # A trap leads nowhere, and a loop of three within a larger one may be left out.
+    assert loops("MOV R1,R2", "BPT.TRAP 0x1", "EXIT") == []
+    small = ("FADD R1,R1,R2", "LDG.E R3,[R4.64]", "@P1 BRA 0x10", "FMUL R1,R1,R2", "@P0 BRA 0x0", "EXIT")
+    assert loops(*small) == [([1, 2], [])]
+    assert [len(one.always) for one in loops_of(Function("kernel", 80, code(*small)), 4)] == [5]
     # Code after an unconditional branch is reached from elsewhere alone.
     assert loops("BRA 0x20", "EXIT", "FADD R1,R1,R2", "@P0 BRA 0x20", "BRA 0x10") == [([2, 3], [])]
 
@@ -134,7 +142,12 @@ def test_kinds_are_told_apart() -> None:
         ("FADD R1,R2,-R3.reuse", "R2 R3", "R1"),
         ("@!P0 FADD R1,R2,c[0x0][0x160]", "P0 R2", "R1"),
         ("ISETP.GE.AND P4,PT,R5,UR6,PT", "R5 UR6", "P4"),
-        ("LDSM.16.M88.4 R8,[R2+0x40]", "R2", "R8 R9 R10 R11"),
+        ("LDSM.16.M88.4 R8[R2+0x40]", "R2", "R8 R9 R10 R11"),
+        ("LDG.E.64 R4,desc[UR4][R2.64]", "UR4 R2 R3", "R4 R5"),
+        ("LDGSTS.E.128 P5[R51+0x10][R42.64]", "P5 R51 R42 R43", ""),
+        ("REDG.E.ADD desc[UR4][R2.64],R7", "UR4 R2 R3 R7", ""),
+        ("PLOP3.LUT P0,PT,P1,P2,PT,0x80,0x0", "P1 P2", "P0"),
+        ("IADD3 R4,P0,R1,R2,RZ", "R1 R2", "R4 P0"),
         ("LDG.E.128 R4,[R2.64]", "R2 R3", "R4 R5 R6 R7"),
         ("STS.64 [R2],R4", "R2 R4 R5", ""),
         ("LDGSTS.E.BYPASS.128 [R9],[R2.64]", "R9 R2 R3", ""),
@@ -165,10 +178,6 @@ def test_the_bound_of_each_pipe_is_its_work() -> None:
     assert (independent.limit, independent.share_of_peak) == ("tensor cores", 1.0)
     assert independent.flops == 8 * 4 * 4096
     assert independent.flops_per_second(PIPES[80]) == pytest.approx(312e12, rel=0.001)
-    # A warp's own products reach 62.9 % of what Hopper's peak is.
-    assert body(*(f"{HMMA} R{4 * at},R100,R104,R{4 * at}" for at in range(8)), arch=90).share_of_peak == pytest.approx(
-        0.629
-    )
     # 16 results a cycle, of 4 warps of 32 threads.
     exponentials = body(*["MUFU.EX2 R1,R2"] * 10)
     assert (exponentials.limit, exponentials.least_cycles) == ("special functions", 10 * 4 * 32 / 16)
@@ -200,6 +209,20 @@ def test_products_of_warp_groups_are_waited_for_where_the_code_says_so() -> None
     # Both operands come from shared memory: 64 x 16 and 16 x 128 of two bytes.
     assert waits.cycles["shared memory"] == (64 * 16 + 16 * 128) * 2 / 128
     assert waits.cycles["tensor cores"] == 64
+
+
+def test_code_that_need_not_run_is_not_in_the_bound() -> None:
+    around = ("MOV R1,R2", "@P0 BRA 0x40", "MUFU.RCP R1,R2", "MUFU.RCP R1,R2", "STG.E [R2.64],R1", "EXIT", "BRA 0x60")
+    found = Function("kernel", 80, (*code(*around), Instruction(112, "NOP")))
+    (read,) = read_loops([found], num_warps=4, blocks=1)
+    assert read.is_all
+    assert "special functions" not in read.cycles
+    assert read.issues["special_functions"] == 2
+    assert "nothing" not in read.issues
+    # Predicated, it is issued and may take no pipe; where warps are specialised, there is no bound.
+    assert "special functions" not in body("@P0 MUFU.RCP R1,R2", "MOV R1,R2").cycles
+    (read,) = read_loops([Function("kernel", 90, code("USETMAXREG.DEALLOC 0x18", "EXIT"))], num_warps=4, blocks=1)
+    assert read.cycles == {}
 
 
 def test_architectures_without_a_data_sheet_have_counts_and_no_bound() -> None:

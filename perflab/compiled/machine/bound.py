@@ -8,7 +8,7 @@ is greatest binds. Real kernels are slower: conflicts, waits for memory and for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from perflab.compiled.machine.disassembly import Instruction
@@ -73,13 +73,14 @@ def bound_of(code: Sequence[Instruction], loop: Loop, pipes: Pipes, *, num_warps
     always = [step for step in steps if step.one.address in certain]
     cycles: dict[str, float] = {}
     # One thread issues a product of Blackwell's for its block, and others go around: such products are certain, too.
-    products = [step for step in steps if step.product is not None]
+    products = [step for step in steps if step.product is not None and _is_certain(step, certain)]
     flops = sum(_block_flops(step, num_warps) for step in products)
     if products:
         cycles[Pipe.TENSOR] = sum(_block_flops(step, num_warps) / pipes.tensor_flops(step.one) for step in products)
     for step in always:
         pipe = pipes.pipe_of(step.one, step.kind)
-        if pipe is not None and step.kind is not Kind.TENSOR:
+        # A predicate may switch it off: then it is issued, and takes no pipe.
+        if pipe is not None and step.kind is not Kind.TENSOR and not step.one.predicate:
             cycles[pipe] = cycles.get(pipe, 0.0) + num_warps * _WARP / pipes.results(step.one, step.kind)
     of_warps = sum(_shared_bytes(step) for step in always) * num_warps * _WARP
     shared = of_warps + sum(_operand_bytes(step, num_warps) for step in products)
@@ -87,8 +88,7 @@ def bound_of(code: Sequence[Instruction], loop: Loop, pipes: Pipes, *, num_warps
         cycles[Pipe.SHARED] = shared / pipes.shared_bytes
     cycles["issue"] = num_warps * len(always) / pipes.schedulers
     cycles["dependencies"] = _alone(always, pipes) / max(1, blocks)
-    peak = sum(_block_flops(step, num_warps) / pipes.peak_flops(step.one) for step in products)
-    return Bound(cycles, int(flops), peak / max(cycles.values()))
+    return Bound(cycles, int(flops), cycles.get(Pipe.TENSOR, 0.0) / max(cycles.values()))
 
 
 def _step(code: Sequence[Instruction], one: Instruction) -> _Step:
@@ -105,9 +105,13 @@ def _block_flops(step: _Step, num_warps: int) -> float:
     return step.product.flops * _times(step.product, num_warps) if step.product is not None else 0.0
 
 
+def _is_certain(step: _Step, certain: Set[int]) -> bool:
+    return step.one.address in certain or (step.product is not None and step.product.warps == 0)
+
+
 def _shared_bytes(step: _Step) -> int:
     """Return the bytes of a thread in an access to shared memory that no broadcast can shorten."""
-    return bytes_of(step.one) if step.one.name in ("LDSM", "STSM") else 0
+    return bytes_of(step.one) if step.one.name in ("LDSM", "STSM") and not step.one.predicate else 0
 
 
 def _operand_bytes(step: _Step, num_warps: int) -> float:
@@ -139,7 +143,7 @@ def _alone(steps: Sequence[_Step], pipes: Pipes) -> float:
             now = max([now + 1, *(ready[name] for name in step.use.reads if name in ready)])
             if step.one.name == "WARPGROUP" and "DEPBAR" in step.one.modifiers:
                 left = int(step.one.operands[-1], 16)
-                done = groups[: len(groups) - left] if left else groups
+                done = groups[: max(0, len(groups) - left)]
                 now = max([now, *done])
                 groups = groups[len(done) :]
                 continue

@@ -19,6 +19,9 @@ from perflab.base.errors import KernelError
 INSTRUCTION_BYTES = 16
 _PATIENCE_S = 120.0
 _ADDRESS = re.compile(r"^0x[0-9a-f]+$")
+_BRANCHES = ("BRA", "JMP", "CALL")
+_JOINED = re.compile(r"(?<![\w.])(U?R(?:\d+|Z)|!?U?P(?:\d|T))(?=\[)")
+"""A destination that nvdisasm joins to the address behind it: ``R12[R28]``."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,11 @@ def parse(text: str | bytes) -> list[Function]:
 def _read(function: _Function) -> list[Instruction]:
     found = []
     for number, one in enumerate(function.instructions):
-        operands = tuple(part.strip() for part in one.operands.split(",")) if one.operands else ()
-        flows = "control-flow" in one.attributes and bool(operands) and _ADDRESS.match(operands[-1])
-        target = int(operands[-1], 16) - function.start if flows and one.opcode != "NANOSLEEP" else None
+        text = _JOINED.sub(r"\1,", one.operands)
+        operands = tuple(part.strip() for part in text.split(",")) if text else ()
+        # ptxas writes a call of the next instruction but one for a branch; others, of functions, have names.
+        leads = one.opcode.partition(".")[0] in _BRANCHES and bool(operands) and _ADDRESS.match(operands[-1])
+        target = int(operands[-1], 16) - function.start if leads else None
         found.append(Instruction(INSTRUCTION_BYTES * number, one.opcode, operands, one.predicate, target))
     return found
 

@@ -40,8 +40,11 @@ class _Block:
     """The numbers of the blocks that may follow."""
 
 
-def loops_of(function: Function) -> list[Loop]:
-    """Return the innermost loops of a function by address, without those that only wait."""
+def loops_of(function: Function, smallest: int = 1) -> list[Loop]:
+    """Return the innermost loops of a function by address.
+
+    Loops that only wait are left out, and those of fewer instructions than ``smallest``, as if they were no loops.
+    """
     blocks = _blocks(function)
     dominators = _dominators(blocks)
     bodies: dict[int, set[int]] = {}
@@ -55,7 +58,11 @@ def loops_of(function: Function) -> list[Loop]:
             if number in dominators and head in dominators[number]:
                 bodies.setdefault(head, {head}).update(_reaching(number, head, before))
                 latches.setdefault(head, []).append(number)
-    real = {head: body for head, body in bodies.items() if not _waits(blocks, body)}
+    real = {
+        head: body
+        for head, body in bodies.items()
+        if not _waits(blocks, body) and sum(len(blocks[number].instructions) for number in body) >= smallest
+    }
     found = []
     for head, body in sorted(real.items()):
         if any(other in body for other in real if other != head):
@@ -64,6 +71,17 @@ def loops_of(function: Function) -> list[Loop]:
         rest = sorted(body.difference(surely))
         found.append(Loop(_start(blocks, head), _joined(blocks, surely), _joined(blocks, rest)))
     return found
+
+
+def whole_of(function: Function) -> Loop:
+    """Return the code that can be reached, as one iteration of a block that does not leave early (``@P0 EXIT``)."""
+    blocks = _blocks(function)
+    dominators = _dominators(blocks)
+    last = {number: blocks[number].instructions[-1] for number in dominators}
+    ends = [number for number, one in last.items() if one.name == "EXIT" and not one.predicate]
+    surely = [number for number in sorted(dominators) if ends and all(number in dominators[end] for end in ends)]
+    rest = sorted(set(dominators).difference(surely))
+    return Loop(0, _joined(blocks, surely), _joined(blocks, rest))
 
 
 def _blocks(function: Function) -> list[_Block]:
@@ -87,8 +105,10 @@ def _blocks(function: Function) -> list[_Block]:
 
 
 def _never_falls_through(last: Instruction) -> bool:
-    is_certain = not last.predicate and len(last.operands) <= 1  # BRA.U has its condition among the operands
-    return is_certain and (last.name in _ENDS or last.name in ("BRA", "JMP"))
+    if last.predicate:
+        return False
+    # BRA.U has its condition among the operands.
+    return last.name in _ENDS or (last.name in ("BRA", "JMP") and len(last.operands) <= 1)
 
 
 def _dominators(blocks: Sequence[_Block]) -> Mapping[int, frozenset[int]]:

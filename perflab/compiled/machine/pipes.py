@@ -9,8 +9,8 @@ NVIDIA's white papers of A100 and H100 ("1830 MHz"); for B200 Zadouri et al. (20
 speeds", which also tells that exponentials stay at 16 a cycle; its clock is the peak of 2.25 PFLOP/s divided by that.
 
 Latencies of dependent instructions: Abdelkhalik et al. (2022), arXiv 2208.11174, tables II and IV; Luo et al. (2024),
-arXiv 2402.13499, tables IV, VII and VIII. Luo et al. also measured that Hopper's older products (``mma.sync``) reach
-62.9 % of the peak. A latency that no table tells is taken as that of an addition, the least: the bound is lower then.
+arXiv 2402.13499, tables IV, VII and VIII. A latency that no table tells is taken as that of an addition, or of an
+integer multiplication, which is less: the bound is lower then.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ _ON_FMA = ("IMAD",)
 _SHORT = frozenset(("E4M3", "E5M2", "U8", "S8"))
 _ADDED = 4
 """The latency of an addition in cycles, on all three architectures."""
+_LEAST = 3
+"""The least latency of arithmetic in cycles: that of integer multiplications and of halves on an A100."""
+_DEEP_BYTES = 32
+"""The bytes of a row of operands in the product whose latency the tables tell: m16n8k16 of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,9 @@ class Pipes:
     comparisons: int
     """Minima and maxima of float32 a cycle."""
     shared_latency: int
-    """Cycles until a load from shared memory can be used."""
+    """Cycles until a load from shared memory can be used; where no table tells, those of an addition."""
     product_latency: int
-    """Cycles until the result of a warp's own product can be used."""
-    older_products: float = 1.0
-    """The share of the peak that a warp's own products reach, where warp groups have products of their own."""
+    """Cycles until the result of a warp's own product can be used; 0 where no table tells."""
     integers: int = 64
     special: int = 16
     schedulers: int = 4
@@ -101,16 +103,12 @@ class Pipes:
         return self.floats if self.pipe_of(one, kind) is Pipe.FMA else self.integers
 
     def tensor_flops(self, one: Instruction) -> float:
-        """Return the FLOP that tensor cores do in a cycle with the operands of a product."""
-        share = self.older_products if one.name in ("HMMA", "IMMA", "QMMA") else 1.0
-        return self.peak_flops(one) * share
-
-    def peak_flops(self, one: Instruction) -> float:
-        """Return the FLOP of the white paper's peak in a cycle, with the operands of a product."""
+        """Return the FLOP that tensor cores do in a cycle with the operands of a product: those of the peak."""
         if one.name == "DMMA":
             return self.products / 16
-        width = 0.5 if "TF32" in one.modifiers else 2.0 if _SHORT & one.modifiers or one.name[0] == "Q" else 1.0
-        return self.products * width
+        short = bool(_SHORT & one.modifiers) or one.name.startswith(("Q", "UTCQ", "UTCI"))
+        width = 0.5 if "TF32" in one.modifiers else 2.0 if short else 1.0
+        return self.products * width * (2.0 if "SP" in one.modifiers else 1.0)
 
     def interval(self, one: Instruction, kind: Kind, product: Product | None) -> float:
         """Return the cycles that an instruction of one warp keeps its pipe, a quarter of the multiprocessor's, busy."""
@@ -122,8 +120,12 @@ class Pipes:
     def latency(self, one: Instruction, kind: Kind, product: Product | None) -> float:
         """Return the cycles from the begin of an instruction until its result can be used, at least."""
         if product is not None:
-            return max(self.product_latency if product.warps == 1 else 0.0, self.interval(one, kind, product))
-        return self.shared_latency if kind is Kind.SHARED_LOAD else _ADDED
+            size = 4 if "TF32" in one.modifiers else 1 if product.inner > 16 else 2
+            known = product.warps == 1 and product.inner * size >= _DEEP_BYTES
+            return max(self.product_latency if known else 0.0, self.interval(one, kind, product))
+        if kind is Kind.SHARED_LOAD:
+            return self.shared_latency
+        return _LEAST if one.name == "IMAD" or kind is Kind.HALF else _ADDED
 
 
 PIPES: Mapping[int, Pipes] = MappingProxyType(
@@ -149,7 +151,6 @@ PIPES: Mapping[int, Pipes] = MappingProxyType(
             comparisons=64,
             shared_latency=29,
             product_latency=24,
-            older_products=0.629,
         ),
         100: Pipes(
             "B200",
@@ -159,8 +160,8 @@ PIPES: Mapping[int, Pipes] = MappingProxyType(
             floats=128,
             packed_lanes=64,
             comparisons=128,
-            shared_latency=23,
-            product_latency=24,
+            shared_latency=_ADDED,
+            product_latency=0,
         ),
     }
 )

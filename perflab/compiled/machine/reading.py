@@ -8,7 +8,7 @@ from perflab.base.data import changed
 from perflab.compiled.machine.bound import bound_of
 from perflab.compiled.machine.disassembly import Function
 from perflab.compiled.machine.kinds import counts_of
-from perflab.compiled.machine.loops import Loop, loops_of
+from perflab.compiled.machine.loops import Loop, loops_of, whole_of
 from perflab.compiled.machine.pipes import PIPES
 from perflab.results.compiled import LoopCounts
 
@@ -25,16 +25,18 @@ def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) ->
         blocks: how many blocks are on a multiprocessor at once; 0 counts as one.
     """
     kernel = functions[0]
-    loops = [loop for loop in loops_of(kernel) if len(loop.instructions) >= _SMALL]
+    loops = loops_of(kernel, _SMALL)
     if not loops:
-        return [changed(_read(kernel, Loop(0, kernel.instructions, ()), num_warps, blocks), is_all=True)]
+        return [changed(_read(kernel, whole_of(kernel), num_warps, blocks), is_all=True)]
     return [_read(kernel, loop, num_warps, blocks) for loop in loops]
 
 
 def _read(kernel: Function, loop: Loop, num_warps: int, blocks: int) -> LoopCounts:
     counts = counts_of(kernel.instructions, loop.instructions)
     pipes = PIPES.get(kernel.arch)
-    if pipes is None:
+    # Where warps trade registers, each kind of warp runs loops of its own, and nothing says which.
+    specialised = any(one.name == "USETMAXREG" for one in kernel.instructions)
+    if pipes is None or specialised:
         return LoopCounts(issues=counts)
     bound = bound_of(kernel.instructions, loop, pipes, num_warps=num_warps, blocks=blocks)
     return LoopCounts(

@@ -15,6 +15,9 @@ from perflab.compiled.machine.kinds import Kind, Product, bytes_of, kind_of
 _REGISTER = re.compile(r"(?<![A-Za-z0-9_.])(UR|UP|R|P)(\d+)(\.64)?")
 _STORES = (Kind.SHARED_STORE, Kind.GLOBAL_STORE, Kind.COPY, Kind.BRANCH, Kind.BARRIER, Kind.WAIT, Kind.TMA)
 _PREDICATES_ALONE = ("ISETP", "FSETP", "HSETP2", "DSETP", "PLOP3", "UISETP", "UPLOP3", "UFSETP", "FCHK", "ISETP3")
+_CARRIES = ("IADD3", "LEA", "IMAD", "UIADD3", "ULEA", "UIMAD")
+"""Operations whose carries are predicates behind the destination."""
+_PREDICATE = re.compile(r"^U?P(\d|T)$")
 _PAIRS = ("CS2R", "DADD", "DMUL", "DFMA", "FADD2", "FMUL2", "FFMA2")
 
 
@@ -33,15 +36,17 @@ def use_of(one: Instruction, product: Product | None) -> Use:
     reads = _named(one.predicate, 1)
     writes: set[str] = set()
     number = 0
-    if kind not in _STORES and not (kind is Kind.LOCAL and one.name == "STL") and one.name != "STTM":
-        while number < len(operands) and re.match(r"^!?U?P(\d|T)", operands[number]):
+    if kind not in _STORES and one.name not in ("STL", "STTM"):
+        most = 2 if one.name in _PREDICATES_ALONE else len(operands)
+        while number < min(most, len(operands)) and _PREDICATE.match(operands[number]):
             writes |= _named(operands[number], 1)
             number += 1
-        if one.name in _PREDICATES_ALONE:
-            while number < min(2, len(operands)):
-                number += 1
-        elif number < len(operands) and not operands[number].startswith(("[", "tmem", "gdesc", "c[")):
+        is_one = number < len(operands) and not operands[number].startswith(("[", "desc[", "tmem", "gdesc", "c["))
+        if one.name not in _PREDICATES_ALONE and is_one:
             writes |= _named(operands[number], _width(one, kind, product, 0))
+            number += 1
+        while one.name in _CARRIES and number < len(operands) and _PREDICATE.match(operands[number]):
+            writes |= _named(operands[number], 1)
             number += 1
     # One descriptor names both operands of a warp group's product if neither is in registers.
     skipped = product is not None and product.warps == 4 and operands[1].startswith("gdesc[")
@@ -80,6 +85,7 @@ def _of_product(one: Instruction, product: Product, place: int) -> int:
     if place in (0, 3):
         size = 2 if "F16" in one.modifiers and "F32" not in one.modifiers else 4
         return max(1, product.rows * product.columns * size // (4 * threads))
-    size = 4 if "TF32" in one.modifiers else 1 if product.inner >= 32 else 2
+    short = product.inner >= 32 or one.name.startswith(("IMMA", "QMMA"))
+    size = 4 if "TF32" in one.modifiers else 1 if short else 2
     elements = product.rows * product.inner if place == 1 else product.inner * product.columns
     return max(1, elements * size // (4 * threads))
