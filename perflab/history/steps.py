@@ -11,7 +11,6 @@ explains it; the series itself shows how strong its autocorrelation is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import lgamma
 
 import numpy as np
@@ -70,7 +69,7 @@ def evidence(series: Floats) -> tuple[Floats, Floats]:
     log_places = np.log(weights / weights[counted].sum())
     without, having = np.empty((m, len(whitened()))), np.empty((m, len(whitened()), len(places)))
     for k, model in enumerate(whitened()):
-        fit = _fit(y, smallest, _steps_of(k, n))
+        fit = _fit(y, smallest, k, places)
         scale = -model.log_scale[:n].sum() - 0.5 * np.log(fit.level_sq)
         without[:, k] = scale - 0.5 * (n - 1) * np.log(fit.residual)
         gain = fit.along**2 * (STEP_SD**2 / (1.0 + STEP_SD**2 * fit.length_sq))
@@ -118,7 +117,7 @@ def size(series: Floats, place: int) -> tuple[float, float]:
     n = y.shape[1]
     weights, means, variances = [], [], []
     for k, model in enumerate(whitened()):
-        fit = _fit(y, smallest, _whitened_steps(k, n, np.array([place])))
+        fit = _fit(y, smallest, k, np.array([place]))
         mean = fit.along[0, 0] / fit.length_sq[0]
         rest = fit.residual[0] - fit.along[0, 0] * mean
         scale = -model.log_scale[:n].sum() - 0.5 * np.log(fit.level_sq)
@@ -169,39 +168,16 @@ class _Fit:
     length_sq: Floats
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Steps at some places of a series of ``n`` points, whitened by a model of noise; the same for each series."""
-
-    factor: Floats
-    level: Floats
-    steps: Floats
-    level_sq: float
-    of_level: Floats
-    length_sq: Floats
-
-
-def _whitened_steps(model: int, n: int, places: NDArray[np.intp]) -> _Steps:
+def _fit(y: Floats, smallest: Floats, model: int, places: NDArray[np.intp]) -> _Fit:
+    n = y.shape[1]
     whole = whitened()[model]
     level, steps = whole.level[:n], whole.steps[:n, places]
-    level_sq = float(level @ level)
+    seen = y @ whole.factor[:n, :n].T
+    level_sq, along_level = float(level @ level), seen @ level
+    residual = (seen**2).sum(axis=1) - along_level**2 / level_sq
     of_level = level @ steps / level_sq
-    length_sq = (steps**2).sum(axis=0) - of_level**2 * level_sq
-    return _Steps(whole.factor[:n, :n].T, level, steps, level_sq, of_level, length_sq)
-
-
-@lru_cache(maxsize=64)  # a few lengths: the series of a history are mostly as long as each other
-def _steps_of(model: int, n: int) -> _Steps:
-    """Return the steps at all places."""
-    return _whitened_steps(model, n, np.arange(1, n))
-
-
-def _fit(y: Floats, smallest: Floats, of: _Steps) -> _Fit:
-    seen = y @ of.factor
-    along_level = seen @ of.level
-    residual = (seen**2).sum(axis=1) - along_level**2 / of.level_sq
-    along = seen @ of.steps - np.outer(along_level, of.of_level)
-    return _Fit(of.level_sq, residual + y.shape[1] * smallest, along, of.length_sq)
+    along = seen @ steps - np.outer(along_level, of_level)
+    return _Fit(level_sq, residual + n * smallest, along, (steps**2).sum(axis=0) - of_level**2 * level_sq)
 
 
 def _standardized(y: Floats) -> tuple[Floats, Floats]:
