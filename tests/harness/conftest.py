@@ -63,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True, scope="package")
 def quick_collections() -> Iterator[None]:
-    """Leave what importing and collecting made out of garbage collections: each would look through it for half a second.
+    """Leave what importing and collecting made out of garbage collections: each would take half a second for it.
 
     Tests collect garbage a thousand times: before each measurement of memory, and around each call that is timed.
     """
