@@ -53,9 +53,10 @@ attack: $(INSTALLED)
 	PERFLAB_ATTACK=1 $(BIN)/pytest tests/harness/test_damage.py tests/harness/test_escaping.py tests/harness/test_files.py tests/plugin/test_hostile.py
 
 # Stories start hundreds of processes: without compiled modules on disk each compiles all of perflab, half a second of work.
-# A test that hangs ends its worker after ten minutes, with all stacks, and fails alone.
+# A test that hangs ends its worker after ten minutes, with all stacks, and fails alone. PyTorch's threads sleep while they
+# have no work: spinning, they take the cores from the other worker's processes, a tenth of all processor time.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true \
+	PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist worksteal -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true \
 		tests/harness tests/plugin tests/correctness tests/nocuda tests/untrusted
 
 # Memory and counts of the lab's own cases against baselines/: one operator more in the model fails on every machine. Memory

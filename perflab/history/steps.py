@@ -50,7 +50,8 @@ def clipped(series: Floats) -> Floats:
     for many in (LAST + 1, LAST):
         for end in (slice(None, many), slice(-many, None)):
             is_level = np.abs(beyond[:, end].sum(axis=1)) == many
-            middle[is_level, end] = np.median(series[is_level, end], axis=1, keepdims=True)
+            if is_level.any():
+                middle[is_level, end] = np.median(series[is_level, end], axis=1, keepdims=True)
     return middle + np.clip(series - middle, -limit, limit)
 
 

@@ -131,6 +131,8 @@ def together(sides: Sequence[Sequence[TurnTime]]) -> list[TurnTime]:
 
     The result has as many turns as the process with the fewest.
     """
+    if len(sides) == 1:
+        return list(sides[0])
     return [
         TurnTime(
             math.prod(turn.fastest_ns for turn in turns) ** (1 / len(turns)),

@@ -191,8 +191,9 @@ def case_of(taken: Sequence[TakenPair], policy: PairedPolicy) -> PairedCase:
 
 def log_of(reading: Reading, judged: CallTimes) -> float:
     """Return the log-ratio of the judged calls in a pair."""
-    excess = {CallTimes.FASTEST: 0.0, CallTimes.MEAN: reading.excess, CallTimes.ALL: reading.excess_of_all}
-    return reading.log + excess[judged]
+    if judged is CallTimes.FASTEST:
+        return reading.log
+    return reading.log + (reading.excess if judged is CallTimes.MEAN else reading.excess_of_all)
 
 
 def calls_judged(readings: Sequence[Reading], policy: PairedPolicy) -> tuple[CallTimes, bool]:
@@ -355,7 +356,7 @@ def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence
     spreads = {name: spread_of_case(case.pairs) for name, case in cases.items()}
     logs = {
         judged: {name: [log_of(one, judged) for one in readings] for name, readings in controls.items()}
-        for judged in CallTimes
+        for judged in {case.judged for case in cases.values()}
     }
     return {name: control_of(logs[case.judged], name, spreads) for name, case in cases.items()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 
 from perflab.judging.robust import student_t_quantile, student_t_tail
@@ -56,6 +57,11 @@ class Estimate:
 
 def estimate(log_ratios: Sequence[float]) -> Estimate:
     """Return the trimmed mean of at least LEAST_PAIRS log-ratios, with a 95 % interval."""
+    return _estimate(tuple(log_ratios))
+
+
+@lru_cache(maxsize=4096)  # of a case's pairs it is asked for the stage, the spread, and each other case's control
+def _estimate(log_ratios: tuple[float, ...]) -> Estimate:
     ordered = sorted(log_ratios)
     n = len(ordered)
     trimmed = max(1, math.floor(TRIMMED * n))

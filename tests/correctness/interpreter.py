@@ -5,8 +5,9 @@ looks through all of the language again (triton 3.9, `InterpretedFunction.__call
 half of the time of a small kernel. Here it looks only where something is left. And each tensor of a kernel makes its
 type anew, with its name, sizes and numpy's type: a quarter of the time of a large one. Here what was made of the same
 scalar and shape is taken again. And each sum of integers is computed a second time, in 64 bits, for an assertion
-that it fits, which is dropped where nobody debugs: another quarter. Here it is not computed for nothing. What a kernel
-computes is not touched.
+that it fits, which is dropped where nobody debugs: another quarter. Here it is not computed for nothing. And operands
+are brought to one shape and type step by step, those of the same shape and type too; here these are taken as they
+are. What a kernel computes is not touched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -26,6 +28,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     scope = getattr(interpreter, "_LangPatchScope", None)
     if look is None or scope is None or not tl.core.is_builtin(tl.dot):
         return
+    if not isinstance(tl.block_type(tl.int32, [1]).shape, tl.core.tuple):
+        return
 
     def look_if_needed(function: Any) -> Any:
         # What a function calls the language: `tl`, or `core` in Triton's own. Each is replaced by itself.
@@ -36,15 +40,24 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang", look_if_needed)
     remember_types(monkeypatch, tl.core, interpreter)
     assert_nothing_unheard(monkeypatch, interpreter)
+    call_directly(monkeypatch, tl.core, interpreter)
+    meet_at_once(monkeypatch, tl.core, interpreter)
 
 
 def remember_types(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any) -> None:
-    """Of scalars that are no pointers, whose names say all about them; what belongs to a pointer is made each time."""
+    """Of scalars, whose names say all about them, and of pointers to these; other types are made each time."""
     scalar, block, numpys = core.dtype, core.block_type, interpreter._get_np_dtype
     make_block, make_tensor = block.__init__, core.tensor.__init__
     known_numpys: dict[str, Any] = {}
     known_blocks: dict[Hashable, dict[str, Any]] = {}
-    known_tensors: dict[str, dict[str, Any]] = {}
+    known_tensors: dict[Hashable, dict[str, Any]] = {}
+
+    def all_about(element: Any) -> Hashable:
+        if element.__class__ is scalar:
+            return element.name  # type: ignore[no-any-return]
+        if element.__class__ is core.pointer_type and element.element_ty.__class__ is scalar:
+            return element.name, element.address_space, element.const
+        return None
 
     def numpy_type(of: Any) -> Any:
         if type(of) is not scalar:
@@ -54,18 +67,21 @@ def remember_types(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any)
         return known_numpys[of.name]
 
     def new_block(self: Any, element_ty: Any, shape: Any) -> None:
-        if type(element_ty) is not scalar or type(shape) not in (list, core.tuple):
+        name = all_about(element_ty)
+        if name is None or type(shape) not in (list, core.tuple):
             make_block(self, element_ty, shape)
             return
-        sizes = (getattr(size, "value", size) for size in shape)  # a constexpr is one of the same value
-        again(self, known_blocks, (element_ty.name, *sizes), make_block, element_ty, shape)
+        sizes = [size if size.__class__ is int else getattr(size, "value", size) for size in shape]
+        again(self, known_blocks, (name, *sizes), make_block, element_ty, shape)
 
     def new_tensor(self: Any, handle: Any, type: Any) -> None:
-        if type.__class__ is scalar or (type.__class__ is block and type.element_ty.__class__ is scalar):
-            again(self, known_tensors, type.name, make_tensor, handle, type)
-            self.handle, self.type = handle, type
-        else:
+        is_block = type.__class__ is block
+        name = all_about(type.element_ty if is_block else type)
+        if name is None:
             make_tensor(self, handle, type)
+            return
+        again(self, known_tensors, (name, *type.shape.values) if is_block else name, make_tensor, handle, type)
+        self.handle, self.type = handle, type
 
     monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type)
     monkeypatch.setattr(block, "__init__", new_block)
@@ -83,6 +99,86 @@ def assert_nothing_unheard(monkeypatch: pytest.MonkeyPatch, interpreter: Any) ->
             check(self, *operation)
 
     monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", check_if_heard)
+
+
+def call_directly(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any) -> None:
+    """Call what stands behind a builtin, which only sees that it was given the semantics; here it always is."""
+    replace, semantic = interpreter._patch_attr, interpreter.interpreter_semantic
+    checked = core.builtin(lambda: None).__code__
+
+    def replace_directly(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if getattr(member, "__code__", None) is not checked:
+            replace(obj, name, member, builder, scope)
+            return
+        function = member.__wrapped__
+
+        def new_member(*given: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return function(*given, **named)
+
+        scope.set_attr(obj, name, new_member)
+
+    monkeypatch.setattr(interpreter, "_patch_attr", replace_directly)
+
+
+def meet_at_once(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any) -> None:
+    """Give two operands one shape by their sizes as numbers; of equal ones nothing is made. The rest goes Triton's way.
+
+    Operands of one scalar type need no other, except in divisions of short floats, and offsets fit any pointer.
+    """
+    from triton.language.semantic import TritonSemantic
+
+    handle, tensor, block, scalar, pointer = (
+        interpreter.TensorHandle, core.tensor, core.block_type, core.dtype, core.pointer_type
+    )  # fmt: skip
+    broadcast, check = TritonSemantic.broadcast_impl_value, TritonSemantic.binary_op_type_checking_impl
+    expand_dims, numpy_type = TritonSemantic.expand_dims, interpreter._get_np_dtype
+
+    def spread(one: Any, shape: list[int]) -> Any:
+        data = np.broadcast_to(one.handle.data, shape)
+        return tensor(handle(data, one.handle.dtype.scalar), block(one.dtype, shape))
+
+    def splat(one: Any, shape: list[int]) -> Any:
+        data = np.empty(shape, numpy_type(one.handle.dtype))
+        data[...] = one.handle.data
+        return tensor(handle(data, one.handle.dtype.scalar), block(one.dtype, shape))
+
+    def meet(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        left, right = lhs.type, rhs.type
+        if left.__class__ is block and right.__class__ is block:
+            mine, other = left.shape.values, right.shape.values
+            if mine == other:
+                return lhs, rhs
+            if len(mine) == len(other) and all(a == b or a == 1 or b == 1 for a, b in zip(mine, other, strict=True)):
+                shape = [b if a == 1 else a for a, b in zip(mine, other, strict=True)]
+                return lhs if mine == shape else spread(lhs, shape), rhs if other == shape else spread(rhs, shape)
+        elif left.__class__ is block and right.__class__ is scalar:
+            return lhs, splat(rhs, left.shape.values)
+        elif right.__class__ is block and left.__class__ is scalar:
+            return splat(lhs, right.shape.values), rhs
+        return broadcast(self, lhs, rhs)  # type: ignore[no-any-return]
+
+    def check_types(self: Any, lhs: Any, rhs: Any, *rest: Any, **named: Any) -> tuple[Any, Any]:
+        if lhs.__class__ is tensor and rhs.__class__ is tensor and not named and len(rest) < 3:
+            left, right = lhs.dtype, rhs.dtype
+            if right.__class__ is scalar:
+                of_one_type = left.__class__ is scalar and left.name == right.name
+                if of_one_type or (left.__class__ is pointer and rest[:1] == (True,) and right.is_int()):
+                    return meet(self, lhs, rhs)
+        return check(self, lhs, rhs, *rest, **named)  # type: ignore[no-any-return]
+
+    def expand(self: Any, one: Any, axis: int) -> Any:
+        if one.type.__class__ is not block or axis < 0:
+            return expand_dims(self, one, axis)
+        shape = [*one.type.shape.values]
+        if axis > len(shape):
+            return expand_dims(self, one, axis)
+        shape.insert(axis, 1)
+        return tensor(handle(one.handle.data.reshape(shape), one.handle.dtype.scalar), block(one.dtype, shape))
+
+    monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", meet)
+    monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", check_types)
+    monkeypatch.setattr(TritonSemantic, "expand_dims", expand)
 
 
 def again(one: Any, known: dict[Any, dict[str, Any]], key: Hashable, make: Callable[..., None], *given: Any) -> None:

@@ -34,3 +34,31 @@ def test_an_overflow_is_found_where_somebody_debugs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, debug=True))
     with pytest.raises(Exception, match="int32 overflow detected"):
         add_one[(1,)](torch.tensor([MOST, 1, 2, 3], dtype=torch.int32), size=4)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def combine(x_ptr, y_ptr, out_ptr, wide_ptr, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.arange(0, rows), tl.arange(0, columns)
+    x, y = tl.load(x_ptr + row), tl.load(y_ptr + column)
+    at = row[:, None] * columns + column  # two ranks
+    tl.store(out_ptr + at, (2 * x[:, None] - 1) * y[None, :])
+    tl.store(wide_ptr + at, x[:, None] / (y + 0.5)[None, :])  # short floats are divided as long ones
+
+
+def test_shapes_and_types_meet_as_in_pytorch() -> None:
+    x = torch.tensor([0.5, -3.0, 7.25, 1.0], dtype=torch.float16)
+    y = torch.tensor([3.0, 0.25], dtype=torch.float16)
+    out, wide = torch.empty(4, 2, dtype=torch.float16), torch.empty(4, 2)
+    combine[(1,)](x, y, out, wide, rows=4, columns=2)
+    assert torch.equal(out, (2 * x[:, None] - 1) * y)
+    assert torch.equal(wide, x.float()[:, None] / (y + 0.5).float())
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def misfit(out_ptr):  # type: ignore[no-untyped-def]
+    tl.store(out_ptr + tl.arange(0, 4), tl.arange(0, 4) + tl.arange(0, 2))
+
+
+def test_shapes_that_do_not_meet_are_refused() -> None:
+    with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
+        misfit[(1,)](torch.empty(4, dtype=torch.int32))

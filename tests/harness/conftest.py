@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,3 +59,24 @@ def browser() -> Iterator[Any]:
 
     with chromium() as found:
         yield found
+
+
+@pytest.fixture(autouse=True, scope="package")
+def quick_collections() -> Iterator[None]:
+    """Leave what importing and collecting made out of garbage collections: each would take half a second for it.
+
+    Tests collect garbage a thousand times: before each measurement of memory, and around each call that is timed.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def whole_collections() -> Iterator[None]:
+    """For tests of what collections look through: all that there is."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()

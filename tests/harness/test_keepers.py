@@ -21,6 +21,7 @@ from perflab.profiles.peak_difference import explain_peak
 from perflab.profiles.take_peak import take_peak
 from perflab.results.peak import Keeper, Peak, PeakPart
 
+pytestmark = pytest.mark.usefixtures("whole_collections")
 CPU = torch.device("cpu")
 HISTORY: list[Any] = []
 BY_STEP: dict[int, Any] = {}

@@ -14,6 +14,7 @@ from perflab.measurement.leaks import find_leak
 from perflab.results.measurement import Leak
 from perflab.results.peak import PeakPart
 
+pytestmark = pytest.mark.usefixtures("whole_collections")
 CPU = torch.device("cpu")
 KIB = 1024
 

@@ -21,7 +21,7 @@ from perflab.results.measurement import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "whole_collections")
 CPU = torch.device("cpu")
 S = 1_000 * MS
 

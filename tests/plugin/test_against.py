@@ -708,8 +708,8 @@ def test_a_side_that_hangs_is_ended_and_costs_no_other_case(repository: Project)
     source = TWO_CASES.replace("    perf(spend, 20)", "    HANG\n    perf(spend, 20)")
     commit(repository, "hangs there", "import time\n" + source.replace("HANG", "time.sleep(600)"))
     repository.test_file.write_text(source.replace("HANG", "pass"))
-    repository.run("--perf-against=HEAD", "--perf-timeout=20", passed=2).stdout.re_match_lines(
-        [r"steady .* incomparable", r".*process hung and was stopped: no answer for 20.*", r"work .* 0\.0% .* ok"]
+    repository.run("--perf-against=HEAD", "--perf-timeout=10", passed=2).stdout.re_match_lines(
+        [r"steady .* incomparable", r".*process hung and was stopped: no answer for 10.*", r"work .* 0\.0% .* ok"]
     )
 
 
