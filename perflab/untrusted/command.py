@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perflab.base.data import to_json
+from perflab.base.data import to_json, with_texts
 from perflab.base.errors import UsageError
 from perflab.processes.child import Launch, Start, launch, workplace
 from perflab.tables.escaping import lines_of, one_line
 from perflab.tiers.interface import Run
 from perflab.turns.sides.ancestor import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
-from perflab.untrusted.messages import Entry
+from perflab.untrusted.messages import MOST_TEXT, Entry
 from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
@@ -74,18 +75,24 @@ def verify_command(parser: argparse.ArgumentParser) -> Run:
         found = []
         with contextlib.ExitStack() as files:
             output = files.enter_context(given.json.open("wb")) if given.json is not None else None
-            for judged in _judged_one(given) if given.batch is None else _judged_batch(given):
+            for whole in _judged_one(given) if given.batch is None else _judged_batch(given):
+                judged = with_texts(whole, lambda text: text[:MOST_TEXT])
                 found.append(judged)
                 if output is not None:
-                    output.write(to_json(judged) + b"\n")
+                    output.write(line_of(judged).encode() + b"\n")
                     output.flush()
                 if given.batch is not None:
-                    print(to_json(judged).decode(), flush=True)
+                    print(line_of(judged), flush=True)
                 else:
                     print(lines_of("\n".join(told(judged))))
         return 0 if all(one.is_accepted for one in found) else 1
 
     return run
+
+
+def line_of(judged: Judged) -> str:
+    """Return a judgement as a line of JSON in ASCII, which no terminal obeys and everybody splits alike."""
+    return json.dumps(json.loads(to_json(judged)), separators=(",", ":"))
 
 
 def told(judged: Judged) -> list[str]:
@@ -117,10 +124,12 @@ def told(judged: Judged) -> list[str]:
 @contextlib.contextmanager
 def forking() -> Iterator[Launch]:
     """Yield what starts processes: forks of one process that has PyTorch, or fresh ones where that is not possible."""
+    from perflab.untrusted.stranger import variables_for
+
     command = [sys.executable, "-m", "perflab.untrusted.worker"]
     with contextlib.ExitStack() as stack:
-        try:
-            variables = {**os.environ, "PERFLAB_PRELOADED": "perflab.untrusted.preloaded"}
+        try:  # the memory of this process is that of all candidates: it gets no variable that they may not see
+            variables = {**variables_for(None), "PERFLAB_PRELOADED": "perflab.untrusted.preloaded"}
             ancestor = stack.enter_context(Ancestor([Start("the ancestor", command, variables, Path.cwd())]))
         except NotForkedError:
             yield launch

@@ -2,13 +2,16 @@
 
 Landlock (landlock(7)) limits files, TCP and signals, and seccomp (seccomp(2)) system calls. Neither needs root, and
 nothing that the process does later undoes it. ``confine`` comes before the stranger's code is imported, ``narrow``
-after it has compiled what it needs. What this kernel or machine cannot take away is returned, for the verdict.
+after it has compiled what it needs. By then the process is the stranger's, so the filter of ``narrow`` lies in sealed
+memory (mseal(2)) and no other can be installed: who counts filters from outside knows whether it is there. What this
+kernel or machine cannot take away is returned, for the verdict.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import resource
@@ -17,7 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _ADOPT_ORPHANS = 38, 22, 2, 36
+_DUMPABLE, _SET_SECCOMP, _ADOPT_ORPHANS, _NO_NEW_PRIVILEGES = 4, 22, 36, 38
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The numbers of Landlock's system calls, the same on every architecture."""
 _RULE_OF_PATH, _VERSION = 1, 1
@@ -48,23 +51,30 @@ _REFUSED = {
     # adjtimex, clock_adjtime, settimeofday, clock_settime: the judge's clock
     # socket, shmget, msgget, semget, mq_open: talk with processes outside; a socketpair is left
     # timer_create, mq_notify, inotify_init1, inotify_init: signals that would let a stopped process go
-    # chown, fchown, lchown, fchownat, setxattr, lsetxattr, fsetxattr: what Landlock leaves of others' files
+    # chown, fchown, lchown, fchownat, file_setattr; setxattr, removexattr, their l and f, setxattrat, removexattrat:
+    # what Landlock leaves of others' files
+    # add_key, request_key, keyctl: the kernel's keys, which outlive the process
     "x86_64": (
         *(101, 310, 311, 438, 312, 298, 321, 323, 425, 141, 144, 314, 165, 272, 308, 161, 159, 305, 164, 227),
-        *(41, 29, 68, 64, 240, 222, 244, 294, 253, 92, 93, 94, 260, 188, 189, 190),
+        *(41, 29, 68, 64, 240, 222, 244, 294, 253, 92, 93, 94, 260, 469, 188, 189, 190, 197, 198, 199, 463, 466),
+        *(248, 249, 250),
     ),
     "aarch64": (
         *(117, 270, 271, 438, 272, 241, 280, 282, 425, 140, 119, 274, 40, 97, 268, 51, 171, 266, 170, 112),
-        *(198, 194, 186, 190, 180, 107, 184, 26, 55, 54, 5, 6, 7),
+        *(198, 194, 186, 190, 180, 107, 184, 26, 55, 54, 469, 5, 6, 7, 14, 15, 16, 463, 466, 217, 218, 219),
     ),
 }
 _ONLY_ITSELF = {"x86_64": (302, 203), "aarch64": (261, 122)}
 """prlimit64, sched_setaffinity: calls whose first argument is a process, of which 0 is the caller."""
 _LATER = {"x86_64": (59, 322, 57, 58, 90, 91, 268, 452, 132, 235, 280, 261), "aarch64": (221, 281, 52, 53, 452, 88)}
 """Calls that compilers need: execve, execveat, fork, vfork; chmod, fchmod, fchmodat, fchmodat2, utime and its like."""
+_OF_INODES = {"x86_64": 16, "aarch64": 29}, (0x40086602, 0x401C5820, 0x40806685)
+"""ioctl; FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR, FS_IOC_ENABLE_VERITY, for which reading a file is enough."""
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _CLONE, _CLONE3 = {"x86_64": 56, "aarch64": 220}, 435
+_SEAL = 462
+"""The number of mseal, the same on every architecture."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
@@ -76,7 +86,11 @@ class _Instruction(ctypes.Structure):
 
 
 class _Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(_Instruction))]
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+_narrowing = ctypes.c_void_p()
+"""The address of the program that ``narrow`` installs, which ``confine`` has laid out."""
 
 
 def readable(roots: Iterable[Path], secret: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -131,24 +145,29 @@ def confine(read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path])
     missing = _limit_files(libc, read, listed, write)
     if machine not in _MACHINES:
         return [*missing, f"the candidate's system calls are not filtered: no list of them for {machine}"]
+    of_threads = _unless(_CLONE[machine], _ANY_BIT, _CLONE_THREAD)
+    _narrowing.value = _laid_out(libc, machine, [*of_threads, *_refusals(_LATER[machine], _REFUSE)])
+    is_sealed = not libc.syscall(_SEAL, _narrowing, ctypes.c_size_t(mmap.PAGESIZE), 0)
+    if not is_sealed:
+        missing.append("the candidate can pretend that it has given up starting programs: this kernel has no mseal")
     by_argument = [
         *_unless(_PRCTL[machine], _EQUAL, _ADOPT_ORPHANS, refuses=True),
+        *_unless(_PRCTL[machine], _EQUAL, _DUMPABLE, refuses=True),  # its memory would be closed to the judge
         *_unless(_CLONE[machine], _ANY_BIT, _CLONE_PARENT, refuses=True),  # a child that is nobody's descendant
         *[rule for number in _ONLY_ITSELF[machine] for rule in _unless(number, _EQUAL, 0)],
+        *[rule for one in _OF_INODES[1] for rule in _unless(_OF_INODES[0][machine], _EQUAL, one, refuses=True, word=2)],
+        *(_only_narrowing(machine, _narrowing.value) if is_sealed else []),
     ]
     # The flags of clone3 are in memory, where a filter cannot look: absent, it makes libraries call clone.
     refused = [*_refusals([_CLONE3], _ABSENT), *_refusals(_REFUSED[machine], _REFUSE)]
-    return missing + _filter(libc, machine, [*by_argument, *refused])
+    return missing + _install(libc, machine, _laid_out(libc, machine, [*by_argument, *refused]))
 
 
 def narrow() -> list[str]:
     """Let this process start no more programs and processes; threads stay possible. Returns what is not taken away."""
-    machine = platform.machine()
-    if sys.platform != "linux" or machine not in _MACHINES:
+    if not _narrowing:
         return []  # ``confine`` has said so
-    libc = ctypes.CDLL(None, use_errno=True)
-    of_threads = _unless(_CLONE[machine], _ANY_BIT, _CLONE_THREAD)
-    return _filter(libc, machine, [*of_threads, *_refusals(_LATER[machine], _REFUSE)])
+    return _install(ctypes.CDLL(None, use_errno=True), platform.machine(), _narrowing.value)
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -157,15 +176,27 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
     libc.capset(header, none)
 
 
-def _unless(number: int, how: int, value: int, *, refuses: bool = False) -> list[_Instruction]:
-    """Return rules that refuse a call unless its first argument compares so with a value; or if, with ``refuses``."""
+def _unless(number: int, how: int, value: int, *, refuses: bool = False, word: int = 0) -> list[_Instruction]:
+    """Return rules that refuse a call unless a word of its arguments compares so with a value; or if, with ``refuses``.
+
+    Words have 32 bits: each argument has two, the lower one first.
+    """
     return [
         _Instruction(_EQUAL, 0, 4, number),
-        _Instruction(_LOAD, 0, 0, 16),
+        _Instruction(_LOAD, 0, 0, 16 + 4 * word),
         _Instruction(how, int(not refuses), int(refuses), value),
         _Instruction(_ANSWER, 0, 0, _REFUSE),
         _Instruction(_LOAD, 0, 0, 0),
     ]
+
+
+def _only_narrowing(machine: str, at: int) -> list[_Instruction]:
+    """Return rules that refuse every filter except the program at this address, for all threads."""
+    words = {0: _MODE_OF_FILTER, 2: _FOR_ALL_THREADS, 4: at & 0xFFFFFFFF, 5: at >> 32}
+    of_seccomp = [
+        rule for word, value in words.items() for rule in _unless(_SECCOMP[machine], _EQUAL, value, word=word)
+    ]
+    return [*of_seccomp, *_unless(_PRCTL[machine], _EQUAL, _SET_SECCOMP, refuses=True)]
 
 
 def _refusals(numbers: Iterable[int], answer: int) -> list[_Instruction]:
@@ -174,8 +205,8 @@ def _refusals(numbers: Iterable[int], answer: int) -> list[_Instruction]:
     ]
 
 
-def _filter(libc: ctypes.CDLL, machine: str, rules: Sequence[_Instruction]) -> list[str]:
-    """Install a filter that begins with the call's number loaded; calls of another architecture end the process."""
+def _laid_out(libc: ctypes.CDLL, machine: str, rules: Sequence[_Instruction]) -> int:
+    """Return the address of a program in pages of its own, read-only; calls of another architecture end the process."""
     head = [
         _Instruction(_LOAD, 0, 0, 4),
         _Instruction(_EQUAL, 1, 0, _MACHINES[machine]),
@@ -185,9 +216,19 @@ def _filter(libc: ctypes.CDLL, machine: str, rules: Sequence[_Instruction]) -> l
     # The x32 calls of x86_64 have a bit of their own, and would pass by other numbers.
     x32 = [_Instruction(0x35, 0, 1, 0x40000000), _Instruction(_ANSWER, 0, 0, _KILL)] if machine == "x86_64" else []
     whole = [*head, *x32, *rules, _Instruction(_ANSWER, 0, 0, _ALLOW)]
-    program = _Program(len(whole), (_Instruction * len(whole))(*whole))
-    for_all = libc.syscall(_SECCOMP[machine], _MODE_OF_FILTER, _FOR_ALL_THREADS, ctypes.byref(program))
-    if for_all and libc.prctl(_SET_SECCOMP, _FILTER, ctypes.byref(program), 0, 0):
+    instructions = (_Instruction * len(whole))(*whole)
+    size = ctypes.sizeof(_Program) + ctypes.sizeof(instructions)
+    libc.mmap.restype = ctypes.c_void_p
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    at: int = libc.mmap(None, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE, private, -1, ctypes.c_long(0))
+    program = _Program(len(whole), at + ctypes.sizeof(_Program))
+    ctypes.memmove(at, bytes(program) + bytes(instructions), size)
+    libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(size), mmap.PROT_READ)
+    return at
+
+
+def _install(libc: ctypes.CDLL, machine: str, program: int | None) -> list[str]:
+    if libc.syscall(_SECCOMP[machine], _MODE_OF_FILTER, _FOR_ALL_THREADS, ctypes.c_void_p(program)):
         return ["the candidate's system calls are not filtered: this kernel refuses seccomp filters"]
     return []
 

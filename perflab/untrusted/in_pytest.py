@@ -32,7 +32,7 @@ from perflab.processes.peer import How
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
 from perflab.untrusted.judge import rewritten
-from perflab.untrusted.messages import Entry, Role, TensorAt
+from perflab.untrusted.messages import MOST_TEXT, Entry, Role, TensorAt
 from perflab.untrusted.stranger import EndedError, Holding, RaisedError, Stranger, UnfitError
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _run(
         _drop(running)
         hung = error.ending.how is How.HUNG
         text = "\n".join([f"{label}: the candidate's process {error.ending.told}", *error.ending.last_lines(20)])
-        raise AssertionError(f"{text}\n(a {'hang' if hung else 'crash'} is wrong)") from None
+        raise AssertionError(f"{text[:MOST_TEXT]}\n(a {'hang' if hung else 'crash'} is wrong)") from None
     except UnfitError as error:
         raise AssertionError(f"{label}: {error}") from None
     except RaisedError as error:
@@ -376,7 +376,8 @@ def hold_to_account(
             ) from None
         except EndedError as error:
             raise UsageError(
-                f"the case's own process {error.ending.told}", "\n".join(error.ending.last_lines(20)) or "no output"
+                f"the case's own process {error.ending.told}",
+                "\n".join(error.ending.last_lines(20))[:MOST_TEXT] or "no output",
             ) from None
         except UnfitError as error:
             raise ResultsError(str(error), "return tensors") from None

@@ -44,6 +44,7 @@ from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import (
     EndedError,
     Holding,
+    LooseError,
     RaisedError,
     Span,
     Stranger,
@@ -64,6 +65,8 @@ _ALONE = 0.25
 """The share of spans that have a single call, by chance."""
 _ENOUGH = 3
 """Calls alone that are enough to compare the fastest of them: one that waits for others to be known is never fast."""
+_MORE = 12
+"""Further calls alone, at most, before a candidate is suspected: a busy machine delays most of them."""
 _CHECK = 0.2
 """The share of spans of which a call is checked, by chance."""
 _RESOLVED_NS = 100_000
@@ -187,6 +190,8 @@ def _refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterato
         why = Reason.HUNG if ending.how in (How.HUNG, How.OUT_OF_TIME) else Reason.CRASHED
         lines = [f"its process {ending.told}", *ending.last_lines(20)]
         raise _RefusedError(Finding.WRONG, why, "\n".join(lines)) from None
+    except LooseError as error:
+        raise _RefusedError(Finding.SUSPICIOUS, Reason.LOOSE, str(error)) from None
     except UnfitError as error:
         raise _RefusedError(Finding.WRONG, Reason.FORM, str(error)) from None
 
@@ -336,19 +341,19 @@ class _Judge:
         with _one_thread():  # others of this process would spin on the cores of the two
             race = _Race(self, candidate, rival, control)
             comparison = race.run()
-        self._state.ratios.append(
-            Ratio(
-                rival=name,
-                value=comparison.ratio,
-                low=comparison.low_ratio,
-                high=comparison.high_ratio,
-                candidate_ns=comparison.candidate_ns,
-                rival_ns=comparison.base_ns,
-                pairs=comparison.pairs,
-                finding=_finding_of(comparison, self.case.threshold),
+            self._state.ratios.append(
+                Ratio(
+                    rival=name,
+                    value=comparison.ratio,
+                    low=comparison.low_ratio,
+                    high=comparison.high_ratio,
+                    candidate_ns=comparison.candidate_ns,
+                    rival_ns=comparison.base_ns,
+                    pairs=comparison.pairs,
+                    finding=_finding_of(comparison, self.case.threshold),
+                )
             )
-        )
-        race.refuse_bent_time()
+            race.refuse_bent_time()
         self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
 
     def _refuse_beyond_floor(self, call_ns: float, rival_ns: float) -> None:
@@ -495,16 +500,25 @@ class _Race:
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
-        if any(len(one) < _ENOUGH for one in self._alone.values()):
-            return
-        extra = {name: min(self._alone[name]) - min(self._among[name]) for name in self._sides}
-        allowed_ns = _RESOLVED_NS + 3 * max(0.0, extra[BASE]) + min(self._among[CANDIDATE])
-        if extra[CANDIDATE] > allowed_ns:
-            alone_ns, among_ns = min(self._alone[CANDIDATE]), min(self._among[CANDIDATE])
+        if self._calls > 1:
+            self._refuse_calls_ahead()
+
+    def _refuse_calls_ahead(self) -> None:
+        """Refuse a candidate whose fastest call alone is slower than calls in a row, by more than the rival's."""
+        for side, alone in self._alone.items():
+            alone += [self._call_ns(side, 1) for _ in range(_ENOUGH - len(alone))]
+        alone, among_ns = self._alone[CANDIDATE], min(self._among[CANDIDATE])
+        extra_ns = max(0.0, min(self._alone[BASE]) - min(self._among[BASE]))
+        allowed_ns = 2 * among_ns + 3 * extra_ns + _RESOLVED_NS
+        for _ in range(_MORE):
+            if min(alone) <= allowed_ns:
+                return
+            alone.append(self._call_ns(CANDIDATE, 1))
+        if min(alone) > allowed_ns:
             raise _RefusedError(
                 Finding.SUSPICIOUS,
                 Reason.AHEAD,
-                f"a call alone takes {format_ns(alone_ns)} at least, and one of {self._calls} {format_ns(among_ns)}: "
+                f"a call alone takes {format_ns(min(alone))} at least, and one of {self._calls} {format_ns(among_ns)}: "
                 "does it compute several calls at once?",
             )
 

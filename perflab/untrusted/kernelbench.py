@@ -11,10 +11,12 @@ import ast
 import builtins
 import copy
 import io
+import os
 import random
 import secrets
+import stat
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perflab.base.errors import UsageError
+from perflab.base.errors import PerflabError, UsageError
 from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
@@ -30,6 +32,8 @@ from perflab.untrusted.stranger import Holding
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")
 _CANDIDATE = "ModelNew"
+_MOST_BYTES = 1 << 20
+"""The size of a candidate's file in bytes, at most."""
 
 
 def judge_folder(
@@ -55,26 +59,48 @@ def judge_folder(
     Raises:
         UsageError: there is no candidate in the folder.
     """
-    files = sorted(path for path in folder.glob("*.py") if _CANDIDATE in path.read_text(errors="replace"))
-    if not files:
+    given = {path: _read(path) for path in sorted(folder.glob("*.py"))}
+    given = {path: text for path, text in given.items() if isinstance(text, Judged) or _CANDIDATE in text}
+    if not given:
         raise UsageError(f"{folder}: no file defines {_CANDIDATE}", "name a folder of files in KernelBench's form")
-    for file in files:
-        text = file.read_text(errors="replace")
+    for file, text in given.items():
+        if isinstance(text, Judged):
+            yield text
+            continue
         try:
             problem = text if against is None else (against / file.name).read_text(errors="replace")
             case, source = _case(file.stem, text, problem)
-            case = replace(case, multiple=multiple, budget_s=budget_s / 2, threshold=threshold, wide=wide)
+            yield judge(
+                source, replace(case, multiple=multiple, budget_s=budget_s / 2, threshold=threshold, wide=wide), holding
+            )
         except SyntaxError as error:
-            yield Judged(name=file.stem, finding=Finding.WRONG, reason=Reason.UNBUILT, text=str(error))
-            continue
-        except (OSError, UsageError) as error:
-            say(f"{file}: {error}")
-            yield Judged(name=file.stem, finding=Finding.UNKNOWN, reason=Reason.UNDEFINED, text=str(error))
-            continue
-        try:
-            yield judge(source, case, holding)
-        except UsageError as error:
-            yield Judged(name=file.stem, finding=Finding.UNKNOWN, reason=Reason.UNDEFINED, text=str(error))
+            yield _unbuilt(file, str(error))
+        except Exception as error:  # whatever a file makes the judge do: the next one is judged
+            if isinstance(error, OSError | UsageError):
+                say(f"{file}: {error}")
+            told = str(error) if isinstance(error, OSError | PerflabError) else f"{type(error).__name__}: {error}"
+            yield Judged(name=file.stem, finding=Finding.UNKNOWN, reason=Reason.UNDEFINED, text=told)
+
+
+def _unbuilt(file: Path, text: str) -> Judged:
+    return Judged(name=file.stem, finding=Finding.WRONG, reason=Reason.UNBUILT, text=text)
+
+
+def _read(path: Path) -> str | Judged:
+    """Return the text of a candidate's file; of a link, a pipe, or a file that is too large the verdict."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return _unbuilt(path, "it is a link" if path.is_symlink() else f"it cannot be read: {error.strerror}")
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return _unbuilt(path, "it is no regular file")
+        data = os.read(handle, _MOST_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(data) > _MOST_BYTES:
+        return _unbuilt(path, "it is larger than 1 MiB")
+    return data.decode(errors="replace")
 
 
 def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
@@ -161,7 +187,7 @@ def _run(name: str, text: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def sliced(text: str, roots: tuple[str, ...] | list[str], without: tuple[str, ...] = ()) -> str:
+def sliced(text: str, roots: Sequence[str], without: Sequence[str] = ()) -> str:
     """Return the statements of a module that these names need, in their order; with ``without``, all but those.
 
     Args:
@@ -171,24 +197,30 @@ def sliced(text: str, roots: tuple[str, ...] | list[str], without: tuple[str, ..
             since a candidate's module may do anything when it is imported.
 
     Raises:
-        SyntaxError: the text is no Python.
+        SyntaxError: the text is no Python, or nested more deeply than Python reads.
     """
-    body = ast.parse(text).body
-    defined = [_defined(one) for one in body]
-    wanted, pending = set[str](), list(roots)
+    try:
+        body = ast.parse(text).body
+        return ast.unparse(ast.Module(_others(body, without) if without else _needed(body, roots), []))
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise SyntaxError(f"{type(error).__name__}: {error}") from None
+
+
+def _others(body: Sequence[ast.stmt], without: Sequence[str]) -> list[ast.stmt]:
+    return [one for one in body if _defined(one).isdisjoint(without)]
+
+
+def _needed(body: Sequence[ast.stmt], roots: Sequence[str]) -> list[ast.stmt]:
+    numbers: dict[str, list[int]] = {}
+    for number, one in enumerate(body):
+        for name in _defined(one):
+            numbers.setdefault(name, []).append(number)
+    kept, pending = set[int](), list(roots)
     while pending:
-        name = pending.pop()
-        if name in wanted:
-            continue
-        wanted.add(name)
-        for one, names in zip(body, defined, strict=True):
-            if name in names:
-                pending += [used for used in _used(one) if not hasattr(builtins, used)]
-    if without:
-        kept = [one for one, names in zip(body, defined, strict=True) if not names & set(without)]
-    else:
-        kept = [one for one, names in zip(body, defined, strict=True) if names & wanted]
-    return ast.unparse(ast.Module(kept, []))
+        for number in set(numbers.pop(pending.pop(), ())) - kept:  # each name and each statement once
+            kept.add(number)
+            pending += [used for used in _used(body[number]) if not hasattr(builtins, used)]
+    return [body[number] for number in sorted(kept)]
 
 
 def _defined(statement: ast.stmt) -> set[str]:

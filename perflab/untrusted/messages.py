@@ -62,6 +62,9 @@ class Load(Data, frozen=True, tag=True):
     """The number of empty tensors that a control returns."""
 
 
+MOST_TEXT = 4000
+"""The length in characters of a text from a candidate, at most, in its messages and where it is shown."""
+Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 Dimensions = Annotated[list[Size], msgspec.Meta(max_length=64)]
 
@@ -73,7 +76,7 @@ class TensorAt(Data, frozen=True):
     """The offset of its storage in the shared memory; of an output, the storage's address in the process."""
     size: Size
     """The storage's size in bytes."""
-    dtype: str
+    dtype: Text
     shape: Dimensions
     stride: Dimensions
     offset: Size
@@ -81,7 +84,7 @@ class TensorAt(Data, frozen=True):
     needs_gradient: bool = False
     is_plain: bool = True
     """Whether the type is ``torch.Tensor`` itself, strided, on the device that was asked for."""
-    kind: str = ""
+    kind: Text = ""
     """The type, layout and device of an output that is not plain."""
 
 
@@ -118,7 +121,7 @@ class Look(Data, frozen=True, tag=True):
 class Ready(Data, frozen=True, tag=True):
     """Answer: done."""
 
-    missing: list[str] = []
+    missing: Annotated[list[Text], msgspec.Meta(max_length=16)] = []
     """Rights that could not be taken away from the process, each a sentence."""
 
 
@@ -133,21 +136,21 @@ class Finished(Data, frozen=True, tag=True):
 class Looked(Data, frozen=True, tag=True):
     """Answer: what one call ran, as the process itself saw it."""
 
-    operators: dict[str, int]
+    operators: Annotated[dict[Text, int], msgspec.Meta(max_length=4000)]
     threads: int
     """Threads of the process after the call."""
-    precision: str
+    precision: Text
     """PyTorch's setting for products in float32."""
 
 
 class Raised(Data, frozen=True, tag=True):
     """Answer: the candidate raised."""
 
-    kind: str
-    module: str
+    kind: Text
+    module: Text
     """The class of the error, and the module that defines it."""
-    text: str
-    traceback: str
+    text: Text
+    traceback: Text
     out_of_memory: bool = False
 
 

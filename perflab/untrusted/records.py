@@ -33,6 +33,7 @@ class Reason(StrEnum):
     CLOCK = "told another time"
     FLOOR = "faster than the hardware"
     AHEAD = "faster among calls than alone"
+    LOOSE = "kept its rights"
     TIME = "time not known well enough"
     UNDEFINED = "no definition"
 

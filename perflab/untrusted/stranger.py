@@ -61,6 +61,13 @@ _LOOKS_EVERY_S = 0.5
 _STOPPED, _DEAD = (b"T", b"t"), (b"Z", b"X")
 """States of processes and threads, as in proc(5)."""
 _STOPPED_WITHIN_S = 1.0
+_VARIABLES = {"PATH", "HOME", "USER", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "XDG_CACHE_HOME"}
+_PREFIXES = (
+    *("LC_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "CUDA_", "NOCUDA_", "PERFLAB_AUTOTUNE"),
+    *("ATEN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+)
+"""Environment variables that candidates, rivals and their ancestor have, by name and by the beginning of the name."""
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")
 _ROUNDS = 100
 
 
@@ -82,6 +89,10 @@ class RaisedError(Exception):
 
 class UnfitError(Exception):
     """The output of a callable is no plain tensor, or not where it should be: the text says which."""
+
+
+class LooseError(UnfitError):
+    """The process of a callable has not given up what it was told to, as seen from outside."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +149,7 @@ class Stranger:
         self._holding = holding
         own = self._own = holding.folder / f"{role}-{secrets.token_hex(4)}"
         own.mkdir()
-        variables = _variables(own) if role is Role.CANDIDATE else dict(os.environ)
+        variables = variables_for(own if role is Role.CANDIDATE else None)
         command = [sys.executable, "-m", "perflab.untrusted.worker"]
         start = Start(str(role), command, variables, own if role is Role.CANDIDATE else Path.cwd())
         self._until_s = time.monotonic() + holding.limit_s
@@ -155,6 +166,7 @@ class Stranger:
         self._stopped_ns = 0
         self._end = 0
         try:
+            self._check_reading()
             self.ready = self._load(entry, given, own, returns)
         except BaseException:
             self.__exit__()
@@ -172,8 +184,7 @@ class Stranger:
         finally:
             self._over.set()
             self._peer.close()
-            # Folders may be nested deeper than paths and Python's stack allow.
-            subprocess.run(["rm", "-rf", "--", str(self._own)], check=False, stderr=subprocess.DEVNULL)
+            remove(self._own)
 
     def _watch(self) -> None:
         """End the process when an answer is overdue, however much it sends meanwhile."""
@@ -217,12 +228,20 @@ class Stranger:
             What could not be taken.
 
         Raises:
+            LooseError: the kernel says that the process is as free as before.
             UnfitError: there are always more processes.
         """
+        before = _filters(self.pid)
         self._let_go()
         self._ask(Narrow())
-        missing = self._answer(Ready).missing
+        missing = list(self._answer(Ready).missing)
         self._stop()
+        if before is None:
+            missing.append(
+                "the candidate can pretend that it has given up starting programs: this kernel tells no filters"
+            )
+        elif before > (_filters(os.getpid()) or 0) and (_filters(self.pid) or 0) <= before:
+            raise LooseError("it did not give up starting programs and processes when it was told to")
         if not self._end_children():
             raise UnfitError("it starts processes without end")
         self._is_alone = True
@@ -279,6 +298,7 @@ class Stranger:
         self._let_go()
         told = self._lay(sets, gradients, backward, poisons, drops and not backward, keeps_objects)
         self._stop()
+        self._refuse_children()
         processor_ns = self._processor_ns()
         for tensors, places in zip(sets, told, strict=True):
             for tensor, place in zip(tensors, places, strict=True):
@@ -293,9 +313,28 @@ class Stranger:
         self._stopped_ns = self._processor_ns()
         if len(answer.outputs) != len(sets):
             raise UnfitError(f"it answered {len(answer.outputs)} of {len(sets)} calls")
+        self._refuse_children()
+        return Span(ended_ns - began_ns, answer.own_ns, answer.outputs)
+
+    def _check_reading(self) -> None:
+        """Raise PerflabError unless this system lets a process read its own child's memory, while the child is ours."""
+        try:
+            with contextlib.suppress(UnfitError):
+                _read(self.pid, 0, 1)
+        except PermissionError:
+            raise PerflabError(
+                "this system does not let a process read the memory of its own child (process_vm_readv)",
+                "set kernel.yama.ptrace_scope to 1 or 0, or give the container CAP_SYS_PTRACE",
+            ) from None
+
+    def _refuse_children(self) -> None:
+        """Refuse a process that has started others since it was narrowed: they work while it is stopped.
+
+        Raises:
+            UnfitError: it has.
+        """
         if self._is_alone and _children(self.pid):
             raise UnfitError("it has started a process, which would work on when it is stopped")
-        return Span(ended_ns - began_ns, answer.own_ns, answer.outputs)
 
     def _refuse_work_since(self, processor_ns: int) -> None:
         """Refuse a process that has worked since this reading of its processor time, while it was stopped.
@@ -338,6 +377,8 @@ class Stranger:
             data = _read(self.pid, begins, ends - begins)
             self._refuse_work_since(self._stopped_ns)
             return torch.frombuffer(data, dtype=dtype).as_strided(told.shape, told.stride)
+        except PermissionError:
+            raise UnfitError("it does not let its memory be read") from None
         except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
             raise UnfitError(f"its output cannot be read: {str(error).partition(chr(10))[0]}") from None
 
@@ -527,6 +568,17 @@ def _children(pid: int) -> list[int]:
     return [one for one in found if not _is_dead(one)]
 
 
+def _filters(pid: int) -> int | None:
+    """Return how many seccomp filters each thread of a process has at least; None where the kernel does not say."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                lines = (task / "status").read_text(errors="replace").splitlines()
+                found += [int(line.split()[1]) for line in lines if line.startswith("Seccomp_filters:")]
+    return min(found, default=None)
+
+
 def _is_dead(pid: int) -> bool:
     """Whether all threads of a process have ended; its first one may have, and others not."""
     try:
@@ -547,7 +599,7 @@ def _read(pid: int, at: int, size: int) -> bytearray:
     """Read another process's memory.
 
     Raises:
-        PerflabError: this system does not let one process read the memory of its own child.
+        PermissionError: the kernel refuses.
         UnfitError: there is no such memory.
     """
     data = bytearray(size)
@@ -560,29 +612,25 @@ def _read(pid: int, at: int, size: int) -> bytearray:
         if got > 0:
             done += got
         elif ctypes.get_errno() == 1:
-            raise PerflabError(
-                "this system does not let a process read the memory of its own child (process_vm_readv)",
-                "set kernel.yama.ptrace_scope to 1 or 0, or give the container CAP_SYS_PTRACE",
-            )
+            raise PermissionError
         else:
             raise UnfitError("its output does not lie within the memory that it names")
     return data
 
 
-def _variables(own: Path) -> dict[str, str]:
-    """Return the environment of a candidate: what programs and PyTorch need, and a place for what they write."""
-    kept: tuple[str, ...] = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX")
-    kept += ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET")
-    prefixes = ("OMP_", "MKL_", "KMP_", "NOCUDA_")
-    given = {name: value for name, value in os.environ.items() if name in kept or name.startswith(prefixes)}
-    caches = (
-        "TORCHINDUCTOR_CACHE_DIR",
-        "TRITON_CACHE_DIR",
-        "TORCH_EXTENSIONS_DIR",
-        "XDG_CACHE_HOME",
-        "CUDA_CACHE_PATH",
-    )
-    return {**given, "HOME": str(own), "TMPDIR": str(own), **{name: str(own / name.lower()) for name in caches}}
+def variables_for(own: Path | None) -> dict[str, str]:
+    """Return what programs and PyTorch need of the environment; of a candidate, with its folder for all it writes."""
+    given = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)}
+    if own is None:
+        return given
+    return {**given, "HOME": str(own), "TMPDIR": str(own), **{name: str(own / name.lower()) for name in _CACHES}}
+
+
+def remove(folder: Path) -> None:
+    """Remove a candidate's folder, which may be nested deeper than paths and Python's stack allow, and closed to us."""
+    for command in (["rm", "-rf", "--"], ["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):
+        if folder.exists():
+            subprocess.run([*command, str(folder)], check=False, stderr=subprocess.DEVNULL)
 
 
 def typical(spans: Sequence[Span]) -> float:

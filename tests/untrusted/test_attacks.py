@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
+from perflab.base.errors import PerflabError
+from perflab.measurement.callables import BASE, CANDIDATE
+from perflab.untrusted import stranger
 from perflab.untrusted.command import held
-from perflab.untrusted.judge import Case, Source, judge, share_of_a_replaced_clock
-from perflab.untrusted.messages import Entry, Role, TensorAt
+from perflab.untrusted.judge import Case, Source, _Race, _RefusedError, judge, share_of_a_replaced_clock
+from perflab.untrusted.messages import ANSWERS, MOST_TEXT, Entry, Raised, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Stranger, UnfitError
 from tests.untrusted import task
@@ -102,11 +110,39 @@ def test_an_honest_candidate_is_not_accused(name: str, holding: Holding) -> None
 
 
 LAZY_CHILD = """
-import mmap, os, sys, time
+import ctypes, mmap, os, platform, sys, time
 import torch
 pages = mmap.mmap(-1, 4 * 256 * 384)
 out = torch.frombuffer(pages, dtype=torch.float32).view(256, 384)
-sys.modules["__main__"].narrow = list
+worker = sys.modules["__main__"]
+worker.narrow = list
+
+def harmless_filter():
+    allow = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 255, 127]))
+    program = (ctypes.c_uint64 * 2)(1, ctypes.addressof(allow))
+    libc, seccomp = ctypes.CDLL(None), {"x86_64": 317, "aarch64": 277}[platform.machine()]
+    libc.syscall(seccomp, 1, 1, program), libc.syscall(seccomp, 1, 0, program), libc.prctl(22, 2, program, 0, 0)
+    return []
+
+def narrows_by_another_filter(x, w):
+    worker.narrow = harmless_filter
+    return x @ w
+
+laid, child = worker._laid, []
+def laid_with_a_child(served, question):
+    child.append(os.fork())
+    if child[-1] == 0:
+        os.setsid()
+        time.sleep(0.3)
+        os._exit(0)
+    return laid(served, question)
+
+def child_before(x, w):
+    worker._laid = laid_with_a_child
+    if child:
+        os.waitpid(child.pop(), 0)
+    y = x @ w
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)
 
 def child_later(x, w):
     if os.fork() == 0:
@@ -136,17 +172,119 @@ def half_a_message(x, w):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
+        ("child_before", Reason.FORM),
         ("child_later", Reason.FORM),
         ("no_answer", Reason.FORM),
         ("alive_without_pause", Reason.HUNG),
         ("half_a_message", Reason.HUNG),
     ],
 )
-def test_what_the_process_does_to_the_conversation_is_wrong(name: str, reason: Reason, holding: Holding) -> None:
+def test_what_the_process_does_to_the_conversation_is_wrong(
+    name: str, reason: Reason, holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stranger, "_filters", lambda _pid: None)  # as of a kernel that does not tell them
+    found = held_to_the_task(name, holding)
+    assert (found.finding, found.reason) == (Finding.WRONG, reason), found
+
+
+def held_to_the_task(name: str, holding: Holding) -> Judged:
     case = Case(definition=task.definition, plain=task.definition, draws=[task.inputs])
     entry = Entry(name=f"attacks:{name}", source=LAZY_CHILD)
-    found = judge(Source(name, entry), case, replace(holding, limit_s=5.0))
-    assert (found.finding, found.reason) == (Finding.WRONG, reason), found
+    return judge(Source(name, entry), case, replace(holding, limit_s=5.0))
+
+
+@pytest.mark.parametrize("name", ["child_later", "narrows_by_another_filter"])
+def test_a_process_that_only_says_that_it_has_given_up_its_rights_is_suspicious(name: str, holding: Holding) -> None:
+    if stranger._filters(1) is None:
+        pytest.skip("this kernel does not tell how many filters a process has")
+    found = held_to_the_task(name, holding)
+    assert (found.finding, found.reason) == (Finding.SUSPICIOUS, Reason.LOOSE), found
+
+
+def test_memory_that_may_not_be_read_is_the_candidate_s_fault_once_it_is_loaded(
+    holding: Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> bytearray:
+        raise PermissionError
+
+    told = TensorAt(at=4096, size=8, dtype="float32", shape=[2], stride=[1], offset=0)
+    with Stranger(Role.CONTROL, Entry(), holding) as one:
+        monkeypatch.setattr(stranger, "_read", refused)
+        with pytest.raises(UnfitError, match="does not let its memory be read"):
+            one.result(told)
+    with pytest.raises(PerflabError, match="of its own child"):
+        Stranger(Role.CONTROL, Entry(), holding)
+
+
+SEES = """
+import torch
+def variables(x):
+    with open("/proc/self/environ", "rb") as file:
+        return torch.tensor([float(b"SECRET_TOKEN" in file.read()), 1.0])
+"""
+
+
+def test_a_candidate_has_no_variable_of_the_session_beyond_those_that_programs_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert stranger.variables_for(None).keys() >= {"PATH", "OMP_NUM_THREADS"}
+    assert "SECRET_TOKEN" not in stranger.variables_for(None)
+    with held("cpu", 60.0, [], []) as fresh:
+        for role in (Role.RIVAL, Role.CANDIDATE):  # what a rival has is in the memory from which the next one is forked
+            with Stranger(role, Entry(name="sees:variables", source=SEES), fresh) as one:
+                found = one.result(one.span([[torch.zeros(2)]]).outputs[0][0])
+                assert found is not None
+                assert found.tolist() == [0.0, 1.0]
+
+
+def race_of(alone_ns: list[float], further_ns: list[float]) -> _Race:
+    race = object.__new__(_Race)
+    race._calls = 11
+    race._alone = {BASE: [2e6, 2e6, 2e6], CANDIDATE: alone_ns}
+    race._among = {BASE: [1.9e6], CANDIDATE: [1e6]}
+    race._call_ns = lambda _side, _number: further_ns.pop(0)  # type: ignore[method-assign]
+    return race
+
+
+def test_a_candidate_is_faster_among_calls_only_if_no_further_call_alone_is_as_fast() -> None:
+    slow = [11e6, 12e6, 13e6]
+    race_of(list(slow), [14e6, 15e6, 1.1e6])._refuse_calls_ahead()
+    with pytest.raises(_RefusedError, match="a call alone takes 11"):
+        race_of(list(slow), [14e6] * 12)._refuse_calls_ahead()
+    race_of([], [11e6, 12e6, 1.1e6])._refuse_calls_ahead()  # too few were alone by chance
+
+
+def test_a_text_that_is_too_long_is_no_answer() -> None:
+    told = Raised(kind="E" * MOST_TEXT, module="m", text="", traceback="")
+    assert ANSWERS.decode(msgspec.json.encode(told)) == told
+    with pytest.raises(msgspec.ValidationError):
+        ANSWERS.decode(msgspec.json.encode(Raised(kind="E", module="m", text="", traceback="E" * (MOST_TEXT + 1))))
+
+
+def test_closed_folders_are_removed_by_a_user_who_is_not_root() -> None:
+    with tempfile.TemporaryDirectory() as outer:
+        folder = Path(outer, "own")
+        (folder / "a" / "b").mkdir(parents=True)
+        (folder / "a" / "b" / "file").touch()
+        (child := os.fork()) or removes_as_somebody_else(folder)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def removes_as_somebody_else(folder: Path) -> None:
+    """Close the folders, remove them without root's rights, and leave this process with 0 if they are gone."""
+    with contextlib.suppress(BaseException):
+        is_root, here = os.getuid() == 0, [folder.parent, folder, folder / "a", folder / "a" / "b"]
+        for one in here if is_root else ():
+            os.chown(one, 65534, 65534)
+        if is_root:
+            os.setgid(65534), os.setuid(65534)
+        for one in reversed(here[2:]):
+            one.chmod(0)
+        stranger.remove(folder)
+        os._exit(int(folder.exists()))
+    os._exit(2)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from perflab.base.errors import PerflabError
+from perflab.untrusted import kernelbench
+from perflab.untrusted.command import held, line_of
 from perflab.untrusted.confine import readable
 from perflab.untrusted.kernelbench import sliced
+from perflab.untrusted.records import Finding, Judged, Reason
 
 REFERENCE = """
 import torch
@@ -171,6 +177,63 @@ def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path
     assert "no file defines ModelNew" in verify(tmp_path, f"--batch={problems}").stderr
 
 
+def test_files_that_are_made_to_break_a_batch_have_their_lines(tmp_path: Path) -> None:
+    folder, problems = tmp_path / "candidates", tmp_path / "problems"
+    for one in (folder, problems):
+        one.mkdir()
+    (folder / "a_link.py").symlink_to("nowhere")
+    os.mkfifo(folder / "b_pipe.py")
+    (folder / "c_folder.py").mkdir()
+    new = PROBLEM + NEW.format(forward="return self.layer(x).clamp(min=0)")
+    for name, more in {
+        "d_large": "#" * (1 << 20),
+        "e_signs": f"x = {'-' * 200_000}1",
+        "f_sums": f"x = 1{'+1' * 60_000}",
+        "g_null": chr(0),
+        "h_right": "",
+    }.items():
+        (folder / f"{name}.py").write_text(new + more)
+        (problems / f"{name}.py").write_text(PROBLEM)
+    found = verify(tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.2")
+    told = {one["name"]: (one["finding"], one.get("reason", "")) for one in map(json.loads, found.stdout.splitlines())}
+    assert told.pop("h_right")[0] in ("ok", "can't tell", "slower", "suspicious"), found
+    assert len(told) == 7
+    assert set(told.values()) == {("wrong", "does not compile")}, told
+
+
+def test_an_error_in_judging_one_candidate_is_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(PROBLEM + NEW.format(forward="return x"))
+    errors = [PerflabError("no memory of it", "look"), ZeroDivisionError("by zero")]
+    monkeypatch.setattr(kernelbench, "judge", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
+    with held("cpu", 30.0, [], []) as holding:
+        found = list(
+            kernelbench.judge_folder(
+                tmp_path, None, holding, multiple=None, budget_s=1, threshold=0.1, wide=True, say=print
+            )
+        )
+    assert [(one.finding, one.reason, one.text.splitlines()[0]) for one in found] == [
+        (Finding.UNKNOWN, Reason.UNDEFINED, "no memory of it"),
+        (Finding.UNKNOWN, Reason.UNDEFINED, "ZeroDivisionError: by zero"),
+    ]
+
+
+def test_a_long_chain_of_names_is_sliced_in_linear_time() -> None:
+    text = "x0 = 0\n" + "".join(f"x{number} = x{number - 1}\n" for number in range(1, 60_000))
+    began_s = time.process_time()
+    assert len(sliced(text, ["x59999"]).splitlines()) == 60_000
+    many = ", ".join(f"x{number}" for number in range(60_000))
+    assert sliced(f"({many}) = ({many})", ["x0"])
+    assert time.process_time() - began_s < 15  # quadratic: minutes
+
+
+def test_a_line_of_json_has_no_sign_that_a_terminal_obeys() -> None:
+    judged = Judged(name="a\x9b2J\u2028\u202e", finding=Finding.WRONG, text="\x1b[2J é")
+    assert line_of(judged).isascii()
+    assert line_of(judged).isprintable()
+    assert json.loads(line_of(judged)) == {"name": judged.name, "finding": "wrong", "text": judged.text}
+
+
 def test_a_module_is_sliced_by_names() -> None:
     text = (
         "import os\nimport torch\nN = 3\nM = N + 1\nos.remove('x')\nclass A:\n    n = M\nclass B(A):\n    t = torch\n"
@@ -234,8 +297,28 @@ def test_a_confined_process_can_do_what_it_needs_and_nothing_else(tmp_path: Path
     assert secret.read_text() == "42"
 
 
+REFUSED = """
+import ctypes, errno, os, sys
+from pathlib import Path
+from perflab.untrusted.confine import confine, python_folders
+confine([*python_folders()], [], [Path(sys.argv[1])])
+libc = ctypes.CDLL(None, use_errno=True)
+own = os.open(sys.argv[1] + "/own", os.O_CREAT | os.O_RDWR)
+calls = [(number, 0, 0, 0) for number in (197, 198, 199, 463, 466, 469, 248, 249, 250)]
+calls += [(16, own, command, 0) for command in (0x40086602, 0x401C5820, 0x40806685)]
+calls += [(157, 4, 0, 0), (157, 22, 2, 0), (317, 1, 0, 0), (317, 1, 1, 0)]
+print([call for call in calls if libc.syscall(*call, 0, 0) != -1 or ctypes.get_errno() != errno.EPERM])
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86-64")
+def test_calls_that_reach_others_files_keys_and_the_filter_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", REFUSED, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert found.stdout.strip() == "[]", found
+
+
 def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
-    from perflab.untrusted.command import held
     from perflab.untrusted.messages import Entry, Role
     from perflab.untrusted.stranger import Stranger
 
