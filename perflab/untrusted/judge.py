@@ -71,9 +71,9 @@ _CHECK = 0.2
 """The share of spans of which a call is checked, by chance."""
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
-_TOLD, _TOLD_OF_RIVAL, _OFF_NS = 0.1, 0.2, 300_000
-"""A clock that tells less than the first share of the time outside was replaced, if the rival's tells more than the
-second and the time is longer than the nanoseconds. Nothing is taken from that clock, so it need not be exact."""
+_TOLD, _OFF_NS = 0.1, 300_000
+"""A clock that tells less than this share of the time outside was replaced, if what it leaves out is longer than the
+nanoseconds, and than what the rival's leaves out. Nothing is taken from that clock, so it need not be exact."""
 _COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
@@ -426,6 +426,8 @@ class _Race:
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
         self._told: dict[str, list[float]] = {name: [] for name in self._sides}
         """The share of the time outside that a side's own clock tells, for each of its spans."""
+        self._untold_ns: dict[str, list[float]] = {name: [] for name in self._sides}
+        """Nanoseconds of each span that a side's own clock does not tell."""
         self._over_ns: dict[str, list[float]] = {name: [] for name in self._sides}
         """Nanoseconds by which a side's own clock tells more than the whole span."""
 
@@ -476,6 +478,7 @@ class _Race:
         span = self._timed(process, sets)
         work_ns = span.ns - self._cost_ns[number]
         self._told[side].append(span.own_ns / max(work_ns, float(_OFF_NS)))
+        self._untold_ns[side].append(work_ns - span.own_ns)
         self._over_ns[side].append(span.own_ns - span.ns)
         if side == CANDIDATE and self._draw.random() < _CHECK:
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
@@ -492,7 +495,8 @@ class _Race:
 
         The rival, which is trusted, shows by how much a call alone is slower on this machine.
         """
-        if (told := share_of_a_replaced_clock(self._told[CANDIDATE], self._told[BASE])) is not None:
+        told = share_of_a_replaced_clock(self._told[CANDIDATE], self._untold_ns[CANDIDATE], self._untold_ns[BASE])
+        if told is not None:
             text = f"its own clock tells {told:.1%} of the time outside"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if (over_ns := median(self._over_ns[CANDIDATE])) > _OFF_NS:
@@ -504,35 +508,39 @@ class _Race:
             self._refuse_calls_ahead()
 
     def _refuse_calls_ahead(self) -> None:
-        """Refuse a candidate whose fastest call alone is slower than calls in a row, by more than the rival's."""
+        """Refuse a candidate whose fastest call alone is slower than calls in a row, by more than the rival's are."""
         for side, alone in self._alone.items():
             alone += [self._call_ns(side, 1) for _ in range(_ENOUGH - len(alone))]
         alone, among_ns = self._alone[CANDIDATE], min(self._among[CANDIDATE])
-        extra_ns = max(0.0, min(self._alone[BASE]) - min(self._among[BASE]))
-        allowed_ns = 2 * among_ns + 3 * extra_ns + _RESOLVED_NS
-        for _ in range(_MORE):
-            if min(alone) <= allowed_ns:
+        for left in reversed(range(_MORE + 1)):
+            # A busy machine delays a call alone, which the rival shows; calls in a row share one delay.
+            extra_ns = max(0.0, median(self._alone[BASE]) - min(self._among[BASE]))
+            if min(alone) <= 2 * among_ns + 3 * extra_ns + _RESOLVED_NS:
                 return
-            alone.append(self._call_ns(CANDIDATE, 1))
-        if min(alone) > allowed_ns:
-            raise _RefusedError(
-                Finding.SUSPICIOUS,
-                Reason.AHEAD,
-                f"a call alone takes {format_ns(min(alone))} at least, and one of {self._calls} {format_ns(among_ns)}: "
-                "does it compute several calls at once?",
-            )
+            for side in self._alone if left else ():
+                self._alone[side].append(self._call_ns(side, 1))
+        raise _RefusedError(
+            Finding.SUSPICIOUS,
+            Reason.AHEAD,
+            f"a call alone takes {format_ns(min(alone))} at least, and one of {self._calls} {format_ns(among_ns)}: "
+            "does it compute several calls at once?",
+        )
 
 
-def share_of_a_replaced_clock(told: Sequence[float], of_rival: Sequence[float]) -> float | None:
+def share_of_a_replaced_clock(
+    told: Sequence[float], untold_ns: Sequence[float], untold_of_rival_ns: Sequence[float]
+) -> float | None:
     """Return the share of the time outside that a candidate's own clock tells, if it was replaced; None if not.
 
     Args:
         told: that share in each span of the candidate.
-        of_rival: the same of the trusted rival, which shows how far own clocks fall short on this machine now.
+        untold_ns: the nanoseconds of each span that the candidate's clock does not tell.
+        untold_of_rival_ns: the same of the trusted rival: what a busy machine adds to a span, however short it is.
     """
     _, _, high = quantiles(told, n=4)
-    low, _, _ = quantiles(of_rival, n=4)
-    return high if high < _TOLD and low > _TOLD_OF_RIVAL else None
+    least_ns, _, _ = quantiles(untold_ns, n=4)
+    _, _, explained_ns = quantiles(untold_of_rival_ns, n=4)
+    return high if high < _TOLD and least_ns > 3 * explained_ns + _OFF_NS else None
 
 
 def _finding_of(comparison: Comparison, threshold: float) -> Finding:

@@ -244,7 +244,7 @@ def race_of(alone_ns: list[float], further_ns: list[float]) -> _Race:
     race._calls = 11
     race._alone = {BASE: [2e6, 2e6, 2e6], CANDIDATE: alone_ns}
     race._among = {BASE: [1.9e6], CANDIDATE: [1e6]}
-    race._call_ns = lambda _side, _number: further_ns.pop(0)  # type: ignore[method-assign]
+    race._call_ns = lambda side, _number: further_ns.pop(0) if side == CANDIDATE else 1e6  # type: ignore[method-assign]
     return race
 
 
@@ -254,6 +254,9 @@ def test_a_candidate_is_faster_among_calls_only_if_no_further_call_alone_is_as_f
     with pytest.raises(_RefusedError, match="a call alone takes 11"):
         race_of(list(slow), [14e6] * 12)._refuse_calls_ahead()
     race_of([], [11e6, 12e6, 1.1e6])._refuse_calls_ahead()  # too few were alone by chance
+    busy = race_of(list(slow), [])
+    busy._alone[BASE] = [1.9e6, 9e6, 9e6]  # the machine delays calls that are alone, as the rival's show
+    busy._refuse_calls_ahead()
 
 
 def test_a_text_that_is_too_long_is_no_answer() -> None:
@@ -307,12 +310,13 @@ def test_outputs_that_make_no_sense_are_refused(told: dict[str, object], holding
 
 def test_a_clock_counts_as_replaced_where_it_tells_next_to_nothing_and_the_rival_s_does_not() -> None:
     honest = [0.7, 0.8, 0.75, 0.9]
-    assert share_of_a_replaced_clock([0.0, 0.0, 0.01, 0.0], honest) is not None
-    assert share_of_a_replaced_clock(honest, honest) is None
-    assert share_of_a_replaced_clock([0.0, 0.0, 0.5, 0.6], honest) is None, "only some spans, as on a busy machine"
-    assert share_of_a_replaced_clock([0.0, 0.0, 0.01, 0.0], [0.05, 0.3, 0.1, 0.4]) is None, (
-        "the rival's falls short too"
-    )
+    short, long = [50e3, 90e3, 60e3, 200e3], [2e6, 2.1e6, 2.5e6, 2.2e6]  # nanoseconds that a clock does not tell
+    never = [0.0, 0.0, 0.01, 0.0]
+    assert share_of_a_replaced_clock(never, long, short) is not None
+    assert share_of_a_replaced_clock(honest, long, short) is None
+    assert share_of_a_replaced_clock([0.0, 0.0, 0.5, 0.6], long, short) is None, "only some spans, as on a busy machine"
+    assert share_of_a_replaced_clock(never, short, short) is None, "a short call, most of whose span is the machine's"
+    assert share_of_a_replaced_clock(never, long, long) is None, "the rival's falls short too"
 
 
 def test_there_are_as_many_kinds_as_promised() -> None:
