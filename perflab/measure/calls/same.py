@@ -26,8 +26,8 @@ _ELEMENTS = 1 << 12
 _TENSORS = 16
 _ROUNDING = {2: 2e-2, 4: 1e-3, 8: 1e-6}
 """Relative difference, by the size of a number in bytes, up to which two runs of one computation may differ."""
-_CONFIRMED = 2
-"""Further rounds of a timed and an untimed call that must agree with the suspicion."""
+_CONFIRMED, _IN_A_ROW = 2, 4
+"""Further rounds of a timed call, and of untimed calls in a row, that must agree with the suspicion."""
 
 
 class Left:
@@ -123,7 +123,8 @@ class Comparing:
         self._always = True
         for _ in range(_CONFIRMED):  # memory that nobody writes may hold the same by chance
             timed_again()
-            if self._timed.agrees(untimed) or not self._untimed().agrees(untimed):
+            # Several in a row: results that come in turns, such as a generation's lengths, differ among themselves.
+            if self._timed.agrees(untimed) or not all(self._untimed().agrees(untimed) for _ in range(_IN_A_ROW)):
                 return Results.NOT_COMPARABLE, None
         return None, ResultsError(
             "a timed call returned another result than untimed calls of the same arguments",
