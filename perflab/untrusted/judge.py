@@ -57,6 +57,8 @@ _SPAN_NS = 3_000_000
 _MOST_CALLS = 32
 _MOST_BYTES = 1 << 28
 """Inputs of all calls of a span in bytes, at most; a single call may have more."""
+_LONG_SPANS = 10
+"""The length of the slower side's span, at most, in spans of the usual length; one call takes what it takes."""
 _MOST_SPANS = 2
 """Spans in a turn, at most; the fastest of them counts most."""
 _WARMING, _CONTROLS = 4, 9
@@ -455,8 +457,10 @@ class _Race:
             for process in (*self._sides.values(), self._control):
                 spent.setdefault(process.role, []).append(self._timed(process, sets).ns)
         size = sum(one.untyped_storage().nbytes() for one in sets[0].values())
-        call_ns = max(1.0, min(spent[Role.CANDIDATE] + spent[Role.RIVAL]) - min(spent[Role.CONTROL]))
-        wanted = _SPAN_NS / call_ns
+        least = [max(1.0, min(spent[role]) - min(spent[Role.CONTROL])) for role in (Role.CANDIDATE, Role.RIVAL)]
+        call_ns = min(least)
+        # What is far slower must not spend the time for all pairs in a few of them.
+        wanted = min(_SPAN_NS / call_ns, _LONG_SPANS * _SPAN_NS / max(least))
         self._spans = max(1, min(_MOST_SPANS, math.ceil(interleave.TURN_NS / max(_SPAN_NS, call_ns))))
         return max(1, min(_MOST_CALLS, int(wanted), _MOST_BYTES // max(1, size)))
 
