@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,8 @@ def kernels_command(parser: argparse.ArgumentParser) -> Run:
         if given.loops:
             from perflab.compiled.report import loops_of_kernels
 
-            print("\n".join(loops_of_kernels(document.results)))
+            for line in loops_of_kernels(document.results):
+                print(line)
         for text in [result.failure for result in document.results if result.failure]:
             print(f"{lines_of(text)}\n")
         if given.json is not None:
@@ -99,11 +101,14 @@ def machine_code_command(parser: argparse.ArgumentParser) -> Run:
         from perflab.compiled.run.machine_code import describe_kernels
 
         try:
-            (arch,) = parse_architectures(given.arch)
-            if not isinstance(arch, int):
-                raise ValueError(f"{arch} has no cubins")
+            arch, *others = parse_architectures(given.arch)
+            if others or not isinstance(arch, int):
+                raise ValueError(f"{given.arch} is not one architecture that has cubins")
+            re.compile(given.match)
         except ValueError as error:
             raise UsageError(f"--arch: {error}", "name one of NVIDIA's, such as --arch=80") from error
+        except re.error as error:
+            raise UsageError(f"--match={given.match}: {error}", "give a regular expression; escape ( as \\(") from error
         if given.warps < 1 or given.shared < 0:
             raise UsageError(
                 "--warps and --shared are sizes of a block", "give at least one warp, and no less than 0 B"

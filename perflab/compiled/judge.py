@@ -9,9 +9,9 @@ A compiler is deterministic: there is no noise, and no need to measure again. A 
   kind;
 - the kernel's copies no longer use TMA;
 - fewer of the kernel's warps fit onto a multiprocessor at once;
-- an iteration of a loop takes more cycles at least, or spills in the loop, or issues more instructions of some kind
-  and not fewer in all. Loops are compared one by one, where they do the same tensor-core products, or without
-  products move the same bytes; a kernel without loops is compared as one.
+- an iteration of a loop issues other instructions than before, and its least time rose, or it spills more in the loop,
+  or it issues more of some kind and not fewer in all. Loops are compared one by one, where they do the same
+  tensor-core products, or without products move the same bytes; a kernel without loops is compared as one.
 
 Registers, shared memory within the limit, stages and the counts of remaining instructions may change in either
 direction without being better or worse: they are only shown. Results are compared only if the same compiler made them.

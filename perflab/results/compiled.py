@@ -91,10 +91,7 @@ class KernelResources(Data, frozen=True):
     @property
     def main_loop(self) -> LoopCounts | None:
         """The loop that does most in tensor cores, the shortest of several; else the longest. None if none is known."""
-        by_work = sorted(
-            self.loops, key=lambda loop: (-loop.flops, sum(loop.issues.values()) * (1 if loop.flops else -1))
-        )
-        return by_work[0] if by_work else None
+        return min(self.loops, key=lambda one: (-one.flops, one.total if one.flops else -one.total), default=None)
 
     @property
     def fits(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.plugin.conftest import Folder
@@ -124,6 +126,38 @@ def test_what_another_environment_makes_of_the_same_kernels_is_compared(project:
     nothing.stderr.fnmatch_lines(["perflab kernels: /bin/false compiled nothing: *", "  -> *"])
     refused = project.perflab("kernels", "--update", f"--against={other}")
     refused.stderr.fnmatch_lines(["perflab kernels: --against with --update", "  -> *"])
+
+
+def test_machine_code_of_a_file_is_read_and_bad_input_is_told(
+    project: Kernels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert project.perflab("kernels", "--arch=90").ret == 0
+    (cubin,) = tmp_path.glob("*/product.cubin")
+    told = project.perflab("machine-code", str(cubin), "--match=^product$", "--warps=8", "--shared=65536")
+    assert told.ret == 0
+    told.stdout.fnmatch_lines(
+        [
+            "product [[]sm_90]",
+            "  * registers, 0 B of stack, 2 blocks on a multiprocessor",
+            "  no loop: * bound by *",
+            "    issues: tensor products:64x128x16 *",
+        ]
+    )
+    (tmp_path / "damaged.cubin").write_bytes(cubin.read_bytes()[:500])
+    (tmp_path / "none.so").write_text("no code")
+    for arguments, problem, remedy in (
+        ([str(cubin), "--match=other"], "product.cubin has no kernel whose name matches 'other'", "names are mangled*"),
+        ([str(cubin), "--match=("], "--match=(: missing *", "give a regular expression*"),
+        ([str(cubin), "--arch=80,90"], "--arch: 80,90 is not one architecture that has cubins", "name one of *"),
+        ([str(cubin), "--warps=0"], "--warps and --shared are sizes of a block", "give at least one warp*"),
+        ([str(tmp_path / "damaged.cubin")], "damaged.cubin cannot be read: *", "name a cubin*"),
+        ([str(tmp_path / "none.so")], "none.so cannot be read: *", "name a cubin*"),
+        ([str(tmp_path / "gone.so")], "there is no file *gone.so", "name a cubin*"),
+    ):
+        refused = project.perflab("machine-code", *arguments)
+        assert refused.ret == 2
+        refused.stderr.fnmatch_lines([f"perflab machine-code: {problem}", f"  -> {remedy}"])
 
 
 def test_kernels_that_cannot_run_fail_with_what_the_compiler_said_and_are_not_saved(project: Kernels) -> None:

@@ -58,9 +58,10 @@ def kernels_in(file: Path, arch: int, pattern: str, *, nvdisasm: str, cuobjdump:
                     found = True
                     yield LibraryKernel(function, *usage[function.name])
     if not found:
+        where = file.name if file.suffix == ".cubin" else f"{file.name}, for sm_{arch},"
         raise KernelError(
-            f"{file.name} has no kernel for sm_{arch} whose name matches {pattern!r}",
-            "names are mangled; list them with cuobjdump -lelf and -res-usage",
+            f"{where} has no kernel whose name matches {pattern!r}",
+            "names are mangled; cuobjdump -res-usage lists them",
         )
 
 
@@ -77,7 +78,11 @@ def _usage(cubin: Path, cuobjdump: str) -> dict[str, tuple[int, int, int]]:
 def _run(command: list[str], folder: Path) -> str:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except subprocess.CalledProcessError as error:
+        told = (error.stderr or error.stdout or str(error)).strip()
+        raise KernelError(
+            f"{Path(command[-1]).name} cannot be read: {told[:300]}", "name a cubin, or a library that holds cubins"
+        ) from error
     except (OSError, subprocess.SubprocessError) as error:
-        told = str(getattr(error, "stderr", "") or error).strip()
-        raise KernelError(f"{command[0]} failed: {told[:300]}", "install triton or nvidia-cuda-cuobjdump") from error
+        raise KernelError(f"{command[0]} failed: {error}", "install triton or nvidia-cuda-cuobjdump") from error
     return done.stdout + done.stderr

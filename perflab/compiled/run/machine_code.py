@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from perflab.base.errors import KernelError
 from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy
 from perflab.compiled.machine.library import LibraryKernel, kernels_in
 from perflab.compiled.machine.reading import read_loops
@@ -17,9 +18,19 @@ def described(kernel: LibraryKernel, *, num_warps: int, shared_bytes: int) -> tu
     """Return how many of a kernel's blocks are on a multiprocessor at once, and its loops.
 
     ``num_warps`` and ``shared_bytes``, the dynamic shared memory, are those of a launch.
+
+    Raises:
+        KernelError: the limits of the kernel's architecture are not known.
     """
+    limits = ARCHITECTURES.get(kernel.function.arch)
+    if limits is None:
+        known = ", ".join(str(arch) for arch in ARCHITECTURES if isinstance(arch, int))
+        raise KernelError(
+            f"{kernel.function.name} is compiled for sm_{kernel.function.arch}, whose limits are not known",
+            f"give a kernel for one of {known}",
+        )
     blocks, _ = occupancy(
-        ARCHITECTURES[kernel.function.arch],
+        limits,
         num_warps=num_warps,
         registers=kernel.registers,
         shared_bytes=kernel.shared_bytes + shared_bytes,
