@@ -92,13 +92,13 @@ def score(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr):
 
 @triton.jit
 def rising(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr, FLIPPED: tl.constexpr):
-    """What rises with the scores, and the factor >= 0 that makes it scores (units of log 2).
+    """Values that rise with the scores, and the factor >= 0 that makes them scores (units of log 2).
 
     The greatest score is then the factor times the greatest of these, and exp2(factor * x - max) is one fused
     multiplication before the exponential. FLIPPED is for negative factors, of which the absolute value is given.
     """
     if HAS_SOFTCAP:
-        return tanh(products * factor) * softcap_log2, 1.0
+        return score(products, factor, softcap_log2, HAS_SOFTCAP), 1.0
     elif FLIPPED:
         return -products, factor
     else:
