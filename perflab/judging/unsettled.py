@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from perflab.judging.finding import Finding
 from perflab.judging.interleave import Reading
 from perflab.judging.paired import PairedCase, PairedFinding, PairedPolicy, latency_findings
-from perflab.judging.robust import ratio_of
+from perflab.judging.statistics import ratio_of
 from perflab.results.measurement import Paired, Replicate
 from perflab.results.records import Policy, Verdict
 from perflab.units import format_change

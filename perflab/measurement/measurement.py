@@ -16,6 +16,7 @@ from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off
 from perflab.internals.of_torch.originals import check_originals
+from perflab.judging.statistics import relative_half_width
 from perflab.measure.calls.nvtx import (
     MEMORY,
     OPERATOR_CALLS,
@@ -33,18 +34,20 @@ from perflab.measure.clocks.calibration import CalibrationWorkload
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
 from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
-from perflab.measure.clocks.device_clock import DeviceStopwatch, wait_of_the_host
-from perflab.measure.clocks.launching import launch_ns
-from perflab.measure.clocks.span import EVENT_STEP_NS, check_agreement
+from perflab.measure.clocks.device_clock import (
+    EVENT_STEP_NS,
+    DeviceStopwatch,
+    check_agreement,
+    launch_ns,
+    wait_of_the_host,
+)
 from perflab.measure.counts.counter import CallCounter
-from perflab.measure.machine.allocator import keep_freed_memory
 from perflab.measure.machine.caches import Eviction
-from perflab.measure.machine.devices import current_device
+from perflab.measure.machine.devices import current_device, keep_freed_memory
 from perflab.measure.machine.evidence import Witness
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.peak import MEMORY_CALLS, measure_memory
 from perflab.measure.sampling.generation import generation_of
-from perflab.measure.sampling.statistics import relative_half_width
 from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.leaks import find_leak
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perflab.internals.of_torch.machine import activity_of, deduced_activity, kineto_results
-from perflab.measure.counts.profiler import profiler
+from perflab.measure.counts.events import profiler
 
 
 def test_what_an_event_records_is_told_by_pytorch_or_deduced_alike() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.judging.anchor import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
+from perflab.judging.kept import ACCEPTED_KEPT, is_past_anchor, is_past_memory_anchor
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.results.measured import Baseline, Entry, Exact

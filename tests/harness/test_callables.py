@@ -17,7 +17,7 @@ import torch
 import perflab
 from perflab.base.errors import DeviceError, UsageError
 from perflab.judging.paired import LOOKS
-from perflab.judging.trimmed import LEAST_PAIRS
+from perflab.judging.statistics import LEAST_PAIRS
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.sampling import stopping as sampling

@@ -161,8 +161,7 @@ def test_a_warm_measurement_evicts_nothing_and_makes_no_buffer(virtual_clock: Vi
 
 @pytest.mark.usefixtures("one_thread")
 def test_memory_and_counts_of_a_cold_case_are_those_of_a_warm_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perflab.measure.counts.compiling import compiler_state
-    from perflab.measure.counts.counter import CallCounter
+    from perflab.measure.counts.counter import CallCounter, compiler_state
 
     monkeypatch.setattr(caches, "eviction_bytes", lambda _device: 64 << 20)
 

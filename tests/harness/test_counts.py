@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.counts.compiling import CompilerState, compiler_state, counts_of_compiler
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, CompilerState, compiler_state, counts_of_compiler
 from perflab.measure.counts.events import (
     COUNTED,
     Event,

@@ -9,8 +9,8 @@ import pytest
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError
 from perflab.judging import judge as judging
-from perflab.measured.report.not_compared import what_was_compared
-from perflab.measured.store.exact import ExactStore, split
+from perflab.measured.exact import ExactStore, split
+from perflab.measured.report.facts import what_was_compared
 from perflab.results.environment import exact_environment, exact_slug
 from perflab.results.measured import Baseline, Exact, MemoryAnchor
 from perflab.results.records import Environment, Judgement, Policy, Uncompared, Verdict

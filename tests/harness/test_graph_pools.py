@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from perflab.measure.calls.workload import Workload
-from perflab.measure.memory.graph_pools import replayed_pools, unallocated
-from perflab.measure.memory.peak import measure_memory
+from perflab.measure.memory.peak import measure_memory, replayed_pools, unallocated
 
 CUDA = torch.device("cuda", 0)
 MIB = 1 << 20

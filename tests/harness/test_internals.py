@@ -25,8 +25,7 @@ from perflab.internals import of_torch as torch_internals
 from perflab.internals.lookup import TORCH, TRITON, version_warnings
 from perflab.internals.of_torch import compiler, dispatch, fakes, machine, patched, tracing
 from perflab.measure.calls.workload import Workload
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement.measurement import measure, weigh
 from perflab.measurement.turns import Turns

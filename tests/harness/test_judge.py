@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perflab.base.data import changed
 from perflab.devices.kinds import block_bytes_on
+from perflab.measured.exact import split
 from perflab.measured.report.failure import explain
-from perflab.measured.store.exact import split
 from perflab.results.measured import Anchor, Baseline, Entry, MeasuredCase
 from perflab.results.measurement import OutOfMemory, Record, Replicate
 from perflab.results.peak import PeakPart

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from perflab.measure.calls.workload import Workload
-from perflab.measure.clocks.launching import launch_ns
+from perflab.measure.clocks.device_clock import launch_ns
+from perflab.measured.report.facts import launching_fact, launching_text
 from perflab.measured.report.failure import explain
-from perflab.measured.report.launching import launching_fact, launching_text
 from perflab.measured.report.table import table
 from perflab.results.records import Change, Policy, Verdict
 from tests.harness.fake_cuda import FakeCuda

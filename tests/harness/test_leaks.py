@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.judging.leaks import leak_text
+from perflab.judging.memory_texts import leak_text
 from perflab.measure.calls.workload import Workload
 from perflab.measurement.leaks import find_leak
 from perflab.results.measurement import Leak

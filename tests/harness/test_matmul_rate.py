@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from perflab.devices.cpu import Cpu
-from perflab.measure.machine import matmul_rate
-from perflab.measure.machine.matmul_rate import matmul_flops_per_second, precision_of_products
+from perflab.measure.machine import devices
+from perflab.measure.machine.devices import matmul_flops_per_second, precision_of_products
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
 def switches_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(matmul_rate, "_rates", {})
-    monkeypatch.setattr(matmul_rate, "_SECONDS", 0.01)
+    monkeypatch.setattr(devices, "_rates", {})
+    monkeypatch.setattr(devices, "_SECONDS", 0.01)
     monkeypatch.setattr(Cpu, "matmul_side", 64)
     before = torch.get_float32_matmul_precision()
     yield
@@ -46,7 +46,7 @@ def test_products_in_tf32_have_a_rate_and_a_name_of_their_own(device: torch.devi
 def test_a_rate_in_tf32_is_not_told_for_float32() -> None:
     torch.set_float32_matmul_precision("high")
     key = ("cpu", "tf32")
-    matmul_rate._rates[key] = 1e30  # no machine has it: a look in float32 that tells it has mixed them up
+    devices._rates[key] = 1e30  # no machine has it: a look in float32 that tells it has mixed them up
     torch.set_float32_matmul_precision("highest")
     assert matmul_flops_per_second(CPU, torch.float32) < 1e30
     torch.set_float32_matmul_precision("high")

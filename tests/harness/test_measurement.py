@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.memory.alike import Watched
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement.measurement import Measured, measure, replicate_of

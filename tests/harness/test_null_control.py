@@ -11,8 +11,7 @@ import pytest
 
 from perflab.judging.null_control import NO_CONTROL, Control, control_of, widened
 from perflab.judging.paired import PairedCase, PairedPolicy, latency_findings
-from perflab.judging.robust import ratio_of
-from perflab.judging.trimmed import estimate
+from perflab.judging.statistics import estimate, ratio_of
 from perflab.results.records import Verdict
 from perflab.turns.comparison import BASE, HEAD, TWIN
 from perflab.turns.rounds import CaseRound

@@ -9,7 +9,7 @@ from torch import nn
 from perflab.attribution.held import held_by_address
 from perflab.base.data import changed
 from perflab.base.errors import UsageError
-from perflab.judging.out_of_memory import out_of_memory_texts
+from perflab.judging.memory_texts import out_of_memory_texts
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.profiles.take_peak import take_failure

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.judging.robust import compare, robust_spread, student_t_quantile
+from perflab.judging.statistics import compare, robust_spread, student_t_quantile
 
 groups = st.lists(st.floats(min_value=1.0, max_value=1e12), min_size=1, max_size=8)
 quiet_groups = st.integers(3, 5).flatmap(lambda n: st.lists(st.floats(0.99, 1.01), min_size=n, max_size=n))

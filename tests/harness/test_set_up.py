@@ -12,8 +12,7 @@ from perflab.base.errors import UsageError
 from perflab.measure.calls.outputs import outputs_of
 from perflab.measure.clocks import set_up
 from perflab.measure.clocks.set_up import SetUpWorkload, arguments_in, workload_of
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.memory.memory_snapshot import record_call
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement.callables import Comparison, Limits, in_turns

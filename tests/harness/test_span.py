@@ -16,8 +16,7 @@ from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Stopwatch
 from perflab.measure.clocks.cold import ColdDeviceStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
-from perflab.measure.clocks.device_clock import DeviceStopwatch
-from perflab.measure.clocks.span import Reading, check_agreement
+from perflab.measure.clocks.device_clock import DeviceStopwatch, Reading, check_agreement
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement import measurement, turns
 from perflab.tiers.job import Serve

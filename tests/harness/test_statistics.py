@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.measure.sampling.statistics import median_interval, quantile, quantile_interval, relative_half_width
+from perflab.judging.statistics import median_interval, quantile, quantile_interval, relative_half_width
 
 finite = st.floats(min_value=1e-3, max_value=1e15)
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from perflab.judging.interleave import Reading
-from perflab.judging.trimmed import LEAST_PAIRS
+from perflab.judging.statistics import LEAST_PAIRS
 from perflab.measured.run.tables import ROUNDS, Row, ratio_of
 from perflab.turns.comparison import BASE, HEAD
 from perflab.turns.rounds import CaseTurns

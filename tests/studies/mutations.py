@@ -50,14 +50,14 @@ MUTATIONS = (
     ),
     Mutation(
         "an out-of-memory error names memory in fragments",
-        "judging/out_of_memory.py",
+        "judging/memory_texts.py",
         "found.cached_bytes > found.asked_bytes",
         "found.cached_bytes < found.asked_bytes",
         "tests/harness/test_out_of_memory.py",
     ),
     Mutation(
         "a smaller peak than the anchor's moves the anchor",
-        "judging/anchor.py",
+        "judging/kept.py",
         "return peaks.now * (1.0 + policy.memory_threshold) < peaks.before",
         "return peaks.now * (1.0 + policy.memory_threshold) > peaks.before",
         "tests/harness/test_anchor.py",
@@ -71,14 +71,14 @@ MUTATIONS = (
     ),
     Mutation(
         "two readings with an infinite ratio are ordered",
-        "judging/robust.py",
+        "judging/statistics.py",
         "return math.inf if log_ratio > 0 else 0.0",
         "return math.inf if log_ratio < 0 else 0.0",
         "tests/harness/test_robust.py",
     ),
     Mutation(
         "an interval of a median needs enough samples",
-        "measure/sampling/statistics.py",
+        "judging/statistics.py",
         "if low > 0 and high < many else None",
         "if low > 0 else None",
         "tests/harness/test_statistics.py",

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from perflab.base.identity import test_of
-from perflab.measure.sampling.statistics import SHARES, quantile, quantile_interval
-from perflab.measured.report.judged import Reading, judged
-from perflab.measured.report.matmul_rate import share_of_rate
+from perflab.judging.statistics import SHARES, quantile, quantile_interval
+from perflab.measured.report.judged import Reading, judged, share_of_rate
 from perflab.results.measurement import (
     PER_TOKEN,
     Beside,

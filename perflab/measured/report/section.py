@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from perflab.measured.report.columns import ordered, own_columns
-from perflab.measured.report.judged import judged
-from perflab.measured.report.matmul_rate import NO_TELLING, share_of_rate, with_best_rates
-from perflab.measured.report.not_compared import what_was_compared
+from perflab.measured.report.facts import what_was_compared
+from perflab.measured.report.judged import NO_TELLING, judged, share_of_rate, with_best_rates
 from perflab.measured.report.side_by_side import (
     Group,
     in_brief,

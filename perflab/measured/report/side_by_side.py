@@ -25,8 +25,7 @@ from perflab.measured.report.columns import (
     turns_with,
     without_ratio,
 )
-from perflab.measured.report.judged import judged
-from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
+from perflab.measured.report.judged import judged, share_of_rate, with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.results.measurement import Record
 from perflab.results.records import Environment

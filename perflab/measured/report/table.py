@@ -25,9 +25,8 @@ from perflab.measured.report.columns import (
     whole,
     work_title,
 )
+from perflab.measured.report.facts import launching_fact, ranks_facts
 from perflab.measured.report.judged import Reading, judged
-from perflab.measured.report.launching import launching_fact
-from perflab.measured.report.ranks import ranks_facts
 from perflab.results.measurement import PER_TOKEN, Record
 from perflab.results.records import Verdict
 from perflab.results.result import Result

@@ -2,7 +2,7 @@
 
 It gives each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and attaches
 the result to the test's own report as plain data. The reports of a case that needs a re-check wait:
-``held_reports.py``.
+``recheck.py``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from perflab.judging.counts import exactly_worse
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.measure.sampling.stopping import Progress
 from perflab.measured.run.callgrind import check_callgrind
-from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.device_turns import CaseTurns
-from perflab.measured.run.held_reports import HeldReports
-from perflab.measured.run.recheck import Recheck, needs_recheck
-from perflab.measured.run.state import Learned
+from perflab.measured.run.recheck import HeldReports, Recheck, needs_recheck
+from perflab.measured.run.state import Learned, no_graph_for
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
 from perflab.measured.run.ways import Callgrind, InRank, InStep, Local, Replicate, Served, Serves, profile_plan
 from perflab.noting import case_id

@@ -8,8 +8,8 @@ from statistics import median
 import pytest
 
 from perflab.base.errors import FreshProcessError
-from perflab.judging.fitness import Fitness, calmest, fitness
 from perflab.judging.interference import disturbances
+from perflab.judging.kept import Fitness, calmest, fitness
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
 from perflab.measurement.measurement import replicate_of
 from perflab.profiles.stored import packed

@@ -10,10 +10,10 @@ from perflab.base.data import changed
 from perflab.base.identity import identity, without_mode
 from perflab.judging.counts import exactly_worse
 from perflab.judging.judge import judge
-from perflab.judging.leaks import leak_text
+from perflab.judging.memory_texts import leak_text
+from perflab.measured.baselines import Baselines
 from perflab.measured.run.memory_snapshots import with_snapshots
 from perflab.measured.run.state import Learned
-from perflab.measured.store.baselines import Baselines
 from perflab.measurement.measurement import replicate_of
 from perflab.results.measured import Baseline, MeasuredCase
 from perflab.results.measurement import Record

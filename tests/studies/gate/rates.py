@@ -30,8 +30,8 @@ from perflab.judging.paired import (
     stage,
 )
 from perflab.judging.unsettled import turns_policy
+from perflab.measured.exact import split
 from perflab.measured.run.remeasure import cleared
-from perflab.measured.store.exact import split
 from perflab.results.measured import Entry, MeasuredCase
 from perflab.results.measurement import Paired, Replicate
 from perflab.results.records import Environment, Policy, Verdict
