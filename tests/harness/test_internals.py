@@ -27,7 +27,8 @@ from perflab.internals.of_torch import compiler, dispatch, fakes, machine, patch
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.sampling.stopping import Plan
-from perflab.measurement.measurement import measure, weigh
+from perflab.measurement.measurement import measure
+from perflab.measurement.passes import weigh
 from perflab.measurement.turns import Turns
 from perflab.predicted.cuda import kernels
 from perflab.predicted.cuda.as_cuda import as_cuda, cuda_training

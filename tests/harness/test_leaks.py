@@ -10,7 +10,7 @@ import torch
 
 from perflab.judging.memory_texts import leak_text
 from perflab.measure.calls.workload import Workload
-from perflab.measurement.leaks import find_leak
+from perflab.measurement.passes import find_leak
 from perflab.results.measurement import Leak
 from perflab.results.peak import PeakPart
 

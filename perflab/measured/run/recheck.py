@@ -18,7 +18,7 @@ from _pytest.runner import runtestprotocol
 
 from perflab.base.data import changed
 from perflab.judging.counts import exactly_worse
-from perflab.measured.run.device_turns import Take
+from perflab.measured.run.before import Take
 from perflab.measured.run.evidence import Evidence
 from perflab.measured.run.remeasure import Remeasuring
 from perflab.measured.run.settle import Settling, may_settle

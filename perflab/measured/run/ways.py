@@ -28,7 +28,8 @@ from perflab.measured.run.callgrind import count_under_callgrind, run_counted
 from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_graph_for, no_time, no_work
 from perflab.measurement.callables import Comparison, Limits, in_turns
-from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
+from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure
+from perflab.measurement.passes import with_what_was_alive
 from perflab.profiles.take import ProfilePlan
 from perflab.ranks.together import together
 from perflab.results.measurement import Measurement, per_call_ns
