@@ -74,7 +74,7 @@ MUTATIONS = (
         "judging/statistics.py",
         "return math.inf if log_ratio > 0 else 0.0",
         "return math.inf if log_ratio < 0 else 0.0",
-        "tests/harness/test_robust.py",
+        "tests/harness/test_statistics.py",
     ),
     Mutation(
         "an interval of a median needs enough samples",
