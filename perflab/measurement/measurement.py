@@ -24,7 +24,7 @@ from perflab.measure.calls.nvtx import (
     nvtx_range,
     ranges_asked,
 )
-from perflab.measure.calls.same import Comparing
+from perflab.measure.calls.outputs import Comparing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
@@ -38,13 +38,13 @@ from perflab.measure.clocks.device_clock import (
     wait_of_the_host,
 )
 from perflab.measure.counts.counter import CallCounter
+from perflab.measure.generation import generation_of
 from perflab.measure.machine.caches import Eviction
 from perflab.measure.machine.devices import current_device, keep_freed_memory
 from perflab.measure.machine.evidence import Witness
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.peak import MEMORY_CALLS
-from perflab.measure.sampling.generation import generation_of
-from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
+from perflab.measure.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.passes import find_leak, tried, weigh
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
 from perflab.ranks.together import together

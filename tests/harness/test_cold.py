@@ -18,7 +18,7 @@ from perflab.measure.clocks.clock import Sample
 from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
 from perflab.measure.machine import caches
 from perflab.measure.machine.caches import Eviction, eviction_bytes, last_level_cache_bytes
-from perflab.measure.sampling.stopping import Plan, warm_up
+from perflab.measure.stopping import Plan, warm_up
 from perflab.measurement import measurement
 from perflab.measurement.measurement import Measured, measure, stopwatch_for
 from tests.harness.fake_cuda import FakeCuda, taking

@@ -10,8 +10,8 @@ from perflab.measure.calls.workload import Outputs, chain
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import HostStopwatch, Sample
 from perflab.measure.counts.counter import CallCounter, compiler_state
+from perflab.measure.generation import Generating, TokenHook, generation_of
 from perflab.measure.memory.peak import measure_memory
-from perflab.measure.sampling.generation import Generating, TokenHook, generation_of
 from perflab.results.measurement import Generation, Statistic, formula_of, is_compared
 from tests.harness.virtual_clock import VirtualClock
 

@@ -26,7 +26,7 @@ from perflab.internals.lookup import TORCH, TRITON, version_warnings
 from perflab.internals.of_torch import compiler, dispatch, fakes, machine, patched, tracing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter, compiler_state
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measurement.measurement import measure
 from perflab.measurement.passes import weigh
 from perflab.measurement.turns import Turns

@@ -14,7 +14,7 @@ from torch import nn
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.memory.alike import Watched
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measurement.measurement import Measured, measure, replicate_of
 from perflab.results.measurement import Measurement
 from tests.harness.make import MS

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from perflab.base.errors import ResultsError
-from perflab.measure.calls.outputs import distance, outputs_of
-from perflab.measure.calls.same import Comparing
+from perflab.measure.calls.outputs import Comparing, distance, outputs_of
 from perflab.measure.calls.workload import Workload
 from perflab.results.measurement import Results
 

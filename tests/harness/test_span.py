@@ -20,7 +20,7 @@ from perflab.measure.clocks.clock import Stopwatch
 from perflab.measure.clocks.cold import ColdDeviceStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
 from perflab.measure.clocks.device_clock import DeviceStopwatch, Reading, check_agreement, launch_ns
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measured.report.facts import launching_fact, launching_text
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table

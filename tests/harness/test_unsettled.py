@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.base.data import changed
-from perflab.judging.unsettled import LOOKS, as_ratios
+from perflab.judging.finding import LOOKS, as_ratios
 from perflab.results.measured import Anchor
 from perflab.results.measurement import Paired, Record
 from perflab.results.records import Judgement, Policy, Verdict

@@ -85,14 +85,14 @@ MUTATIONS = (
     ),
     Mutation(
         "warm-up ends when two readings agree",
-        "measure/sampling/stopping.py",
+        "measure/stopping.py",
         "abs(reading - previous) <= AGREEMENT",
         "abs(reading - previous) >= AGREEMENT",
         "tests/harness/test_sampling.py",
     ),
     Mutation(
         "a sample has its least length",
-        "measure/sampling/stopping.py",
+        "measure/stopping.py",
         "    if sample_ns >= SAMPLE_TARGET_NS:",
         "    if sample_ns >= SAMPLE_TARGET_NS / 100:",
         "tests/harness/test_sampling.py",

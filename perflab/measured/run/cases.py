@@ -23,7 +23,7 @@ from perflab.devices.environment import current_environment
 from perflab.devices.kinds import resolve_device
 from perflab.judging.counts import exactly_worse
 from perflab.measure.machine.devices import as_out_of_memory
-from perflab.measure.sampling.stopping import Progress
+from perflab.measure.stopping import Progress
 from perflab.measured.run.before import Before, CaseTurns
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.recheck import HeldReports, Recheck, needs_recheck

@@ -11,7 +11,7 @@ from perflab.base.errors import FreshProcessError
 from perflab.judging.counts import FAILS_ALREADY, exactly_worse
 from perflab.judging.interference import disturbances
 from perflab.measure.machine.devices import available_bytes, release_memory
-from perflab.measure.sampling.stopping import CALLS_AT_LEAST
+from perflab.measure.stopping import CALLS_AT_LEAST
 from perflab.measured.run.verdict import Judged
 from perflab.measurement.measurement import replicate_of
 from perflab.results.measurement import Record, Replicate

@@ -13,8 +13,8 @@ from perflab.base.commit import CodeOf, code_of, differs_from
 from perflab.base.data import changed
 from perflab.base.errors import RivalError
 from perflab.base.identity import file_of
+from perflab.judging.finding import turns_policy
 from perflab.judging.paired import Stage, latency_findings
-from perflab.judging.unsettled import turns_policy
 from perflab.measure.machine.devices import release_memory
 from perflab.measured.run.remeasure import looks_faster, no_room
 from perflab.measured.run.verdict import Judged

@@ -23,7 +23,7 @@ from perflab.measure.calls.strays import BetweenSamples, calling
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter
 from perflab.measure.machine.devices import as_out_of_memory, available_bytes, current_device, release_memory
-from perflab.measure.sampling.stopping import Progress
+from perflab.measure.stopping import Progress
 from perflab.measured.run.callgrind import count_under_callgrind, run_counted
 from perflab.measured.run.memory_snapshots import record_where_asked
 from perflab.measured.run.state import Learned, no_graph_for, no_time, no_work

@@ -17,8 +17,8 @@ from perflab.base.errors import UsageError
 from perflab.measure.calls.strays import calling
 from perflab.measure.calls.workload import Step, Workload, chain
 from perflab.measure.clocks.set_up import workload_of
+from perflab.measure.generation import Generating, TokenHook
 from perflab.measure.machine.devices import as_dtype, matmul_flops_per_second, precision_of_products
-from perflab.measure.sampling.generation import Generating, TokenHook
 from perflab.measurement.callables import Comparison, checked
 from perflab.results.measurement import Quote
 from perflab.results.records import Shortage, TierRecord
