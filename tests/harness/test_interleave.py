@@ -94,14 +94,12 @@ def steady(*calls_ns: float) -> list[TurnTime]:
 
 def log_ratio(new: list[TurnTime], old: list[TurnTime]) -> float:
     found = reading(new, old)
-    assert found is not None
     return found.log
 
 
 def test_a_pair_is_the_median_of_its_blocks_and_one_ruined_turn_does_not_move_it() -> None:
     old, new = steady(*[100.0] * 10), steady(*[110.0] * 10)
     found = reading(new, old)
-    assert found is not None
     assert (found.log, found.excess) == (pytest.approx(math.log(1.1)), pytest.approx(0.0))
     assert (found.error, found.excess_error) == (0.0, pytest.approx(0.0))
     assert log_ratio([*steady(990.0), *new[1:]], old) == pytest.approx(math.log(1.1))
@@ -115,7 +113,6 @@ def test_what_slows_down_evenly_within_blocks_cancels() -> None:
 def test_blocks_that_disagree_leave_a_pair_uncertain_and_without_a_whole_block_there_is_none() -> None:
     old = steady(*[100.0] * 8)
     found = reading(steady(90.0, 90.0, 110.0, 110.0, 130.0, 130.0, 70.0, 70.0), old)
-    assert found is not None
     assert found.error > 0.1
     assert reading(steady(100.0), old) is None
     assert reading([], old) is None
@@ -125,23 +122,19 @@ def test_a_cost_in_some_calls_is_in_the_means_alone_and_a_slow_block_weighs_as_m
     # Every second call takes 3 ms instead of 1; all of the last block is ten times as long on both sides.
     old, new = steady(1.0, 1.0, 1.0, 1.0, 10.0, 10.0), [TurnTime(1.0, 2.0)] * 4 + [TurnTime(10.0, 20.0)] * 2
     found = reading(new, old)
-    assert found is not None
     assert (found.log, found.error) == (0.0, 0.0)
     assert found.excess == pytest.approx(math.log(2.0))
     assert found.excess_error == pytest.approx(0.0, abs=1e-9)
     uneven = reading([TurnTime(1.0, 1.5), TurnTime(1.0, 1.5), *steady(1.0, 1.0)], steady(1.0, 1.0, 1.0, 1.0))
-    assert uneven is not None
     assert uneven.excess_error > 0.1, "it was in one block of two"
     assert uneven.excess_of_all == pytest.approx(math.log(1.25))
     alone = reading([TurnTime(1.0, 2.0)] * 2, steady(1.0, 1.0))
-    assert alone is not None
     assert math.isinf(alone.excess_error), "one block tells nothing about another"
 
 
 def test_what_falls_on_few_blocks_is_in_the_mean_of_all_calls_alone() -> None:
     old, slow = [TurnTime(1.0, 1.1, calls=8)] * 40, [TurnTime(1.0, 1.2, calls=8)] * 40
     found = reading([*slow[:36], *[TurnTime(1.0, 9.0, calls=8)] * 4], old)
-    assert found is not None
     assert found.excess == pytest.approx(math.log(1.2 / 1.1))
     assert found.excess_of_all > 0.5
     assert found.one_sided
@@ -152,7 +145,6 @@ def test_a_cost_in_every_so_many_th_call_is_in_the_middle_of_the_blocks(calls: i
     of_call = itertools.cycle([1.0] * (every - 1) + [1.0 + 0.05 * every])
     new = [TurnTime(1.0, fmean(next(of_call) for _ in range(calls)), calls) for _ in range(2 * 20 * every)]
     found = reading(new, [TurnTime(1.0, 1.0, calls)] * len(new))
-    assert found is not None
     assert found.excess == pytest.approx(0.05, abs=0.012)
 
 

@@ -49,7 +49,6 @@ def _failing(where: str) -> Step:
 
 def test_what_is_alive_is_that_of_the_moment_of_failure() -> None:
     found = take_failure(_failing("forward"), CPU)
-    assert found is not None
     assert found.asked_by.operator == "aten::empty"
     first = _failing.__code__.co_firstlineno
     assert found.asked_by.line == f"tests/harness/test_out_of_memory.py:{first + 7}"

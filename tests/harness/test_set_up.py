@@ -92,7 +92,6 @@ def test_neither_time_nor_memory_nor_operators_of_the_set_up_are_the_calls(virtu
     found = measured(SetUpWorkload(grow, (), {}, make, CPU))
     assert set(found.samples_ns) == {1 * MS}
     assert found.repetitions == 10
-    assert found.memory is not None
     assert not found.memory.calls_differ
     assert (found.memory.held_bytes, found.memory.growth_bytes) == (1024, 4)
     assert (found.counts["operators"], found.counts["allocations"]) == (2, 1)
@@ -111,7 +110,6 @@ def test_what_a_call_appends_to_is_new_for_each_and_counts_as_it_was_given(virtu
         return {"cache": made[-1]}
 
     memory = measured(SetUpWorkload(grow, (), {}, make, CPU)).memory
-    assert memory is not None
     assert (memory.calls_differ, memory.peak_bytes) == ([], 2048)
     assert {len(one) for one in made} == {1, 2}, "each was given to one call at most"
 

@@ -80,7 +80,6 @@ def test_a_slowdown_in_turns_is_the_code_s() -> None:
     assert judgement.reasons == [f"A/B with {THERE}: +10.0%"]
     assert not judgement.unsettled
     change = judgement.latency
-    assert change is not None
     assert (change.before, change.now) == (90.0 * MS, pytest.approx(99.0 * MS))
     assert (change.ratio, change.limit) == (pytest.approx(1.1), pytest.approx(1.05))
 
