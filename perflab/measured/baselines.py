@@ -87,8 +87,12 @@ class Baselines:
         own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
         paths = self.times.save(own, times_successor) if own else []
         self._forget(self._own, own)
-        inexact = {case: entry for case, entry in exacts.items() if case not in found and _calls_differ(entry)}
-        self._forget(self.exact, inexact)
+        differing = {
+            case: entry
+            for case, entry in exacts.items()
+            if case not in found and any(one.memory is not None and one.memory.least for one in entry.replicates)
+        }
+        self._forget(self.exact, differing)
         return [*paths, *(self.exact.save(found, exact_successor) if found else [])]
 
     def _forget(self, store: BaselineStore | ExactStore, cases: Mapping[str, Entry]) -> None:
@@ -121,10 +125,6 @@ class Baselines:
             for old in self._own.entries(case, new.environment)[:1] if runs[case].is_worse else ():
                 steps[case] = Step(old, left_out=unexplained(old, new))
         return steps
-
-
-def _calls_differ(entry: Entry) -> bool:
-    return any(one.memory is not None and one.memory.least for one in entry.replicates)
 
 
 def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:

@@ -66,7 +66,8 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
     name_width = _name_width(names, width - verdict_width - sum(cells.width for cells in last))
     header = _joined("case", [cells.column.title for cells in last], last, name_width)
     lines.append(Line(f"{header}  verdict"))
-    shared = _shared_reasons(results) if view.brief else {}
+    often = Counter((one.judgement.verdict, reason) for one in results for reason in one.judgement.reasons)
+    shared = {reason: many for reason, many in often.items() if many > 1 and view.brief}
     for at, (name, result) in enumerate(zip(names, results, strict=True)):
         in_line = _skipped_in_line(shorten(name, name_width).ljust(name_width), result, width)
         if in_line is not None:
@@ -78,12 +79,6 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
         lines += [Line(f"  {part}") for part in [*facts, *_why(result, width - 2, shared, brief=view.brief), *beside]]
     said = (f"{many} {verdict}: {reason}" for (verdict, reason), many in shared.items())
     return [*lines, *(Line(text) for one in said for text in textwrap.wrap(one, width, subsequent_indent="  "))]
-
-
-def _shared_reasons(results: Sequence[Result]) -> dict[tuple[Verdict, str], int]:
-    """Return (verdict, reason) -> number of cases, for reasons that several cases give for one verdict."""
-    often = Counter((one.judgement.verdict, reason) for one in results for reason in one.judgement.reasons)
-    return {reason: many for reason, many in often.items() if many > 1}
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Settling:
     def has_code(self, one: Judged) -> bool:
         """Whether there is a commit with which a case could be interleaved."""
         entry = one.baseline.times
-        return entry is not None and _is_wanted(one) and self.code("baseline", entry).commit is not None
+        return entry is not None and _is_wanted(one) and self.code_of("baseline", entry).commit is not None
 
     def settle(self, one: Judged) -> Judged:
         """Interleave the case with the code of its baseline, of its anchor or of both, and judge it again.
@@ -84,9 +84,9 @@ class Settling:
         same_code = False
         for what in one.judgement.unsettled:
             saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
-            code = self.code(what, saved)
+            code = self.code_of(what, saved)
             if code.commit is None:
-                notes.append(code.told)
+                notes.append(code.told if code.is_here or not code.told else f"no A/B re-run: {code.told}")
                 same_code |= code.is_here
                 continue
             there = f"{code.commit[:7]}, {code.told}"
@@ -113,15 +113,8 @@ class Settling:
             judgement = changed(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return replace(one, judgement=judgement)
 
-    def code(self, what: str, saved: Saved) -> CodeOf:
-        """Return the commit to compare with, or the reason why there is none, as ``no A/B re-run: ...``."""
-        code = self.code_of(what, saved)
-        if code.commit is None and code.told and not code.is_here:
-            return CodeOf(None, f"no A/B re-run: {code.told}")
-        return code
-
     def code_of(self, what: str, saved: Saved) -> CodeOf:
-        """Return the commit to compare with, or the reason why there is none, without a prefix."""
+        """Return the commit to compare with, or the reason why there is none."""
         root, baselines = self._config.rootpath.resolve(), self._directory
         code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
         if code.commit is None or self._differs_from(code.commit, root, baselines):
