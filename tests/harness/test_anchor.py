@@ -247,11 +247,6 @@ def test_an_anchor_never_makes_a_verdict_better() -> None:
     assert faster.latency.before == 103 * MS
 
 
-def test_an_entry_of_an_older_file_is_its_own_anchor() -> None:
-    held = times(successor(entry(quiet(100 * MS), recorded="2026-01-01"), entry(quiet(103 * MS)), POLICY, None))
-    assert (held.anchor.recorded, held.anchor.steps) == ("2026-01-01", 1)
-
-
 def test_what_is_saved_past_its_anchor_is_known_at_once() -> None:
     assert not is_past_anchor(saved(100, 103), POLICY)
     assert is_past_anchor(saved(100, 103, 106), POLICY)

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,21 @@ def one_after_the_other() -> None:
         del kept
 
 
+def small_beside_large() -> torch.Tensor:
+    large = block(8 * MIB)
+    small = block(MIB)
+    del large
+    return small
+
+
 PEAKS: dict[str, tuple[Callable[[], object], int]] = {
     "one allocation": (lambda: block(3 * MIB), 3 * MIB),
     "work without tensors": (lambda: sum(range(1000)), 0),
     "an empty tensor": (lambda: torch.empty(0), 0),
     "allocations that live together": (lambda: (block(MIB), block(2 * MIB)), 3 * MIB),
     "allocations that follow each other": (one_after_the_other, 5 * MIB),
+    "more than is left at the end": (small_beside_large, 9 * MIB),
+    **{f"{size} bytes": (partial(block, size), size) for size in (1, 63, 64, 65, 4097, MIB + 1)},
 }
 
 
@@ -55,21 +65,6 @@ PEAKS: dict[str, tuple[Callable[[], object], int]] = {
 def test_the_peak_is_of_what_a_call_has_at_once(work: Callable[[], object], peak_bytes: int) -> None:
     memory = measured(work)
     assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (peak_bytes, peak_bytes, 0)
-
-
-@pytest.mark.parametrize("size_bytes", [1, 63, 64, 65, 4097, MIB + 1])
-def test_sizes_that_fit_no_page_are_exact_as_well(size_bytes: int) -> None:
-    assert measured(lambda: block(size_bytes)).peak_bytes == size_bytes
-
-
-def test_the_peak_within_a_call_counts_and_not_what_is_left_at_its_end() -> None:
-    def work() -> torch.Tensor:
-        large = block(8 * MIB)
-        small = block(MIB)
-        del large
-        return small
-
-    assert measured(work).peak_bytes == 9 * MIB
 
 
 def test_a_mebibyte_more_is_seen_exactly() -> None:

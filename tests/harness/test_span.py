@@ -34,6 +34,7 @@ from tests.harness.test_cold import Evicting
 
 CUDA = torch.device("cuda", 0)
 US = 1_000
+Lies = Callable[[Any, float], None]
 
 STOPWATCHES: dict[str, Callable[[FakeCuda], Stopwatch]] = {
     "warm": lambda _cuda: DeviceStopwatch(CUDA),
@@ -102,17 +103,20 @@ def test_without_a_gpu_there_is_one_clock() -> None:
     check_agreement([None, None, None])
 
 
-def lies(module: Any, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Events of the device tell this share of its time, where ``module`` measures."""
-    monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: DeviceStopwatch(CUDA))
+@pytest.fixture
+def lies(monkeypatch: pytest.MonkeyPatch) -> Lies:
+    """Have events of the device tell a share of its time, where a module measures."""
     told = FakeEvent.elapsed_time
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: share * told(self, end))
+
+    def lie(module: Any, share: float) -> None:
+        monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: DeviceStopwatch(CUDA))
+        monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: share * told(self, end))
+
+    return lie
 
 
-def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lies(turns, monkeypatch, 1 / 3)
+def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(cuda: FakeCuda, lies: Lies) -> None:
+    lies(turns, 1 / 3)
     side = turns.Turns(Workload(taking(cuda.work, 2 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         side.take(1, 7, rewarm=False)
@@ -120,17 +124,15 @@ def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
             side.take(1, 1, rewarm=False)
 
 
-def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(cuda: FakeCuda, lies: Lies) -> None:
     """Calls of 100 ms: two or three blocks of two turns, and one sample in each."""
-    lies(turns, monkeypatch, 1)
+    lies(turns, 1)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         side.check_clock()
         side.take(1, 1, rewarm=False)
         side.check_clock()
-    lies(turns, monkeypatch, 1e-5)
+    lies(turns, 1e-5)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         for _ in range(4):
@@ -140,16 +142,16 @@ def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
 
 
 def test_events_that_last_longer_than_the_hosts_time_around_them_are_noticed_at_once(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, lies: Lies
 ) -> None:
-    lies(turns, monkeypatch, 3)
+    lies(turns, 3)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side, pytest.raises(ClockError):
         side.take(1, 1, rewarm=False)
 
 
 def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, lies: Lies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [Turn(repetitions=1, samples=1, rewarm=False) for _ in range(4)]
     questions: list[Turn | Finish] = [*asked, Finish()]
@@ -159,7 +161,7 @@ def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
     monkeypatch.setattr(server, "_strays", list, raising=False)
     monkeypatch.setattr(server, "_heard", lambda: questions.pop(0), raising=False)
     monkeypatch.setattr(server, "_say", said.append, raising=False)
-    lies(turns, monkeypatch, 1e-5)
+    lies(turns, 1e-5)
     state: Any = SimpleNamespace(
         case="t.py::t",
         parameters={},
@@ -171,8 +173,8 @@ def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
     assert [type(one) for one in said] == [Ready, *[Taken] * 4]
 
 
-def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    lies(measurement, monkeypatch, 1 / 3)
+def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, lies: Lies) -> None:
+    lies(measurement, 1 / 3)
     work = Workload(taking(cuda.work, 2 * MS), (), {})
     with pytest.raises(ClockError):
         measurement.measure(work, torch.device("cpu"), Plan(1e9), lambda _text: None, label="a case")

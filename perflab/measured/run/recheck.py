@@ -319,10 +319,9 @@ class Recheck:
 
     @contextlib.contextmanager
     def _looking_at(self, one: Judged) -> Iterator[None]:
-        assert one.state.device is not None
         self._progress.begin(one.case)
         try:
-            with self._turn(one.state.device):
+            with self._turn(one.device):
                 yield
         finally:
             self._progress.clear()

@@ -125,11 +125,9 @@ class Settling:
 
     def _in_turns(self, one: Judged, commit: str) -> Comparison | NoTurns:
         """Interleave the case with the commit; return the comparison if it is decided, else the reason why not."""
-        device = one.state.device
-        assert device is not None
-        release_memory(device)
+        release_memory(one.device)
         there, left_s = (commit, file_of(one.case)), self._budget.measuring_s()
-        problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, device, PROCESSES)
+        problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, one.device, PROCESSES)
         if problem is not None:
             return NoTurns(problem)
         if left_s is not None and left_s < LEAST_S:
@@ -152,7 +150,7 @@ class Settling:
 
     def _compare(self, one: Judged, commit: str, found: Comparison) -> None:
         case, moved, show = one.case, one.old_name, self._progress.show
-        device = str(one.state.device)
+        device = str(one.device)
         with two_sides(self._config, commit, [case], device, self._progress.waiting) as (starts, _base):
             compare(
                 [case],

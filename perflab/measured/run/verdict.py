@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,6 +30,9 @@ from perflab.running.session.moved import Moved
 from perflab.settings.settings import Settings
 from perflab.units import format_count, format_names
 
+if TYPE_CHECKING:
+    import torch
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -49,6 +52,12 @@ class Judged:
     def settings(self) -> Settings:
         """The case's own settings."""
         return self.state.settings
+
+    @property
+    def device(self) -> torch.device:
+        """The device that measured the case."""
+        assert self.state.device is not None
+        return self.state.device
 
     @property
     def old_name(self) -> dict[str, str]:
