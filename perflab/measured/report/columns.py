@@ -149,6 +149,19 @@ class Column:
         return Ratio(value=more / time.value, low=more / time.high, high=more / time.low)
 
 
+def in_blocks(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the indices of columns of these widths in blocks, each with as many columns as fit beside each other."""
+    blocks: list[list[int]] = [[]]
+    left = room
+    for at, width in enumerate(widths):
+        if width > left and blocks[-1]:
+            blocks.append([])
+            left = room
+        blocks[-1].append(at)
+        left -= width
+    return blocks
+
+
 def named(name: str, phases: Collection[str] = ()) -> Column:
     """Return the column of a name. A fact's title is its name without the unit, since the values show the unit.
 

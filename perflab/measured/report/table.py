@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from perflab.measured.report.columns import (
     Column,
+    in_blocks,
     named,
     ordered,
     own_columns,
@@ -55,7 +56,9 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
         names = [with_mark(name, disturbed=is_disturbed(result)) for name, result in zip(names, results, strict=True)]
     phases = phases_of(results)
     columns = [_Cells.of(named(name, phases), results) for name in view.columns]
-    *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
+    widths = [cells.width + verdict_width * (cells is columns[-1]) for cells in columns]
+    blocks = in_blocks(widths, width - _name_width(names, 0))
+    *before, last = ([columns[at] for at in block] for block in blocks)
     lines = []
     for block in before:
         name_width = _name_width(names, width - sum(cells.width for cells in block))
@@ -94,17 +97,6 @@ class _Cells:
         texts = [column.text(column.value(result)) for result in results]
         least = _LEAST_WIDTH.get(column.unit, _LEAST_OTHER_WIDTH)
         return cls(column, texts, max([least, *(1 + len(text) for text in [column.title, *texts])]))
-
-
-def _blocks(columns: Sequence[_Cells], room: int, verdict_width: int) -> list[list[_Cells]]:
-    """Return blocks of columns that fit beside each other, in their order; the last block has room for the verdict."""
-    blocks: list[list[_Cells]] = [[]]
-    for cells in columns:
-        needed = cells.width + (verdict_width if cells is columns[-1] else 0)
-        if blocks[-1] and sum(one.width for one in blocks[-1]) + needed > room:
-            blocks.append([])
-        blocks[-1].append(cells)
-    return blocks
 
 
 def _name_width(names: Sequence[str], room: int) -> int:
