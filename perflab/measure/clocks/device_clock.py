@@ -44,6 +44,8 @@ _WORTH_NS = 100e6
 """Nanoseconds after which no further reading begins: launching does not limit calls that take longer."""
 _QUEUED = 500
 """Number of launches in a row that the driver takes without making the host wait: its queue holds about 1,000."""
+_PROBED_S = 0.005
+"""Seconds that the host waits between two events that are to show whether they tell the time."""
 EVENT_STEP_NS = 500
 """Approximate resolution, in nanoseconds, of the time between events, which PyTorch reports in milliseconds."""
 _WAITS = 3
@@ -60,129 +62,6 @@ within the host's time, and the two clocks run almost alike."""
 
 _READINGS_TO_JUDGE = 8
 """Least number of samples of which a busy host has not delayed all."""
-
-
-class DeviceStopwatch(Stopwatch):
-    """A stopwatch on events of the current stream: the device's own clock, with no host round trip in the span.
-
-    The device is idle before the first event. The span ends when all streams of the device are idle. A phase of a step
-    is timed on the current stream, so work on other streams belongs to a phase as far as the current stream waits for
-    that work.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._backend = backend_of(device)
-        self.name = f"{device.type} events"
-
-    def time(self, workload: Workload, repetitions: int) -> Sample:
-        """Time calls in a row; the events that mark phases are created before the span begins."""
-        per_call = len(workload.spans) + 1 if workload.spans else 0
-        stream = self._backend.current_stream()
-        span = DeviceSpan(self._backend, stream)
-        marks = timing_events(per_call * repetitions, self._backend, stream)
-        upcoming = iter(marks)
-
-        def mark() -> None:
-            next(upcoming).record(stream)
-
-        span.begin()
-        if workload.phases:
-            for _ in repeat(None, repetitions):
-                mark()
-                workload.run(after_phase=mark)
-        else:
-            for _ in repeat(None, repetitions):
-                workload.run()
-        span.end()
-
-        spent = dict.fromkeys(workload.phases, 0)
-        for first in range(0, len(marks), per_call or 1):
-            for offset, name in enumerate(workload.spans):
-                spent[name] += elapsed_ns(marks[first + offset], marks[first + offset + 1])
-        reading = span.reading()
-        return Sample(reading.device_ns, spent, reading=reading)
-
-
-_PROBED_S = 0.005
-"""Seconds that the host waits between two events that are to show whether they tell the time."""
-
-
-def wait_of_the_host(backend: Backend) -> Callable[[], None] | None:
-    """Return what the host's clock waits with where a device's events cannot time; None where they can, and on a CPU.
-
-    Raises:
-        ClockError: the events cannot time, and nothing is known to wait for the device either.
-    """
-    if backend.is_host or (why := events_fail(backend.device)) is None:
-        return None
-    if not backend.waits_by_itself:
-        kind = backend.device.type
-        raise ClockError(
-            f"nothing tells the time of work on {backend.device}: {why}, and its module has no synchronize()",
-            f"let the backend's module (torch.{kind}) have a synchronize() that waits until the device is idle",
-        )
-    return backend.synchronize
-
-
-@cache
-def events_fail(device: torch.device) -> str | None:
-    """Return why a device's events cannot time its work; None if two of them agree with the host about a short wait.
-
-    CUDA's are taken as true: every sample is held against the host's clock (``check_agreement``). Others' are tried
-    once a process: the events of a backend that is written in Python may do nothing, and raise nothing
-    (https://github.com/pytorch/pytorch/issues/195458, https://github.com/pytorch/pytorch/issues/196302).
-    """
-    backend = backend_of(device)
-    if (why := backend.MISSING.get(Quantity.EVENTS)) is not None or backend.profiler == "cuda":
-        return why
-    try:
-        with backend.current():
-            stream = backend.current_stream()
-            start, end = (backend.new_event() for _ in range(2))
-            outer_s = time.perf_counter()
-            start.record(stream)
-            start.synchronize()
-            time.sleep(_PROBED_S)
-            end.record(stream)
-            end.synchronize()
-            outer_s = time.perf_counter() - outer_s
-            told_s = elapsed_ns(start, end) / 1e9
-    except Exception as error:  # a backend's own, of any class
-        return f"its events raise {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    if 0.9 * _PROBED_S <= told_s <= outer_s + 0.1 * _PROBED_S:
-        return None
-    return f"its events say that a wait of {_PROBED_S * 1e3:.0f} ms took {told_s * 1e3:.3g} ms"
-
-
-def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int]) -> float | None:
-    """Return the host time to launch one call of a warm workload, in nanoseconds.
-
-    The device is idle before the calls, and the calls are too few to fill the driver's queue, so the host never waits.
-
-    Args:
-        workload: the workload that is called.
-        device: the GPU.
-        counts: the counts of one call. None is returned for a call that waits for the device itself, that launches
-            nothing or more than the queue is sure to hold, and if nothing was counted.
-    """
-    launches = counts.get("kernel_launches", 0)
-    if not 0 < launches <= _QUEUED or counts.get("host_syncs", 1):
-        return None
-    spent_ns, calls, readings_ns = 0, 1, list[float]()
-    with collector_off():
-        while len(readings_ns) < _READINGS and spent_ns < _WORTH_NS:
-            workload.make_ready(calls)
-            synchronize(device)
-            began_ns = clock.read_ns()
-            for _ in range(calls):
-                workload.run()
-            readings_ns.append((clock.read_ns() - began_ns) / calls)
-            synchronize(device)
-            lasted_ns = clock.read_ns() - began_ns
-            spent_ns += lasted_ns
-            if calls == 1 and lasted_ns * _MOST_CALLS < _WORTH_NS / _READINGS:
-                calls = max(1, min(_MOST_CALLS, _QUEUED // launches))
-    return round(median(readings_ns), 3)
 
 
 @dataclass(frozen=True)
@@ -275,3 +154,122 @@ def _beyond_slack_ns(reading: Reading) -> float:
 def _ahead_ns(reading: Reading) -> float:
     """Return by how many nanoseconds the events' time exceeds the host's too much; negative if it does not."""
     return reading.device_ns - reading.host_ns - AHEAD_NS - AHEAD * reading.host_ns
+
+
+class DeviceStopwatch(Stopwatch):
+    """A stopwatch on events of the current stream: the device's own clock, with no host round trip in the span.
+
+    The device is idle before the first event. The span ends when all streams of the device are idle. A phase of a step
+    is timed on the current stream, so work on other streams belongs to a phase as far as the current stream waits for
+    that work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._backend = backend_of(device)
+        self.name = f"{device.type} events"
+
+    def time(self, workload: Workload, repetitions: int) -> Sample:
+        """Time calls in a row; the events that mark phases are created before the span begins."""
+        per_call = len(workload.spans) + 1 if workload.spans else 0
+        stream = self._backend.current_stream()
+        span = DeviceSpan(self._backend, stream)
+        marks = timing_events(per_call * repetitions, self._backend, stream)
+        upcoming = iter(marks)
+
+        def mark() -> None:
+            next(upcoming).record(stream)
+
+        span.begin()
+        if workload.phases:
+            for _ in repeat(None, repetitions):
+                mark()
+                workload.run(after_phase=mark)
+        else:
+            for _ in repeat(None, repetitions):
+                workload.run()
+        span.end()
+
+        spent = dict.fromkeys(workload.phases, 0)
+        for first in range(0, len(marks), per_call or 1):
+            for offset, name in enumerate(workload.spans):
+                spent[name] += elapsed_ns(marks[first + offset], marks[first + offset + 1])
+        reading = span.reading()
+        return Sample(reading.device_ns, spent, reading=reading)
+
+
+def wait_of_the_host(backend: Backend) -> Callable[[], None] | None:
+    """Return what the host's clock waits with where a device's events cannot time; None where they can, and on a CPU.
+
+    Raises:
+        ClockError: the events cannot time, and nothing is known to wait for the device either.
+    """
+    if backend.is_host or (why := events_fail(backend.device)) is None:
+        return None
+    if not backend.waits_by_itself:
+        kind = backend.device.type
+        raise ClockError(
+            f"nothing tells the time of work on {backend.device}: {why}, and its module has no synchronize()",
+            f"let the backend's module (torch.{kind}) have a synchronize() that waits until the device is idle",
+        )
+    return backend.synchronize
+
+
+@cache
+def events_fail(device: torch.device) -> str | None:
+    """Return why a device's events cannot time its work; None if two of them agree with the host about a short wait.
+
+    CUDA's are taken as true: every sample is held against the host's clock (``check_agreement``). Others' are tried
+    once a process: the events of a backend that is written in Python may do nothing, and raise nothing
+    (https://github.com/pytorch/pytorch/issues/195458, https://github.com/pytorch/pytorch/issues/196302).
+    """
+    backend = backend_of(device)
+    if (why := backend.MISSING.get(Quantity.EVENTS)) is not None or backend.profiler == "cuda":
+        return why
+    try:
+        with backend.current():
+            stream = backend.current_stream()
+            start, end = (backend.new_event() for _ in range(2))
+            outer_s = time.perf_counter()
+            start.record(stream)
+            start.synchronize()
+            time.sleep(_PROBED_S)
+            end.record(stream)
+            end.synchronize()
+            outer_s = time.perf_counter() - outer_s
+            told_s = elapsed_ns(start, end) / 1e9
+    except Exception as error:  # a backend's own, of any class
+        return f"its events raise {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if 0.9 * _PROBED_S <= told_s <= outer_s + 0.1 * _PROBED_S:
+        return None
+    return f"its events say that a wait of {_PROBED_S * 1e3:.0f} ms took {told_s * 1e3:.3g} ms"
+
+
+def launch_ns(workload: Workload, device: torch.device, counts: Mapping[str, int]) -> float | None:
+    """Return the host time to launch one call of a warm workload, in nanoseconds.
+
+    The device is idle before the calls, and the calls are too few to fill the driver's queue, so the host never waits.
+
+    Args:
+        workload: the workload that is called.
+        device: the GPU.
+        counts: the counts of one call. None is returned for a call that waits for the device itself, that launches
+            nothing or more than the queue is sure to hold, and if nothing was counted.
+    """
+    launches = counts.get("kernel_launches", 0)
+    if not 0 < launches <= _QUEUED or counts.get("host_syncs", 1):
+        return None
+    spent_ns, calls, readings_ns = 0, 1, list[float]()
+    with collector_off():
+        while len(readings_ns) < _READINGS and spent_ns < _WORTH_NS:
+            workload.make_ready(calls)
+            synchronize(device)
+            began_ns = clock.read_ns()
+            for _ in range(calls):
+                workload.run()
+            readings_ns.append((clock.read_ns() - began_ns) / calls)
+            synchronize(device)
+            lasted_ns = clock.read_ns() - began_ns
+            spent_ns += lasted_ns
+            if calls == 1 and lasted_ns * _MOST_CALLS < _WORTH_NS / _READINGS:
+                calls = max(1, min(_MOST_CALLS, _QUEUED // launches))
+    return round(median(readings_ns), 3)
