@@ -305,10 +305,9 @@ def test_no_reading_is_too_wild_to_be_judged(
     successor(baseline, entry(fresh or before), POLICY, None)
 
 
-def clocked(median_ms: float, reading_ns: float, **threads: float) -> list[Replicate]:
-    """Replicates beside readings of the calibration workload; ``threads`` are that of several threads."""
-    cores_busy = threads.pop("cores_busy", 1.0)
-    return quiet(median_ms * MS, calibration_ns={"interpreter": reading_ns, **threads}, cores_busy=cores_busy)
+def clocked(median_ms: float, interpreter: float, cores_busy: float = 1.0, **readings: float) -> list[Replicate]:
+    """Replicates beside readings of the calibration workload, in nanoseconds."""
+    return quiet(median_ms * MS, calibration_ns={"interpreter": interpreter, **readings}, cores_busy=cores_busy)
 
 
 def workload(name: str, change: str) -> list[str]:
