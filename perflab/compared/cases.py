@@ -36,19 +36,9 @@ from perflab.running.config.marker import for_case
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import TotalBudget
 from perflab.store.sources import moved_from
+from perflab.turns import evidence
 from perflab.turns.comparison import BASE, HEAD, WEIGHING_ROUNDS, Compared, Comparison, Limits, compare
 from perflab.turns.conclusions import conclude, without_numbers
-from perflab.turns.evidence import (
-    ENOUGH,
-    MOST,
-    Asked,
-    Found,
-    could_not,
-    explained_by_turns,
-    is_to_explain,
-    kept_s,
-    not_looked,
-)
 from perflab.turns.sides.checkout import Tree
 from perflab.turns.sides.process import ANSWER_WITHIN_S
 from perflab.turns.start_sides import Starts, turns_ns, two_sides, witness_of_host
@@ -179,7 +169,7 @@ class Against:
             )
             if starts.only_here:
                 self.notes.append(f"not in {base.label}: {format_names(starts.only_here)}")
-            explained: dict[str, Found] = {}
+            explained: dict[str, evidence.Found] = {}
             # Starting a round's processes takes about as much CPU time as this process has used so far.
             self._round_s = time.process_time() + sum(PER_TURN * ns / 1e9 + PER_CASE_S for ns in budgets.values())
             if cases:
@@ -214,20 +204,24 @@ class Against:
         starts: Starts,
         limits: Limits,
         base: Tree,
-        into: dict[str, Found],
+        into: dict[str, evidence.Found],
     ) -> None:
         """Examine the cases that became worse, the worst ones first, and put their explanations into ``into``."""
         worse = [one for one in concluded.values() if self._is_to_explain(one)]
         worse.sort(key=lambda one: size_of(one.judgement), reverse=True)
-        enough = could_not(ENOUGH)
-        into.update({one.case: not_looked(one.judgement, base.label, enough) for one in worse[MOST:]})
-        asked = {one.case: Asked(one.judgement, self._case_settings[one.case]) for one in worse[:MOST]}
+        enough = evidence.could_not(evidence.ENOUGH)
+        into.update(
+            {one.case: evidence.not_looked(one.judgement, base.label, enough) for one in worse[evidence.MOST :]}
+        )
+        asked = {
+            one.case: evidence.Asked(one.judgement, self._case_settings[one.case]) for one in worse[: evidence.MOST]
+        }
         name = base.commit or str(self._settings.against)
-        for case, found in explained_by_turns(asked, starts.start, limits, base.label, name, self._say):
+        for case, found in evidence.explained_by_turns(asked, starts.start, limits, base.label, name, self._say):
             into[case] = found
 
     def _is_to_explain(self, one: Result) -> bool:
-        return is_to_explain(one.judgement) and self._case_settings[one.case].evidence == "on"
+        return evidence.is_to_explain(one.judgement) and self._case_settings[one.case].evidence == "on"
 
     def _stands(self, found: Comparison, base: Tree, policy: PairedPolicy, measured: Sequence[str]) -> None:
         """Journal the cases' intermediate results, in case this process is killed, and mark cases that fail already."""
@@ -245,7 +239,7 @@ class Against:
             by_exact = self._is_to_explain(result) and bool(exactly_worse(judgement))
             one.fails = result.failure is not None or (by_exact and len(one.weighed) >= WEIGHING_ROUNDS)
         suspects = found.in_stage(Stage.OPEN, policy)
-        self._budget.causes_s = kept_s(
+        self._budget.causes_s = evidence.kept_s(
             one.judgement
             for case, one in concluded.items()
             if self._is_to_explain(one) or found.cases[case] in suspects

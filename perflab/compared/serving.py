@@ -38,30 +38,8 @@ from perflab.running.case.fresh_process import START_S, ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.running.case.ranked import ranks_on_a_device
 from perflab.tiers.job import Job, Serve
+from perflab.turns.sides import messages
 from perflab.turns.sides.imports import copies
-from perflab.turns.sides.messages import (
-    ANSWERS,
-    PROTOCOL,
-    QUESTIONS,
-    Answer,
-    Bye,
-    Ended,
-    Examine,
-    Examined,
-    Finish,
-    Hello,
-    Question,
-    Ready,
-    SetUp,
-    TakeApart,
-    Taken,
-    TakenApart,
-    Turn,
-    Warm,
-    Warmed,
-    Weigh,
-    Weighed,
-)
 from perflab.turns.sides.stirring import stir
 
 if TYPE_CHECKING:
@@ -120,7 +98,7 @@ class Server:
             )
         self._was_ready = True
         with Turns(workload, device, state.settings.plan, counter, state.settings.mode) as turns:
-            ready = Ready(
+            ready = messages.Ready(
                 case=state.case,
                 device=str(device),
                 environment=environment,
@@ -134,7 +112,7 @@ class Server:
             self._say(ready)
             while True:
                 question = self._heard()
-                if isinstance(question, Warm):
+                if isinstance(question, messages.Warm):
                     outputs = outputs_of(workload)
                     warmup = turns.warm_up()
                     if warmup.call_lasts_ns <= 0:
@@ -144,7 +122,7 @@ class Server:
                     ):
                         raise no_work(state)
                     self._say(
-                        Warmed(
+                        messages.Warmed(
                             repetitions=warmup.repetitions,
                             sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
                             calls=warmup.calls,
@@ -152,22 +130,22 @@ class Server:
                             outputs=outputs,
                         )
                     )
-                elif isinstance(question, Turn):
+                elif isinstance(question, messages.Turn):
                     samples = turns.take(
                         question.repetitions, question.samples, rewarm=question.rewarm, core=question.core
                     )
                     phases_ns = {name: [sample.phases_ns[name] for sample in samples] for name in workload.phases}
                     self._say(
-                        Taken(
+                        messages.Taken(
                             samples_ns=[sample.total_ns for sample in samples],
                             phases_ns=phases_ns,
                             waited_ns=[sample.waited_ns for sample in samples],
                         )
                     )
-                elif isinstance(question, Weigh):
+                elif isinstance(question, messages.Weigh):
                     found = turns.weigh()
                     self._say(
-                        Weighed(
+                        messages.Weighed(
                             memory=found.memory,
                             counts=found.counts,
                             off=found.off,
@@ -175,13 +153,13 @@ class Server:
                             launch_ns=found.launch_ns if state.settings.mode == DEFAULT else None,
                         )
                     )
-                elif isinstance(question, Examine):
+                elif isinstance(question, messages.Examine):
                     profile, problem = turns.profile(question.budget_ns)
-                    self._say(Examined(profile=profile, problem=problem))
-                elif isinstance(question, TakeApart):
+                    self._say(messages.Examined(profile=profile, problem=problem))
+                elif isinstance(question, messages.TakeApart):
                     peak, problem = turns.take_apart()
-                    self._say(TakenApart(peak=peak, problem=problem))
-                elif isinstance(question, Finish):
+                    self._say(messages.TakenApart(peak=peak, problem=problem))
+                elif isinstance(question, messages.Finish):
                     turns.check_clock()
                     return workload.run()
                 else:  # the other side died during its turns, so no more questions for this case will come
@@ -198,28 +176,28 @@ class Server:
         """
         job = changed(self._job, cases=[state.case], others=False)
 
-        def converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, Answer]:
-            return Peer(start, ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
+        def converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, messages.Answer]:
+            return Peer(start, messages.ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
 
         with ranks_with(self._config, job, state.settings.world_size, str(device), converse) as peers:
             ranks = [_Rank(peer) for peer in peers]
             self._answer_of_all(ranks)  # their greetings
             sides = self.sides * ranks_on_a_device(len(ranks), device)
-            answer = self._answer_of_all(ranks, SetUp(case=state.case, sides=sides))
-            while not isinstance(answer, Ended):
+            answer = self._answer_of_all(ranks, messages.SetUp(case=state.case, sides=sides))
+            while not isinstance(answer, messages.Ended):
                 self._say(answer)
                 question = self._heard()
-                if isinstance(question, SetUp | Bye):  # the other side died during its turns
+                if isinstance(question, messages.SetUp | messages.Bye):  # the other side died during its turns
                     self._leave()
                 answer = self._answer_of_all(ranks, question)
             for peer in peers:
-                peer.dismiss(Bye())
+                peer.dismiss(messages.Bye())
         state.work, state.facts, state.done = answer.work, answer.facts, True
         state.part(Learned).out_of_memory = answer.out_of_memory
         if answer.outcome == "skipped":
             pytest.skip(answer.text)
 
-    def _answer_of_all(self, ranks: Sequence[_Rank], question: Question | None = None) -> Answer:
+    def _answer_of_all(self, ranks: Sequence[_Rank], question: messages.Question | None = None) -> messages.Answer:
         """Ask all ranks a question, and return their common answer: rank 0's, or that of one whose test has not passed.
 
         Raises:
@@ -245,8 +223,10 @@ class Server:
         at = {case_id(item): number for number, item in enumerate(session.items)}
         gc.freeze()  # a collection before each case would scan all objects of PyTorch's import: 0.1 s each time
         variables = dict(os.environ)
-        self._say(Hello(protocol=PROTOCOL, cases=list(at), strays=self._strays(), variables=variables))
-        while isinstance(question := self._heard(), SetUp):
+        self._say(
+            messages.Hello(protocol=messages.PROTOCOL, cases=list(at), strays=self._strays(), variables=variables)
+        )
+        while isinstance(question := self._heard(), messages.SetUp):
             item = session.items[at[question.case]]
             following = None if question.following is None else session.items[at[question.following]]
             self._outcome, self.sides, self._was_ready = ("passed", ""), question.sides, False
@@ -256,7 +236,7 @@ class Server:
             state = item.stash.get(STATE, None)
             out_of_memory = state.part(Learned).out_of_memory if state is not None else None
             self._say(
-                Ended(
+                messages.Ended(
                     case=case_id(item),
                     outcome=outcome if out_of_memory is None else "oom",
                     text=text,
@@ -275,7 +255,7 @@ class Server:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self._outcome = ("skipped", getattr(report, "wasxfail", None) or reason.removeprefix("Skipped: "))
 
-    def _say(self, message: Answer | Alive) -> None:
+    def _say(self, message: messages.Answer | Alive) -> None:
         try:
             say(message)
         except OSError:
@@ -294,9 +274,9 @@ class Server:
         """
         return [] if self._serve.own is None else copies(sys.modules, {Path(self._serve.own), self._root})
 
-    def _heard(self) -> Question:
+    def _heard(self) -> messages.Question:
         try:
-            return hear(QUESTIONS)
+            return hear(messages.QUESTIONS)
         except (EOFError, OSError):
             self._leave()
 
@@ -325,14 +305,14 @@ class Server:
 class _Said:
     """A rank's answer to a question, and whether the rank's test failed."""
 
-    message: Answer
+    message: messages.Answer
     at_ns: int
     """The moment of the answer on the machine's monotonic clock."""
 
     @property
     def problem(self) -> str | None:
         """The failure of the rank's test; None if it did not fail."""
-        ended = self.message if isinstance(self.message, Ended) else None
+        ended = self.message if isinstance(self.message, messages.Ended) else None
         return ended.text if ended is not None and ended.outcome == "failed" else None
 
     @property
@@ -344,7 +324,7 @@ class _Said:
 class _Rank:
     """A rank that serves a case."""
 
-    def __init__(self, peer: Peer[Data, Answer]) -> None:
+    def __init__(self, peer: Peer[Data, messages.Answer]) -> None:
         self.peer = peer
         self.stacks, self.kill = peer.stacks, peer.kill
 
@@ -353,9 +333,9 @@ class _Rank:
         return _Said(self.peer.answer(), time.monotonic_ns())
 
 
-def _is_early(answer: Answer) -> bool:
+def _is_early(answer: messages.Answer) -> bool:
     """Whether a rank's test did not pass, so that the other ranks would wait for it in vain."""
-    return isinstance(answer, Ended) and answer.outcome != "passed"
+    return isinstance(answer, messages.Ended) and answer.outcome != "passed"
 
 
 _resolved_folder = functools.cache(os.path.realpath)  # called for thousands of modules before each case

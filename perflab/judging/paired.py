@@ -30,15 +30,8 @@ from statistics import NormalDist, fmean, median
 
 import msgspec
 
+from perflab.judging import null_control
 from perflab.judging.interleave import Reading
-from perflab.judging.null_control import (
-    MEDIAN_OF_THREE,
-    NO_CONTROL,
-    Control,
-    control_of,
-    spread_of_case,
-    widened,
-)
 from perflab.judging.statistics import (
     LEAST_PAIRS,
     LEAST_SPREAD,
@@ -153,7 +146,9 @@ class PairedPolicy:
         return self if case.floor <= self.bound else replace(self, threshold=math.expm1(case.floor))
 
 
-def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control = NO_CONTROL) -> Stage:
+def stage(
+    case: PairedCase, policy: PairedPolicy, cases: int, control: null_control.Control = null_control.NO_CONTROL
+) -> Stage:
     """Return the stage of a case: whether the case needs more pairs, and whether it is decided.
 
     Args:
@@ -176,7 +171,7 @@ def stage(case: PairedCase, policy: PairedPolicy, cases: int, control: Control =
         return Stage.DECIDED
     if taken not in policy.looks:
         return Stage.OPEN
-    found = widened(estimate(pairs), control)
+    found = null_control.widened(estimate(pairs), control)
     if found.value > policy.bound:
         sure = found.chance_of(policy.bound / 2.0) <= min(CASE_LEVEL, LEVEL / cases)
         return Stage.DECIDED if sure else Stage.OPEN
@@ -265,7 +260,7 @@ def noticeable(spread: float, policy: PairedPolicy) -> float:
     """Return the smallest log-ratio that the screen would not clear in nine of ten runs, if pairs have this spread."""
     # Two pairs both miss a slowdown with probability 1 - POWER if each misses it with the square root of that.
     of_two = NEARLY * policy.bound + NormalDist().inv_cdf(1.0 - math.sqrt(1.0 - POWER)) * spread
-    return max(of_two, policy.bound / 2.0 + NormalDist().inv_cdf(POWER) * MEDIAN_OF_THREE * spread)
+    return max(of_two, policy.bound / 2.0 + NormalDist().inv_cdf(POWER) * null_control.MEDIAN_OF_THREE * spread)
 
 
 def looks_faster(pairs: Sequence[float], policy: PairedPolicy) -> bool:
@@ -336,7 +331,7 @@ def latency_findings(
         for name, case in cases.items()
         if case.confirm and len(case.pairs) >= LEAST_PAIRS and standing[name] is not Stage.CLEARED
     }
-    seen = {name: widened(found, control[name]) for name, found in confirmed.items()}
+    seen = {name: null_control.widened(found, control[name]) for name, found in confirmed.items()}
     slower = discoveries(seen, policies, len(cases))
     doubted = discoveries(confirmed, policies, len(cases)) - slower
     # The typical standard deviation of process pairs in this run, from each case's first pairs.
@@ -359,14 +354,16 @@ def latency_findings(
     return found
 
 
-def controls_of(cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]]) -> dict[str, Control]:
+def controls_of(
+    cases: Mapping[str, PairedCase], controls: Mapping[str, Sequence[Reading]]
+) -> dict[str, null_control.Control]:
     """Return the null control of each case, from the log-ratios of the calls that are judged in the case."""
-    spreads = {name: spread_of_case(case.pairs) for name, case in cases.items()}
+    spreads = {name: null_control.spread_of_case(case.pairs) for name, case in cases.items()}
     logs = {
         judged: {name: [log_of(one, judged) for one in readings] for name, readings in controls.items()}
         for judged in {case.judged for case in cases.values()}
     }
-    return {name: control_of(logs[case.judged], name, spreads) for name, case in cases.items()}
+    return {name: null_control.control_of(logs[case.judged], name, spreads) for name, case in cases.items()}
 
 
 def _of_confirmation(seen: Estimate, policy: PairedPolicy, *, regressed: bool) -> PairedFinding:
@@ -390,7 +387,7 @@ def _differ(least: float, policy: PairedPolicy) -> str:
     return f"its {policy.pairs_are} differ too much{told}"
 
 
-def _of_screen(case: PairedCase, usual: float, control: Control, policy: PairedPolicy) -> PairedFinding:
+def _of_screen(case: PairedCase, usual: float, control: null_control.Control, policy: PairedPolicy) -> PairedFinding:
     spread = max(usual, spread_of(case.pairs[:SCREEN_PAIRS]), LEAST_SPREAD)
     in_screen = noticeable(spread, policy)
     pairs = policy.looks[0]

@@ -19,19 +19,8 @@ from perflab.base.data import Data
 from perflab.base.errors import UsageError
 from perflab.base.mode import DEFAULT, Mode
 from perflab.devices.kinds import resolve_device
-from perflab.judging import interleave
+from perflab.judging import interleave, paired
 from perflab.judging.interleave import Pace, Shape, TurnTime
-from perflab.judging.paired import (
-    LOOKS,
-    SCREEN_PAIRS,
-    PairedCase,
-    PairedPolicy,
-    Stage,
-    TakenPair,
-    case_of,
-    latency_findings,
-    stage,
-)
 from perflab.judging.statistics import LEAST_PAIRS, estimate, ratio_of
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.set_up import workload_of
@@ -210,7 +199,7 @@ def in_turns(
         ClockError: CUDA events tell another time than the host's clock.
     """
     # Judge as soon as there are enough pairs for an interval: with long calls there may be no time for more pairs.
-    policy = PairedPolicy(limits.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
+    policy = paired.PairedPolicy(limits.threshold, looks=(LEAST_PAIRS, *paired.LOOKS), pairs_are="pairs of turns")
     in_step = together()
     draw = draw or in_step.draw()  # a generator of its own: the caller may have seeded the module's
     taken = Taken(policy)
@@ -252,7 +241,7 @@ def _pair(sides: Mapping[str, Turns], shape: Shape, draw: random.Random) -> dict
 class Taken:
     """The pairs that have been taken so far."""
 
-    policy: PairedPolicy
+    policy: paired.PairedPolicy
     turns: list[dict[str, list[TurnTime]]] = field(default_factory=list)
 
     def wants_more(self, spent_ns: float, budget_ns: float) -> bool:
@@ -262,13 +251,13 @@ class Taken:
             return False
         if len(case.pairs) >= LEAST_PAIRS and spent_ns + spent_ns / taken > budget_ns:
             return False
-        return len(case.pairs) < LOOKS[0] or stage(case, self.policy, 1) is Stage.OPEN
+        return len(case.pairs) < paired.LOOKS[0] or paired.stage(case, self.policy, 1) is paired.Stage.OPEN
 
     def concluded(self, limits: Limits) -> Comparison:
         """Return the comparison's result by the paired judge's rules."""
         case = self._case
         base_ns, candidate_ns = (self._typical_ns(name, case.judged) for name in (BASE, CANDIDATE))
-        finding = latency_findings({"": case}, {}, self.policy)[""].timed(base_ns, limits.floor_ns)
+        finding = paired.latency_findings({"": case}, {}, self.policy)[""].timed(base_ns, limits.floor_ns)
         seen = estimate(case.pairs)
         return Comparison(
             verdict=finding.verdict,
@@ -284,14 +273,14 @@ class Taken:
         )
 
     @property
-    def _case(self) -> PairedCase:
+    def _case(self) -> paired.PairedCase:
         """The pairs that count: all except those whose own blocks show that they were disturbed too much."""
         taken = [
-            TakenPair(reading, late=number >= SCREEN_PAIRS)
+            paired.TakenPair(reading, late=number >= paired.SCREEN_PAIRS)
             for number, pair in enumerate(self.turns)
             if (reading := interleave.reading(pair[CANDIDATE], pair[BASE])) is not None
         ]
-        return case_of(taken, self.policy)
+        return paired.case_of(taken, self.policy)
 
     def _typical_ns(self, side: str, judged: CallTimes) -> float:
         """Return the typical time of one call on a side: the median turn's fastest call, or the mean of all calls."""

@@ -14,16 +14,7 @@ from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.originals import check_originals
 from perflab.judging.statistics import relative_half_width
-from perflab.measure.calls.nvtx import (
-    MEMORY,
-    OPERATOR_CALLS,
-    OPERATORS,
-    SAMPLES,
-    WARM_UP,
-    RangedWorkload,
-    nvtx_range,
-    ranges_asked,
-)
+from perflab.measure.calls import nvtx
 from perflab.measure.calls.outputs import Comparing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
@@ -124,28 +115,30 @@ def measure(
         ClockError: the device's events disagree with the host's clock.
         Exception: whatever the workload raises, out of memory included.
     """
-    workload = RangedWorkload(workload) if ranges_asked() and backend_of(device).tells(Quantity.RANGES) else workload
+    workload = (
+        nvtx.RangedWorkload(workload) if nvtx.ranges_asked() and backend_of(device).tells(Quantity.RANGES) else workload
+    )
     timing = _Timing(workload, device, plan, mode, progress)
     with current_device(device), collector_at_ease():
-        with nvtx_range(f"{label}: {WARM_UP}", device):
+        with nvtx.nvtx_range(f"{label}: {nvtx.WARM_UP}", device):
             timing.warm_up()
-        with nvtx_range(f"{label}: {SAMPLES}", device):
+        with nvtx.nvtx_range(f"{label}: {nvtx.SAMPLES}", device):
             timing.take_samples(MEMORY_CALLS + (counter.extra_calls if counter is not None else 0))
         check_originals(device)
         empty_call_ns = timing.stopwatch.empty_call_ns()
         timing.stopwatch.release()  # the eviction buffer and graphs are not part of the case's memory
         progress("memory")
-        with nvtx_range(f"{label}: {MEMORY}", device):
+        with nvtx.nvtx_range(f"{label}: {nvtx.MEMORY}", device):
             weight = weigh(timing.watched, device, counter)
             generation = generation_of(timing.samples, weight.by_phase, workload.outputs())
         results = timing.compared(weight.result)
         profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
-        if isinstance(workload, RangedWorkload):
+        if isinstance(workload, nvtx.RangedWorkload):
             from perflab.profiles.operator_ranges import run_with_operator_ranges
 
-            progress(OPERATORS)
-            with nvtx_range(f"{label}: {OPERATORS}", device):
-                run_with_operator_ranges(workload, device, OPERATOR_CALLS)
+            progress(nvtx.OPERATORS)
+            with nvtx.nvtx_range(f"{label}: {nvtx.OPERATORS}", device):
+                run_with_operator_ranges(workload, device, nvtx.OPERATOR_CALLS)
     leak, unknown = None, None
     if leak_calls:  # after the block above, in which frozen objects are hidden from the check
         progress("leaks")

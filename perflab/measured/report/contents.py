@@ -15,24 +15,13 @@ from perflab.results.measurement import Measurement, Memory, Record, Replicate, 
 from perflab.results.profile import Profile
 from perflab.results.records import Judgement
 from perflab.results.result import Result
-from perflab.tables.contents import (
-    CALIBRATION,
-    STEPS,
-    Case,
-    Quantity,
-    Table,
-    Times,
-    exact_quantities,
-    first_rows,
-    quantiles,
-    quantity,
-)
+from perflab.tables import contents
 from perflab.units import format_count
 
 ROWS = 12
 
 
-def describe(result: Result, case: Case) -> Case:
+def describe(result: Result, case: contents.Case) -> contents.Case:
     """Return the case with its numbers added."""
     record = result.record
     if record is None:
@@ -66,45 +55,45 @@ def describe(result: Result, case: Case) -> Case:
     )
 
 
-def _quantities(result: Result, record: Record, summary: Replicate | None) -> dict[str, Quantity]:
+def _quantities(result: Result, record: Record, summary: Replicate | None) -> dict[str, contents.Quantity]:
     judgement = result.judgement
     reading = judged(result)
     if summary is None or reading is None:
         return {}
-    found: dict[str, Quantity] = {}
+    found: dict[str, contents.Quantity] = {}
     latency = judgement.latency
     now_ns = latency.now if latency is not None else reading.median_ns
-    found["latency"] = quantity("ns", now_ns, latency, exact=False, worse="latency" in judgement.worse)
+    found["latency"] = contents.quantity("ns", now_ns, latency, exact=False, worse="latency" in judgement.worse)
     if reading.fastest_ns is not None:
-        found["fastest"] = quantity("ns", reading.fastest_ns, exact=False)
+        found["fastest"] = contents.quantity("ns", reading.fastest_ns, exact=False)
     for name, ns in reading.phases_ns.items():
         change = judgement.phases.get(name)
-        found[name] = quantity("ns", change.now if change is not None else ns, change, exact=False)
+        found[name] = contents.quantity("ns", change.now if change is not None else ns, change, exact=False)
     generation = generation_in(record.measurement)
     for name, one in generation.statistics.items() if generation is not None else ():
-        found |= {name: quantity("ns", one.value, exact=False)} if is_compared(name, one.formula) else {}
+        found |= {name: contents.quantity("ns", one.value, exact=False)} if is_compared(name, one.formula) else {}
     if launching := [one.launch_ns for one in record.fresh or [summary] if one.launch_ns is not None]:
-        found["launching"] = quantity("ns", median(launching), judgement.launching, exact=False)
+        found["launching"] = contents.quantity("ns", median(launching), judgement.launching, exact=False)
     change = judgement.memory
     if summary.memory is not None and (summary.memory.shown_bytes or (change is not None and change.before)):
         peak = int(change.now) if change is not None else summary.memory.peak_bytes
-        found["peak"] = quantity("bytes", peak, change, exact=True, worse="memory" in judgement.worse)
-    gated = exact_quantities(summary.counts, judgement.counts)
+        found["peak"] = contents.quantity("bytes", peak, change, exact=True, worse="memory" in judgement.worse)
+    gated = contents.exact_quantities(summary.counts, judgement.counts)
     counted = "counts" in judgement.worse
     found |= {name: changed(one, worse=one.worse and counted) for name, one in gated.items()}
     for name, ns in summary.calibration_ns.items():
-        found[f"{CALIBRATION}{name}"] = quantity("ns", ns, exact=False)
+        found[f"{contents.CALIBRATION}{name}"] = contents.quantity("ns", ns, exact=False)
     return found
 
 
-def _times(record: Record, measurement: Measurement, summary: Replicate, judgement: Judgement) -> Times:
+def _times(record: Record, measurement: Measurement, summary: Replicate, judgement: Judgement) -> contents.Times:
     samples_ns = [round(one, 3) for one in per_call_ns(measurement.samples_ns, measurement.repetitions)]
-    few = len(samples_ns) <= STEPS + 1
-    return Times(
+    few = len(samples_ns) <= contents.STEPS + 1
+    return contents.Times(
         samples=summary.samples,
         repetitions=measurement.repetitions,
         samples_ns=samples_ns if few else [],
-        quantiles_ns=[] if few else quantiles(samples_ns),
+        quantiles_ns=[] if few else contents.quantiles(samples_ns),
         median_ns=summary.median_ns,
         noise=summary.noise,
         clock=measurement.clock,
@@ -129,7 +118,7 @@ def _beside(memory: Memory) -> dict[str, int]:
     return {name: size for name, size in readings.items() if size is not None}
 
 
-def _profile(profile: Profile) -> list[Table]:
+def _profile(profile: Profile) -> list[contents.Table]:
     """Return two tables: the categories, which add up to the call, and the rows that take most time."""
     whole = profile.whole_ns
     categories: list[Sequence[str | float | int | None]] = [
@@ -156,7 +145,7 @@ def _profile(profile: Profile) -> list[Table]:
     title = f"Where the time of one call goes: {format_count(profile.calls, 'call')} on {profile.device}"
     numbers = [("time", "ns"), ("share", "share"), ("instances", "count")]
     return [
-        first_rows(
+        contents.first_rows(
             "profile",
             title,
             [("category", "text"), *numbers, ("FLOPs", "count")],
@@ -164,7 +153,7 @@ def _profile(profile: Profile) -> list[Table]:
             len(categories),
             [*filter(None, (by_device(profile), on_host(profile))), *notes_of(profile)],
         ),
-        first_rows(
+        contents.first_rows(
             "profile_rows",
             "What takes most time",
             [

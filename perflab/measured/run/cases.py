@@ -36,18 +36,11 @@ from perflab.predicted.run.predicting import Instead, Predicted, Predictions
 from perflab.predicted.settings import predicts_by_itself
 from perflab.processes.channel import say
 from perflab.ranks.together import together
+from perflab.running.case import ranked
 from perflab.running.case.device_lock import device_turn
 from perflab.running.case.hanging import expect, suspended
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
-from perflab.running.case.ranked import (
-    FAILED_BY_VERDICT,
-    FOUND,
-    leave_to_ranks,
-    run_in_ranks,
-    runs_in_others,
-    too_few_gpus,
-)
 from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import measures_elsewhere, tier_asked_by
@@ -107,7 +100,7 @@ class Cases:
         """
         for item in items:
             settings = for_case(self._settings, item)
-            leave_to_ranks(item, settings)
+            ranked.leave_to_ranks(item, settings)
             self._case_settings[case_id(item)] = settings
         self._ids = {item.nodeid for item in items}
         # Rows of tables are measured once more when all tests have ended.
@@ -170,11 +163,11 @@ class Cases:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run the body of a case in ranks, in their processes."""
         state = pyfuncitem.stash.get(STATE, None)
-        if state is None or not runs_in_others(state.settings):
+        if state is None or not ranked.runs_in_others(state.settings):
             return None
         settings = state.settings
         device = state.device = resolve_device(settings.device, worker_number(self._config))
-        if (unmet := too_few_gpus(settings.world_size, device)) is not None:
+        if (unmet := ranked.too_few_gpus(settings.world_size, device)) is not None:
             pytest.skip(unmet)
         if self._server is not None:
             self._server.pass_on(state, device)
@@ -193,7 +186,7 @@ class Cases:
             profile_ns=plan.budget_ns if plan is not None else None,
             profile_files=str(plan.files) if plan is not None and plan.files is not None else None,
         )
-        found = run_in_ranks(self._config, state, job, str(device), left_s)
+        found = ranked.run_in_ranks(self._config, state, job, str(device), left_s)
         learned = state.part(Learned)
         learned.measurement, learned.out_of_memory = found.measurement, found.out_of_memory
         learned.environment = found.stated.environment if found.stated is not None else None
@@ -333,7 +326,7 @@ class Cases:
                 if self._job.place is None:
                     say(found)
                 else:  # said once the body has ended: it may still fail
-                    item.stash[FOUND] = changed(found, stated=_stated(state))
+                    item.stash[ranked.FOUND] = changed(found, stated=_stated(state))
             return
         one = judged(state, self._baselines, self._moved)
         if together().world_size > 1:
@@ -350,7 +343,7 @@ class Cases:
         self._keep(item, one)
         failure = failure_of(self._config, one)
         if failure is not None:
-            item.stash[FAILED_BY_VERDICT] = True
+            item.stash[ranked.FAILED_BY_VERDICT] = True
             pytest.fail(failure, pytrace=False)
 
     def _keep(self, item: pytest.Item, one: Judged) -> None:

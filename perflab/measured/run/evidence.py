@@ -18,21 +18,8 @@ from perflab.results.profile import Explanation, Profile
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.progress import ProgressLine
 from perflab.settings.total_budget import TotalBudget
+from perflab.turns import evidence
 from perflab.turns.conclusions import in_short
-from perflab.turns.evidence import (
-    ENOUGH,
-    MOST,
-    Asked,
-    Found,
-    asks_for_peaks,
-    asks_for_profiles,
-    could_not,
-    explained_by_turns,
-    is_to_explain,
-    least_s,
-    not_looked,
-    told_apart,
-)
 from perflab.turns.start_sides import two_sides
 
 CodeFor = Callable[[str, Saved], CodeOf]
@@ -47,7 +34,7 @@ class Evidence:
         self._code_for = code_for
         self._progress = progress
         self._budget = budget
-        self._left = MOST
+        self._left = evidence.MOST
 
     def wanted(self, one: Judged) -> bool:
         """Whether a case is to be explained, and there is a commit or a profile to compare it with."""
@@ -66,19 +53,21 @@ class Evidence:
         why = self._why_not_at_all(one) if self._asked(one) else ""
         if not why:
             return one
-        return replace(one, record=not_looked(one.judgement, "its baseline", could_not(why)).within(one.record))
+        return replace(
+            one, record=evidence.not_looked(one.judgement, "its baseline", evidence.could_not(why)).within(one.record)
+        )
 
     def _asked(self, one: Judged) -> bool:
-        return one.settings.evidence == "on" and is_to_explain(one.judgement)
+        return one.settings.evidence == "on" and evidence.is_to_explain(one.judgement)
 
     def _why_not_at_all(self, one: Judged) -> str:
         """Return why a case cannot be explained; empty if it can."""
         if one.record.paired_to_anchor is not None:
             return "it is worse than its anchor, and only the baseline's own commit is looked into"
         if not self._has_code(one) and self._stored(one) is None:
-            stored = ", and no profile is stored with it" if asks_for_profiles(one.judgement) else ""
+            stored = ", and no profile is stored with it" if evidence.asks_for_profiles(one.judgement) else ""
             return f"{self._why_no_code(one)}{stored}"
-        return "" if self._left > 0 else ENOUGH
+        return "" if self._left > 0 else evidence.ENOUGH
 
     def _code(self, one: Judged) -> CodeOf:
         """Return the commit of the numbers that the case is worse than: its times, or else its exact quantities."""
@@ -103,12 +92,12 @@ class Evidence:
         return self._code(one).told or "git does not know its baseline's commit here"
 
     def _stored(self, one: Judged) -> Profile | None:
-        if not asks_for_profiles(one.judgement):
+        if not evidence.asks_for_profiles(one.judgement):
             return None
         times = one.baseline.times
         return unpacked(times.profile) if times is not None and times.profile is not None else None
 
-    def _in_turns(self, one: Judged) -> Found:
+    def _in_turns(self, one: Judged) -> evidence.Found:
         device, case, code = one.device, one.case, self._code(one)
         assert code.commit is not None
         release_memory(device)
@@ -117,25 +106,25 @@ class Evidence:
         against = f"{code.commit[:7]}, {code.told}"
         try:
             with two_sides(self._config, code.commit, [case], str(device), self._progress.waiting) as (starts, _base):
-                asked = {case: Asked(one.judgement, one.settings)}
+                asked = {case: evidence.Asked(one.judgement, one.settings)}
                 return dict(
-                    explained_by_turns(
+                    evidence.explained_by_turns(
                         asked, starts.start, limits, against, code.commit, lambda _case, what: show(what)
                     )
                 )[case]
         except (RivalError, OSError) as error:
             said = in_short(error.problem, code.commit) if isinstance(error, RivalError) else str(error)
-            return not_looked(one.judgement, against, could_not(said))
+            return evidence.not_looked(one.judgement, against, evidence.could_not(said))
 
-    def _alone(self, one: Judged) -> Found:
+    def _alone(self, one: Judged) -> evidence.Found:
         """Explain a case without its baseline's code, by the stored profile.
 
         The profile has time and calls only; for memory, return the reason why it is not explained.
         """
-        why = self._why_no_code(one) if asks_for_peaks(one.judgement) else ""
-        return Found(
+        why = self._why_no_code(one) if evidence.asks_for_peaks(one.judgement) else ""
+        return evidence.Found(
             self._by_stored(one) if self._stored(one) is not None else None,
-            PeakExplanation(base="its baseline", problem=could_not(why)) if why else None,
+            PeakExplanation(base="its baseline", problem=evidence.could_not(why)) if why else None,
         )
 
     def _by_stored(self, one: Judged) -> Explanation:
@@ -143,7 +132,7 @@ class Evidence:
         assert before is not None
         against = "the profile stored with its baseline"
         left_s, over = self._budget.left_s(), one.settings.over_before("it could be profiled")
-        if left_s is not None and left_s < least_s(one.judgement):
+        if left_s is not None and left_s < evidence.least_s(one.judgement):
             return Explanation(base=against, problem=over)
         release_memory(device)
         self._progress.show("profile in a fresh process")
@@ -151,9 +140,11 @@ class Evidence:
             cases = {one.case: one.settings.world_size}
             alone = measure_fresh(self._config, cases, str(device), left_s=left_s, profiled=[one.case])
         except FreshProcessError as error:
-            return Explanation(base=against, problem=over if self._budget.is_over() else could_not(error.problem))
+            return Explanation(
+                base=against, problem=over if self._budget.is_over() else evidence.could_not(error.problem)
+            )
         found = alone[one.case].measurement
         if found is None or found.profile is None:
             why = found.not_profiled if found is not None else "a fresh process ran out of memory"
-            return Explanation(base=against, problem=could_not(str(why)))
-        return told_apart(before, found.profile, against, one.judgement)
+            return Explanation(base=against, problem=evidence.could_not(str(why)))
+        return evidence.told_apart(before, found.profile, against, one.judgement)
