@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from perflab.base.event_lines import as_lines
 from perflab.base.files import write_whole
-from perflab.internals.of_torch.machine import (
-    CpuBlockEvent,
-    cpu_block_events,
-    dump_cuda_memory,
-    event_name,
-    host_events,
-    kineto_results,
-    record_cuda_memory,
-    stop_recording_cuda_memory,
-)
+from perflab.internals.of_torch import machine
 from perflab.measure.machine.devices import synchronize
 from perflab.measure.memory.known_blocks import History, KnownBlocks, Looks
 from perflab.measure.memory.peak import CpuAllocations, cpu_allocations
@@ -100,8 +91,8 @@ def _content(
     begin_ns = allocations.begin_ns or 0
     events = [(time_ns, size) for time_ns, size in allocations.events if time_ns >= begin_ns]
     head = {"schema": 1, "device": "cpu", "peak_bytes": allocations.peak_bytes()}
-    results = kineto_results(allocations.profiler)
-    seen = [one for one in cpu_block_events(results, looks.known.names, _OURS) if one.time_ns >= begin_ns]
+    results = machine.kineto_results(allocations.profiler)
+    seen = [one for one in machine.cpu_block_events(results, looks.known.names, _OURS) if one.time_ns >= begin_ns]
     if [(one.time_ns, one.size_bytes) for one in seen] != events:
         return head, events  # the profiler's two lists differ, so nobody can tell whose block is whose
     places: dict[tuple[Any, ...], int] = {}
@@ -132,7 +123,7 @@ def _content(
 
 
 def _before(
-    held: Mapping[int, PeakPart], seen: list[CpuBlockEvent], left: Mapping[int, PeakPart]
+    held: Mapping[int, PeakPart], seen: list[machine.CpuBlockEvent], left: Mapping[int, PeakPart]
 ) -> tuple[dict[int, PeakPart], int]:
     """Return the blocks that existed before, by address: blocks without events that still exist, and freed blocks.
 
@@ -149,7 +140,9 @@ def _before(
 
 def _looked_at(results: Any) -> list[int]:
     """Return the times at which the objects' answers had been given, in nanoseconds of the profiler's clock, sorted."""
-    return sorted(event.start_ns() for event in host_events(results) if event_name(event).startswith(_LOOK))
+    return sorted(
+        event.start_ns() for event in machine.host_events(results) if machine.event_name(event).startswith(_LOOK)
+    )
 
 
 @contextlib.contextmanager
@@ -170,7 +163,7 @@ def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch
     synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     start_bytes = torch.cuda.memory_allocated(device)
-    record_cuda_memory(MAX_EVENTS, device)
+    machine.record_cuda_memory(MAX_EVENTS, device)
     begin = _events_so_far(device)
 
     def so_far() -> int:
@@ -187,9 +180,9 @@ def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch
         moments.append(so_far())
         history.peak_bytes = torch.cuda.max_memory_allocated(device) - start_bytes
         events = so_far()
-        dump_cuda_memory(str(path))
+        machine.dump_cuda_memory(str(path))
     finally:
-        stop_recording_cuda_memory(device)
+        machine.stop_recording_cuda_memory(device)
     index = torch.cuda.current_device() if device.index is None else device.index
     notes = {"device": index, "events": events, "modules": modules, **history.looks.as_notes(moments)}
     with path.open("ab") as file:
