@@ -81,19 +81,23 @@ class Launch:
 
 
 # Launches by what they depend on: to build one and find its compiled kernel takes as long as ten bare launches.
-_prepared: dict[tuple[object, ...], Callable[[Sequence[Tensor]], None]] = {}
+_prepared: dict[tuple[Any, ...], Callable[[Sequence[Tensor]], None]] = {}
 _MOST_PREPARED = 4096
 
 
-def run_prepared(make_launch: Callable[[], Launch], tensors: Sequence[Tensor], *facts: object) -> None:
-    """Launch a kernel on tensors of one device, prepared once for each layout of theirs.
+def run_prepared(make_launch: Callable[..., Launch], *arguments: Any) -> None:
+    """Run `make_launch(*arguments)()`, which is prepared once for all tensors of the same layouts.
 
-    `facts` are all on which the launch depends beside the tensors' dtypes, shapes, strides and alignment.
+    Beside tensors, all on one device and launched on as they are, the arguments are what has a hash.
     """
-    call = (*facts, tensors[0].device, *((x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0) for x in tensors))
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    layouts = [
+        (x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else x for x in arguments
+    ]
+    call = (make_launch, tensors[0].device, *layouts)
     launch = _prepared.get(call)
     if launch is None:
-        launch = make_launch().prepared(tensors)
+        launch = make_launch(*arguments).prepared(tensors)
         if len(_prepared) == _MOST_PREPARED:
             _prepared.clear()
         if not is_interpreted():  # there kernels are edited, to see that a wrong one is found

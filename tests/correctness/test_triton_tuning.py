@@ -74,9 +74,11 @@ def test_a_prepared_launch_is_of_one_layout_and_takes_that_call_s_tensors(monkey
     monkeypatch.setattr(launch, "_prepared", {})
     kernel, y = Compiled(), torch.empty(8)
 
+    def make(x: torch.Tensor, y: torch.Tensor, size: int) -> Launch:
+        return Launch(kernel, (2, 1, 1), {"y_ptr": y, "x_ptr": x, "size": size}, x.device)
+
     def run(x: torch.Tensor, size: int = 8) -> None:
-        arguments = {"y_ptr": y, "x_ptr": x, "size": size}
-        run_prepared(lambda: Launch(kernel, (2, 1, 1), arguments, x.device), (x, y), size)
+        run_prepared(make, x, y, size)
         assert kernel.launches[-1][0] is x
         assert kernel.launches[-1][1:] == (size, y)
 

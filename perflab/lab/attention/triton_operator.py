@@ -88,8 +88,7 @@ def _backward(
     dq, dk, dv, d_out, k, v, out, ends, delta, q = _with_heads(
         q, *results, d_out, k, v, out, logsumexp, torch.empty_like(logsumexp), q
     )
-    tensors = [out, d_out, delta] if d_ends is None else [out, d_out, delta, d_ends]
-    run_prepared(lambda: delta_launch(out, d_out, d_ends, delta), tensors, "delta")
+    run_prepared(delta_launch, out, d_out, d_ends, delta)
     run_dk_dv(q, k, v, d_out, ends, delta, dk, dv, scoring)
     run_dq(q, k, v, d_out, ends, delta, dq, scoring)
     return results

@@ -99,7 +99,7 @@ def _run(kernel: str, tensors: tuple[Tensor, ...], scoring: Scoring, make_launch
         if len(candidates) > 1 and _may_tune():
             _tuned[key] = tiles = _fastest(launch_with, candidates)
     _ran[key] = tiles
-    run_prepared(lambda: launch_with(tiles), tensors, kernel, scoring, tiles)
+    run_prepared(make_launch, *tensors, scoring, tiles)
 
 
 def _kind(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Any, ...]:
