@@ -7,6 +7,7 @@ be compared with a measurement.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -15,31 +16,33 @@ from weakref import WeakKeyDictionary
 import torch
 
 from perflab.base.reachable import reachable
+from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.compiler import is_compiled
+from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
-from perflab.predicted.cuda.multi_tensor import Lists
 from perflab.predicted.cuda.reductions import Processor
-from perflab.predicted.gpus.names import DataSheet, Gpu
-from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
+from perflab.predicted.gpus import DataSheet, Gpu, bound_ns, roofline_ns
 from perflab.predicted.layers.patterns import NotPeriodic
-from perflab.predicted.layers.same import same
-from perflab.predicted.layers.unroll import unroll
+from perflab.predicted.layers.unroll import same, unroll
 from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
-from perflab.predicted.trace.alike import Written
-from perflab.predicted.trace.live_before import holdings
-from perflab.predicted.trace.modules import FEW, ModuleBook, book_of
-from perflab.predicted.trace.operators import multiplies
-from perflab.predicted.trace.trace import Op, Trace
+from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, holdings
+from perflab.predicted.trace.operators import is_operator, multiplies
+from perflab.predicted.trace.trace import Lists, Op, Trace
 from perflab.predicted.trace.tracer import Hidden, Run, trace
 from perflab.predicted.trace.watch import CalledOff, Watch, part_of
-from perflab.predicted.trace.watched import watched
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import Cost, Prediction
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+_FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+_BOUND = "bounds alone: what kernels PyTorch takes on this GPU, and what memory they need, is not modelled"
+_NO_RATES = "no rate of products is published for this GPU: times are those of the bytes alone"
+_UNLIKE = "every layer was traced: layers with the same structure do different work"
+_UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
+_COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
 
 
 @dataclass(frozen=True)
@@ -175,16 +178,6 @@ def _without_launches(found: Trace) -> Trace:
     return replace(found, events=events)
 
 
-_FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
-
-
-_BOUND = "bounds alone: what kernels PyTorch takes on this GPU, and what memory they need, is not modelled"
-_NO_RATES = "no rate of products is published for this GPU: times are those of the bytes alone"
-_UNLIKE = "every layer was traced: layers with the same structure do different work"
-_UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
-_COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
-
-
 def predict(
     work: Work,
     gpu: DataSheet,
@@ -288,3 +281,22 @@ def _uncounted(costs: Sequence[Cost]) -> list[str]:
     """Return a note that names the operators that multiply and have no FLOP formula; empty if there are none."""
     names = dict.fromkeys(cost.operator for cost in costs if not cost.flops and multiplies(cost.operator))
     return [f"FLOPs of {', '.join(names)} are not counted: time and FLOPs are too low"] if names else []
+
+
+def watched(watch: Watch | None) -> AbstractContextManager[object]:
+    """Return a context in which each operator is reported to the watch, if there is one."""
+    return _Watched(watch) if watch is not None else nullcontext()
+
+
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that reports every operator to a watch and calls the operator unchanged."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_operator(func):  # not C++'s questions for a tensor's device, where nothing may be raised
+            self._watch.operator()
+        with without_torch_function():  # as in a trace, without users' __torch_function__
+            return func(*args, **(kwargs or {}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab.predicted.gpus.names import GPUS
+from perflab.predicted.gpus import GPUS
 from perflab.predicted.prediction import ON_CUDA, predict
 from perflab.results.predicted import Cost, Prediction
 from tests.correctness.predicted import on_a_gpu, setup_of, work

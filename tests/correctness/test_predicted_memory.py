@@ -23,13 +23,12 @@ from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.calls.workload import Workload
 from perflab.measure.memory.peak import cpu_allocations, measure_memory
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.gpus.names import GPUS
+from perflab.predicted.gpus import GPUS
 from perflab.predicted.memory.account import Account, account_of
 from perflab.predicted.prediction import ON_CUDA, predict, traced
 from perflab.predicted.run.exploring import fit_of
 from perflab.predicted.run.predicting import work_of
-from perflab.predicted.trace.live_before import holdings
-from perflab.predicted.trace.modules import book_of
+from perflab.predicted.trace.modules import book_of, holdings
 from perflab.predicted.trace.tracer import Hidden, trace
 from tests.correctness.predicted import on_a_gpu, setup_of, work, workload_of
 from tests.perf.setup import Setup

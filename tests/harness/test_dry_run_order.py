@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.predicted.dry_run.order import Access, Order
+from perflab.predicted.dry_run.races import Access, Order
 
 MAIN, SIDE, THIRD = 0, 7, 9
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from perflab.predicted.gpus.data_sheets import GPUS, MODELLED
-from perflab.predicted.gpus.roofline import room_bytes
-from perflab.predicted.memory.resized import Outline
+from perflab.predicted.data_sheets import GPUS, MODELLED
+from perflab.predicted.gpus import room_bytes
+from perflab.predicted.memory.sizes import Outline
 from perflab.predicted.run.exploring import Search, fit_of, step_of
 from perflab.results.predicted import Fit
 from tests.harness import make

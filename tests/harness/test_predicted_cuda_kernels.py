@@ -11,8 +11,8 @@ from torch import Tensor
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import hidden_blocks, launches
-from perflab.predicted.cuda.multi_tensor import CHUNK, MOST_BLOCKS, MOST_TENSORS
 from perflab.predicted.cuda.reductions import Processor
+from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -14,8 +14,7 @@ from perflab.attribution.places import module_names
 from perflab.base.reachable import reachable
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.trace.live_before import Holding, holdings
-from perflab.predicted.trace.modules import book_of
+from perflab.predicted.trace.modules import Holding, book_of, holdings
 from perflab.predicted.trace.trace import Layer
 from tests.harness.traced import exact, traced_as_is, work
 

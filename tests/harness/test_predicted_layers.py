@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perflab.predicted.layers.same import same
+from perflab.predicted.layers.unroll import same
 from perflab.predicted.prediction import Traced, Work, traced
 from perflab.predicted.trace.tracer import Hidden
 from tests.harness.traced import work

@@ -10,8 +10,8 @@ from torch import nn
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.multi_tensor import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
 from perflab.predicted.prediction import ON_CUDA, Work, traced
+from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
 from tests.harness.traced import ops, phased
 
 SIZES = (3 * CHUNK, 40 * CHUNK + 1, 5)

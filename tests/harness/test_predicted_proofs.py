@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from perflab.predicted import prediction
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.gpus.names import parse_gpu
-from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
+from perflab.predicted.gpus import bound_ns, parse_gpu, roofline_ns
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.prediction import ON_CUDA, Proofs, Work, predict, traced
 from perflab.predicted.trace.trace import Op, Trace

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perflab.predicted.memory.account import peak_of
-from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
+from perflab.predicted.memory.sizes import Interpolated, Outline, outline_of
 from tests.harness.traced import exact, traced_as_is, work
 
 

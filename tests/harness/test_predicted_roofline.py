@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.predicted.gpus.names import GPUS, Gpu
-from perflab.predicted.gpus.roofline import bound_ns, rate_of, roofline_ns, room_bytes
-from perflab.predicted.run.efficiency import with_estimate
+from perflab.predicted.gpus import GPUS, Gpu, bound_ns, rate_of, roofline_ns, room_bytes
+from perflab.predicted.run.exploring import with_estimate
 from perflab.predicted.trace.trace import Op, Place
 from tests.harness import make
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perflab.predicted.memory.search import MOST, TRUSTED_CALLS, largest
+from perflab.predicted.memory.sizes import MOST, TRUSTED_CALLS, largest
 
 MIB, GIB = 2**20, 2**30
 Curve = Callable[[int], int]

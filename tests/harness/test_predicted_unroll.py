@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from perflab.predicted.layers.patterns import NotPeriodic
-from perflab.predicted.layers.same import same
-from perflab.predicted.layers.unroll import unroll
+from perflab.predicted.layers.unroll import same, unroll
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
 from tests.harness.layered_runs import Program, Tape, Work, drawn, run
 

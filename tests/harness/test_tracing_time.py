@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from perflab.measure.clocks import clock
-from perflab.predicted.run.tracing_time import SHOW_EVERY, TracingTime
-from perflab.predicted.trace.watch import CalledOff
+from perflab.predicted.trace.watch import SHOW_EVERY, CalledOff, TracingTime
 
 from .virtual_clock import VirtualClock
 

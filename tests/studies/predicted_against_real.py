@@ -21,7 +21,7 @@ import torch
 
 from nocuda.library import Library, library
 from perflab.internals.of_torch import TorchDispatchMode
-from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.predicted.gpus import Gpu, parse_gpu
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.prediction import ON_CUDA, Work, predict
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in

@@ -2,7 +2,7 @@
 
 The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Bytes are as requested,
 unrounded, at the peak within the call. Families of operators have modules of their own (``attention_kernels``,
-``convolutions``, ``sorting``, ``reductions``, ``multi_tensor``). Left out: cuBLAS's workspace.
+``sorting``, ``reductions``). Left out: cuBLAS's workspace, and cuDNN's for convolutions, whose size is unknown.
 """
 
 from __future__ import annotations
@@ -14,11 +14,52 @@ from typing import Any
 import torch
 
 from perflab.internals.of_torch.dispatch import aten
-from perflab.predicted.cuda import attention_kernels, convolutions, sorting
+from perflab.predicted.cuda import attention_kernels, sorting
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
-from perflab.predicted.cuda.multi_tensor import CHUNK, Lists, Part
 from perflab.predicted.cuda.reductions import Processor, staging
+from perflab.predicted.trace.trace import CHUNK, Lists, Part
+
+
+def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+    """Return the operands that a convolution copies (``Convolution.cpp``) so that all have one memory format.
+
+    The format is channels-last if the input or the weight (the first two arguments) has it, else contiguous.
+    """
+    last = torch.channels_last
+    by_channels = tensor.dim() == 4 and any(
+        one.is_contiguous(memory_format=last) and not one.is_contiguous() for one in (tensor, weight)
+    )
+    wanted = last if by_channels else torch.contiguous_format
+    return [one for one in (tensor, weight, *others) if not one.is_contiguous(memory_format=wanted)]
+
+
+def _convolution(tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Bytes of the copied operands: a lower bound, since the size of cuDNN's workspace is unknown."""
+    return sum(one.nbytes for one in _laid_out_anew(tensor, weight))
+
+
+def _convolution_backward(grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sum(one.nbytes for one in _laid_out_anew(tensor, weight, grad))
+
+
+def _convolution_launches(
+    tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any, **__: Any
+) -> int:
+    """Launches: cuDNN's kernel, copies of operands, and the addition of the bias.
+
+    A depthwise convolution adds the bias in its own kernel.
+    """
+    by_channel = 1 < rest[5] == tensor.shape[1]
+    return 1 + len(_laid_out_anew(tensor, weight)) + (bias is not None and not by_channel)
+
+
+def _convolution_backward_launches(
+    grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *rest: Any, **__: Any
+) -> int:
+    """Launches: one kernel for each requested gradient (the bias's is a sum), and copies of operands."""
+    return int(sum(rest[-1])) + len(_laid_out_anew(tensor, weight, grad))
+
 
 _FLOAT32 = 4
 _INDEX = 8
@@ -139,7 +180,8 @@ _HIDDEN: dict[str, Callable[..., int | tuple[int, ...]]] = {
     "_softmax_backward_data": _softmax_backward,
     "_foreach_norm": _foreach_norm,
     **attention_kernels.HIDDEN,
-    **convolutions.HIDDEN,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
     **sorting.HIDDEN,
 }
 
@@ -232,6 +274,7 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     "nll_loss_backward": 2,  # zeros, then the targets (cuda/NLLLoss2d.cu, Loss.cu)
     **attention_kernels.LAUNCHES,
-    **convolutions.LAUNCHES,
+    "convolution": _convolution_launches,
+    "convolution_backward": _convolution_backward_launches,
     **sorting.LAUNCHES,
 }

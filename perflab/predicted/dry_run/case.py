@@ -11,11 +11,10 @@ import torch
 
 from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
-from perflab.predicted.gpus.names import DataSheet
-from perflab.predicted.prediction import Traced, Work, predict
+from perflab.predicted.gpus import DataSheet
+from perflab.predicted.prediction import Traced, Work, predict, watched
 from perflab.predicted.trace.tracer import Hidden
 from perflab.predicted.trace.watch import Watch
-from perflab.predicted.trace.watched import watched
 from perflab.predicted.world.lone_rank import calls_until_steady
 from perflab.results.predicted import DryRun, Prediction, Race
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from perflab.base.errors import DeviceError, SettingError, UsageError
-from perflab.predicted.gpus.names import Gpu, parse_modelled
+from perflab.predicted.gpus import Gpu, parse_modelled
 from perflab.running.config.early_errors import refusing
 
 VARIABLE = "PERFLAB_DRY_RUN"

@@ -19,9 +19,8 @@ from operator import itemgetter
 from typing import TypeVar
 
 from perflab.base.data import Parameters, changed
-from perflab.predicted.judge.dry_run import explain_collectives, explain_dry_run
+from perflab.predicted.judge.explanation import explain_collectives, explain_dry_run, explain_growth
 from perflab.predicted.judge.growth import find_growth
-from perflab.predicted.judge.growth_text import explain_growth
 from perflab.results.peak import PeakPart
 from perflab.results.predicted import Cost, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.results.records import Change, Judgement, Policy, Verdict

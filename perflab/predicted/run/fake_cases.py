@@ -21,7 +21,7 @@ from perflab.base.errors import PerflabError, PredictionError
 from perflab.base.reachable import reachable
 from perflab.internals.lookup import switched_off
 from perflab.measure.machine.devices import as_out_of_memory
-from perflab.predicted.dry_run.values import VALUES, ValuesRead
+from perflab.predicted.dry_run.plugins import VALUES, ValuesRead
 from perflab.predicted.run.predicting import Instead, Predictions
 from perflab.running.case.perf import CaseState, NothingComparedError
 from perflab.running.case.raw_launches import line_of_launch

@@ -21,20 +21,16 @@ from perflab.base.errors import BaselineError, InternalsError, PerflabError, Usa
 from perflab.base.reachable import reachable
 from perflab.measure.counts.collectives import WAITS, Seen
 from perflab.measure.machine.devices import current_device
-from perflab.predicted.gpus.names import DataSheet, Gpu
-from perflab.predicted.gpus.roofline import roofline_ns
-from perflab.predicted.judge.dry_run import explain_broken, unless_broken
+from perflab.predicted.gpus import DataSheet, Gpu, roofline_ns
+from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.account import peak_of
-from perflab.predicted.memory.resized import Outline, outline_of
-from perflab.predicted.run.efficiency import with_estimate
-from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, work_of, worlds_of
-from perflab.predicted.run.tracing_time import TracingTime
+from perflab.predicted.memory.sizes import Outline, outline_of
+from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, with_estimate, work_of, worlds_of
 from perflab.predicted.settings import Predicting
-from perflab.predicted.store.predictions import PredictedStore
-from perflab.predicted.trace.watch import CalledOff
-from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing
-from perflab.predicted.world.mismatch import with_mismatches
+from perflab.predicted.store import PredictedStore
+from perflab.predicted.trace.watch import CalledOff, TracingTime
+from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing, with_mismatches
 from perflab.predicted.world.network import communication_on, exchanged_by_line
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.results.records import Judgement, Verdict

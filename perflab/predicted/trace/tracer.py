@@ -34,11 +34,8 @@ from perflab.internals.of_torch.tracing import (
 )
 from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.devices import on_host
-from perflab.predicted.cuda.multi_tensor import Lists, Part
 from perflab.predicted.cuda.patching import attributes_replaced
-from perflab.predicted.trace.in_place import in_place
-from perflab.predicted.trace.live_before import Holding
-from perflab.predicted.trace.modules import ModuleBook
+from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
     COLLECTIVE,
     FUNCTIONAL,
@@ -47,12 +44,13 @@ from perflab.predicted.trace.operators import (
     bytes_of,
     dtype_of,
     flops_of,
+    in_place,
     is_causal_call,
     is_operator,
     kind_of,
     tensors_in,
 )
-from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Lists, Op, Part, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
 from perflab.results.peak import GATHERED
 from perflab.results.profile import BACKWARD
