@@ -80,6 +80,11 @@ class DataSheet:
         return 0
 
     @property
+    def room_bytes(self) -> int:
+        """The bytes that PyTorch's allocator can use, workspaces and fragmentation included: memory less context."""
+        return self.memory_bytes - self.context_bytes
+
+    @property
     def workspace_bytes(self) -> int:
         """The memory that libraries surely take in PyTorch's allocator: none that is known."""
         return 0

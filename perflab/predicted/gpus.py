@@ -136,8 +136,3 @@ def _longer_ns(op: Op, gpu: DataSheet, memory_bytes: int, flops: int) -> float |
     if rate is None:
         return from_memory_ns or None
     return max(flops / rate * _NS_PER_S, from_memory_ns)
-
-
-def room_bytes(gpu: DataSheet) -> int:
-    """Return the bytes that PyTorch's allocator can use, workspaces and fragmentation included: memory less context."""
-    return gpu.memory_bytes - gpu.context_bytes

@@ -20,9 +20,7 @@ from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.compiler import is_compiled
 from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.measure.counts.collectives import Seen
-from perflab.predicted.cuda.attention_kernels import ON_HOST
-from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
-from perflab.predicted.cuda.reductions import Processor
+from perflab.predicted.cuda.kernels import OnCuda
 from perflab.predicted.gpus import DataSheet, Gpu, bound_ns, roofline_ns
 from perflab.predicted.layers.patterns import NotPeriodic
 from perflab.predicted.layers.unroll import same, unroll
@@ -30,7 +28,7 @@ from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
 from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, holdings
 from perflab.predicted.trace.operators import is_operator, multiplies
-from perflab.predicted.trace.trace import Lists, Op, Trace
+from perflab.predicted.trace.trace import Op, Trace
 from perflab.predicted.trace.tracer import Hidden, Run, trace
 from perflab.predicted.trace.watch import CalledOff, Watch, part_of
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
@@ -56,6 +54,10 @@ class Work:
     """The phase of each span of one call, in order."""
     set_up: Callable[[], tuple[Any, ...]] | None = None
     """Makes the next call's arguments, and returns the new ``roots``; None if all calls have the same arguments."""
+
+    def call(self) -> Any:
+        """Make one call without a note of its spans, and return its result."""
+        return self.run(lambda: None)
 
     def made_ready(self) -> Work:
         """Make the next call's arguments with ``set_up``, and return the work with its new roots."""
@@ -160,7 +162,7 @@ def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | No
     """Warm up, and trace every layer under its name in the book, made before any run: runs set attributes in layers."""
     for _ in range(calls_until_steady()):
         with watched(watch):
-            result = work.run(_nothing)
+            result = work.call()
             work = work.made_ready()
     alone = lone_rank()
     begun = alone.seen.copy() if alone is not None else None
@@ -232,49 +234,11 @@ def _trace_cut(
         result = None
         if warm_up:
             with watched(watch):
-                result = work.run(_nothing)
+                result = work.call()
         with watched(watch):
             work = work.made_ready()
         held = holdings(reachable(work.roots), book, left_out)
         return result, trace(work.run, work.spans, book, held, hidden, watch)
-
-
-class OnCuda(Hidden):
-    """The temporary memory and the kernel launches of one operator on CUDA.
-
-    Args:
-        gpu: the GPU's multiprocessors and architecture, which decide how a reduction is divided; by default an H100's.
-    """
-
-    def __init__(self, gpu: Processor = H100) -> None:
-        self._gpu = gpu
-
-    def on(self, gpu: Gpu) -> OnCuda:
-        """Return an ``OnCuda`` for the given GPU."""
-        return OnCuda(Processor(gpu.sms, gpu.architecture))
-
-    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return the sizes in bytes of the temporary blocks of one call."""
-        return hidden_blocks(name, args, kwargs, self._gpu)
-
-    def on_host(self, name: str) -> tuple[int, ...]:
-        """Return the positions of the operator's results that are in the host's memory."""
-        return ON_HOST.get(name.removeprefix("aten::"), ())
-
-    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the number of kernels that one call launches."""
-        return launches(name, args, kwargs, self._gpu)
-
-    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
-        """Return the lists from which the launches of an operator over lists follow; None for other operators."""
-        return lists_of(name, args)
-
-
-ON_CUDA = OnCuda()
-
-
-def _nothing() -> None:
-    """Do nothing at the end of a span."""
 
 
 def _uncounted(costs: Sequence[Cost]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perflab.base.data import Amount, Data, Layers, Parameters, Positive, changed, speakable_throughout
+from perflab.base.data import Amount, Data, changed, speakable_throughout
 from perflab.base.errors import BaselineError
 from perflab.predicted.judge.judge import baseline_of
 from perflab.results.peak import PeakPart
@@ -84,7 +84,8 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
         """
 
         def successor(case: str, old: PredictedBaseline | None) -> PredictedBaseline:
-            new = _as_written(baselines[case])
+            new = baselines[case]
+            new = changed(new, parameters={name: writable(value) for name, value in new.parameters.items()})
             return new if old is None or new.reason or not _say_the_same(old, new) else old
 
         return self._put({case: self.path_for(gpu, case) for case in baselines}, successor)
@@ -94,10 +95,6 @@ class PredictedStore(CaseFiles[PredictedBaseline]):
 
     def _write(self, path: Path, cases: Mapping[str, PredictedBaseline]) -> None:
         write_predicted(path, path.parent.name.removeprefix(PREDICTED), cases)
-
-
-def _as_written(one: PredictedBaseline) -> PredictedBaseline:
-    return changed(one, parameters={name: writable(value) for name, value in one.parameters.items()})
 
 
 def _say_the_same(one: PredictedBaseline, other: PredictedBaseline) -> bool:
@@ -131,26 +128,13 @@ class _Saved(NamedTuple):
     size_bytes: Amount
 
 
-class _StoredCase(Data, frozen=True):
-    """A baseline as stored in a file."""
+class _StoredCase(PredictedBaseline, frozen=True, kw_only=True):
+    """A baseline as stored in a file: with short lists for rows."""
 
-    torch: str
-    recorded: str
-    peak_bytes: Amount
-    held_bytes: Amount
-    at_peak: list[_Part]
-    costs: list[_Cost]
-    saved: list[_Saved]
+    at_peak: list[_Part]  # type: ignore[assignment]
+    costs: list[_Cost]  # type: ignore[assignment]
+    saved: list[_Saved]  # type: ignore[assignment]
     saved_bytes: Amount
-    layers: dict[str, Layers] = {}
-    roofline_ns: Positive | None = None
-    parameters: Parameters = {}
-    real: dict[str, Amount] = {}
-    kernels: dict[str, Amount] = {}
-    world_size: int = 1
-    collectives: dict[str, Amount] = {}
-    commit: str | None = None
-    reason: str | None = None
 
 
 class _File(Data, frozen=True):

@@ -23,9 +23,10 @@ from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.calls.workload import Workload
 from perflab.measure.memory.peak import cpu_allocations, measure_memory
 from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.gpus import GPUS
 from perflab.predicted.memory.account import Account, account_of
-from perflab.predicted.prediction import ON_CUDA, predict, traced
+from perflab.predicted.prediction import predict, traced
 from perflab.predicted.run.exploring import fit_of
 from perflab.predicted.run.predicting import work_of
 from perflab.predicted.trace.modules import book_of, holdings

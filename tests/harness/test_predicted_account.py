@@ -12,7 +12,6 @@ from perflab.predicted.memory.account import (
     STRETCHES,
     Account,
     account_of,
-    peak_of,
     rounded_as_on_cuda,
     timeline_of,
 )
@@ -76,7 +75,7 @@ def test_a_call_that_takes_nothing_has_its_peak_before_it() -> None:
 @pytest.mark.parametrize(("size_bytes", "taken"), [(0, 0), (1, 512), (512, 512), (513, 1024), (2**30 + 1, 2**30 + 512)])
 def test_each_block_is_rounded_up_by_itself(size_bytes: int, taken: int) -> None:
     assert rounded_as_on_cuda(size_bytes) == taken
-    assert peak_of(trace(alloc(1, size_bytes), alloc(2, size_bytes))) == 2 * taken
+    assert account_of(trace(alloc(1, size_bytes), alloc(2, size_bytes))).peak_bytes == 2 * taken
 
 
 def test_an_output_that_is_kept_is_there_beside_the_whole_next_call() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.kernels import hidden_blocks, launches
+from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
 from perflab.predicted.cuda.reductions import Processor
 from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS
 
@@ -29,6 +29,14 @@ def attention(batch: int, heads: int, length: int, size: int, dtype: torch.dtype
 
     groups = groups or heads
     return [one(heads), one(heads), one(groups), one(groups), one(heads)]
+
+
+def hidden_blocks(operator: str, arguments: list[Any]) -> tuple[int, ...]:
+    return ON_CUDA.blocks_of(operator, arguments, {})
+
+
+def launches(operator: str, arguments: list[Any]) -> int:
+    return ON_CUDA.launches_of(operator, arguments, {})
 
 
 def hidden_bytes(operator: str, arguments: list[Any]) -> int | None:
@@ -152,7 +160,7 @@ def test_a_sum_of_many_numbers_is_staged_by_block(
 
 
 def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
-    t4 = hidden_blocks("aten::sum", [meta(4, 512, 2560), [0, 1], True], gpu=Processor(40, 75))
+    t4 = OnCuda(Processor(40, 75)).blocks_of("aten::sum", [meta(4, 512, 2560), [0, 1], True], {})
     assert t4 == (4 * 2560 * 16 * 128, 4 * 20)
 
 

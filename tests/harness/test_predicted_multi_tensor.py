@@ -10,7 +10,8 @@ from torch import nn
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.prediction import ON_CUDA, Work, traced
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.prediction import Work, traced
 from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
 from tests.harness.traced import ops, phased
 

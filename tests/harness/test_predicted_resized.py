@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perflab.predicted.memory.account import peak_of
+from perflab.predicted.memory.account import account_of
 from perflab.predicted.memory.sizes import Interpolated, Outline, outline_of
 from tests.harness.traced import exact, traced_as_is, work
 
@@ -29,7 +29,7 @@ def test_an_outline_has_the_peak_of_its_trace() -> None:
     x = torch.zeros(100, 16)
     trace = traced_as_is(work(lambda: (x + 1.0).exp().sum(), x))
     assert exact(trace).peak_bytes == 3 * 6400
-    assert outline_of(trace).peak_bytes() == peak_of(trace) == 3 * 6656  # in blocks of 512 bytes
+    assert outline_of(trace).peak_bytes() == account_of(trace).peak_bytes == 3 * 6656  # in blocks of 512 bytes
 
 
 @pytest.mark.parametrize("size", [1, 5, 64, 333, 1001])

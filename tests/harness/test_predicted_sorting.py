@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from perflab.predicted.cuda.kernels import hidden_blocks, launches
+from perflab.predicted.cuda.kernels import ON_CUDA
 from tests.harness.routed_calls import CALLS, Call
 
 
@@ -17,5 +17,5 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.removeprefix("aten::"))
 def test_a_call_launches_and_takes_what_it_did_on_cuda(call: Call) -> None:
     arguments = call.arguments(meta)
-    assert launches(call.name, arguments, call.keywords) == call.launches
-    assert sum(hidden_blocks(call.name, arguments, call.keywords)) == call.hidden_bytes
+    assert ON_CUDA.launches_of(call.name, arguments, call.keywords) == call.launches
+    assert sum(ON_CUDA.blocks_of(call.name, arguments, call.keywords)) == call.hidden_bytes

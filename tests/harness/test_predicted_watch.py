@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.layers.unroll import same
 from perflab.predicted.memory.account import account_of
-from perflab.predicted.prediction import ON_CUDA, Proofs, Traced, Work, traced
+from perflab.predicted.prediction import Proofs, Traced, Work, traced
 from perflab.predicted.trace.watch import CalledOff
 
 from .traced import phased

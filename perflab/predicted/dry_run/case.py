@@ -42,14 +42,14 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     lib = library()
     for _ in range(calls_until_steady()):
         with watched(watch):
-            work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
+            work.call()  # libraries make their handles and workspaces, optimizers their state
         work.made_ready()
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     lib.reset()
     notes = TrafficNotes()
     with lib.observing(Seen.SYNCHRONISATION | Seen.COPY, notes.note):
-        work.run(_nothing)
+        work.call()
     counts, stats = lib.counts(), torch.cuda.memory_stats()
     host_ns = min(_timed(work) for _ in range(_TIMED))
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
@@ -61,7 +61,7 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     with finding_races(races):
         for _ in range(_IN_A_LOOP):
             work.made_ready()
-            work.run(_nothing)
+            work.call()
     unknown = without_effect(lib.counts().unknown)
     if unknown:
         said.append(f"did nothing here, so what depends on it is not in the numbers: {', '.join(unknown)}")
@@ -113,9 +113,5 @@ def _timed(work: Work) -> int:
     """Return the host's time to issue a call, in ns; nothing waits for a GPU."""
     work.made_ready()
     start = perf_counter_ns()
-    work.run(_nothing)
+    work.call()
     return perf_counter_ns() - start
-
-
-def _nothing() -> None:
-    """Do nothing at the end of a span."""

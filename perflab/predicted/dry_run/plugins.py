@@ -83,7 +83,7 @@ class Forked:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run one test in a fork, and log its reports; None, for pytest's own way, if forks cannot open CUDA."""
-        if not _can_fork():
+        if "torch" in sys.modules and not can_open_cuda_in_a_fork():
             return None
         if is_perf_case(item):
             _load()
@@ -153,10 +153,6 @@ class Forked:
         report = self._config.hook.pytest_report_from_serializable(config=self._config, data=plain)
         assert isinstance(report, pytest.TestReport)
         return report
-
-
-def _can_fork() -> bool:
-    return "torch" not in sys.modules or can_open_cuda_in_a_fork()
 
 
 @functools.cache

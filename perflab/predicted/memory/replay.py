@@ -79,12 +79,12 @@ def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
             thread that computes products has an equal share, requested by its first product.
     """
     first = first_call(trace)
-    player = _Player(trace, first, workspace_bytes)
+    player = _Player(trace, workspace_bytes)
     for block in first.held:
         player.alloc(block)
     if not first.products:
         player.alloc(Alloc(WORKSPACES[0], workspace_bytes, Place(), "workspace"))
-    player.play_first()
+    player.play(first)
     for _ in range(ROUNDS - 1):
         player.settle()
         player.play()
@@ -98,9 +98,8 @@ def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
 
 
 class _Player:
-    def __init__(self, trace: Trace, first: FirstCall, workspace_bytes: int) -> None:
+    def __init__(self, trace: Trace, workspace_bytes: int) -> None:
         self.trace = trace
-        self.first = first
         self.workspace_bytes = workspace_bytes
         self.allocator = CachingAllocator(self._segment)
         self.event = -1
@@ -123,39 +122,25 @@ class _Player:
         if block.size_bytes:
             self.log.append(Entry("free", address, block.size_bytes, self.event, block))
 
-    def play(self) -> None:
-        """Replay the events of a call after the first."""
-        self._begin_round()
-        for number, event in enumerate(self.trace.events):
-            self.event = number
-            if isinstance(event, Alloc):
-                self.alloc(event)
-            elif isinstance(event, Free):
-                self.free(event.block)
-
-    def play_first(self) -> None:
-        """Replay the events of the first call."""
-        self._begin_round()
-        first = self.first
+    def play(self, first: FirstCall | None = None) -> None:
+        """Replay the events of a call; of the first one, if ``first`` has its differences from later ones."""
+        self.log.clear()
+        self.peak = self.allocator.allocated_bytes
         for number, event in enumerate((*self.trace.events, None)):
             self.event = min(number, len(self.trace.events) - 1)
-            for block in first.state if number == first.state_at else ():
+            for block in first.state if first is not None and number == first.state_at else ():
                 self.alloc(block)
             if isinstance(event, Alloc):
                 self.alloc(event)
             elif isinstance(event, Free):
-                if (gradient := first.adopted.get(event.block)) is not None:
+                if first is not None and (gradient := first.adopted.get(event.block)) is not None:
                     address, _ = self.live.pop(event.block)
                     self.live[gradient.block] = address, gradient
-                elif event.block in self.live:
+                elif first is None or event.block in self.live:
                     self.free(event.block)
-            if number in first.products:
+            if first is not None and number in first.products:
                 share = self.workspace_bytes // len(first.products)
                 self.alloc(Alloc(WORKSPACES[first.products.index(number)], share, Place(), "workspace"))
-
-    def _begin_round(self) -> None:
-        self.log.clear()
-        self.peak = self.allocator.allocated_bytes
 
     def settle(self) -> None:
         """Bring memory from the end of a call to the start of the next: held blocks exist, all others are freed."""

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from types import MappingProxyType
 
 from perflab.predicted.memory.account import rounded_as_on_cuda
@@ -98,15 +99,7 @@ def _polynomial(points: tuple[int, ...], size: int) -> Callable[[tuple[int, ...]
 
 
 def _peak(sizes: list[int], steps: tuple[int, ...]) -> int:
-    level = peak = 0
-    for step in steps:
-        if step >= 0:
-            level += sizes[step]
-            if level > peak:
-                peak = level
-        else:
-            level -= sizes[~step]
-    return peak
+    return max(accumulate((sizes[step] if step >= 0 else -sizes[~step] for step in steps), initial=0))
 
 
 MOST = 2**24

@@ -17,8 +17,7 @@ from perflab.base.errors import UsageError
 from perflab.base.identity import test_of
 from perflab.measure.calls.workload import Workload, phases_of
 from perflab.measure.clocks.set_up import SetUpWorkload
-from perflab.predicted.gpus import MODELLED, DataSheet, Gpu, gpu_by_device_name, room_bytes
-from perflab.predicted.memory.account import peak_of
+from perflab.predicted.gpus import MODELLED, DataSheet, Gpu, gpu_by_device_name
 from perflab.predicted.memory.sizes import Interpolated, Outline, largest, outline_of
 from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.trace import Trace
@@ -54,12 +53,12 @@ def fit_of(prediction: Prediction, gpu: DataSheet) -> Fit | None:
     """
     needed = prediction.peak_bytes + prediction.workspace_bytes
     if not isinstance(gpu, Gpu):
-        return Fit(room_bytes=room_bytes(gpu), fits=False) if needed > room_bytes(gpu) else None
+        return Fit(room_bytes=gpu.room_bytes, fits=False) if needed > gpu.room_bytes else None
     return Fit(
-        room_bytes=room_bytes(gpu),
-        fits=needed <= room_bytes(gpu),
-        fits_on=[other.name for other in MODELLED.values() if needed <= room_bytes(other)],
-        rooms={other.name: room_bytes(other) for other in MODELLED.values()},
+        room_bytes=gpu.room_bytes,
+        fits=needed <= gpu.room_bytes,
+        fits_on=[other.name for other in MODELLED.values() if needed <= other.room_bytes],
+        rooms={other.name: other.room_bytes for other in MODELLED.values()},
     )
 
 
@@ -119,7 +118,9 @@ class Explorer:
         return msgspec.structs.replace(
             fit,
             largest={name: largest_of(name) for name in sizes if name != WORLD},
-            remedies={name: peak_of(traced_of({**sizes, **changes})) for name, changes in remedies.items()},
+            remedies={
+                name: outline_of(traced_of({**sizes, **changes})).peak_bytes() for name, changes in remedies.items()
+            },
         )
 
 
@@ -227,7 +228,8 @@ def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: W
 
     ``whole``: run all layers.
     """
-    from perflab.predicted.prediction import ON_CUDA, traced, watched
+    from perflab.predicted.cuda.kernels import ON_CUDA
+    from perflab.predicted.prediction import traced, watched
 
     with watched(watch):
         workload = _workload(make())

@@ -90,17 +90,11 @@ def trace(
         CalledOff: the watch stopped the tracing.
     """
     tracer = Tracer(book, held, spans, hidden, watch, seen)
-    was_on = gc.isenabled()
-    gc.disable()  # the garbage collector frees cycles at arbitrary moments
-    try:
-        with tracer.watching():
-            result = run(tracer.next_span)
-            tracer.ended()
-            del result
-        return tracer.trace()
-    finally:
-        if was_on:
-            gc.enable()
+    with tracer.watching():
+        result = run(tracer.next_span)
+        tracer.ended()
+        del result
+    return tracer.trace()
 
 
 class Hidden:
@@ -279,6 +273,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for parameter in self._parameters:
             if parameter.requires_grad:
                 hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[no-untyped-call]
+        was_on = gc.isenabled()
+        gc.disable()  # the garbage collector frees cycles at arbitrary moments
         try:
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
             with attributes_replaced([(torch.UntypedStorage, "resize_", resize)]), saving, self:
@@ -286,6 +282,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             for hook in hooks:
                 hook.remove()
+            if was_on:
+                gc.enable()
 
     def next_span(self) -> None:
         """Take note that a span has ended."""
@@ -477,7 +475,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
         events = tuple(_in_order(self._events[:end], self._at_once))
         blocks = [*self._held, *(event for event in events if isinstance(event, Alloc))]
-        uses = {one.block: Use(self._category_of(one.block), self._saved_of(one.block)) for one in blocks}
+        uses = {}
+        for block in (one.block for one in blocks):
+            kept, saved = self._categories.get(block), self._saved.get(block)
+            # Held blocks and gradients exist anyway, whether autograd saves a tensor in them or not.
+            uses[block] = Use(kept, None) if kept else Use("activations" if saved else "temporaries", saved)
         return Trace(
             held=tuple(self._held),
             events=events,
@@ -486,13 +488,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result_blocks=dropped,
             parameters=sum(map(_elements_here, self._parameters)),
         )
-
-    def _category_of(self, block: int) -> str:
-        return self._categories.get(block) or ("activations" if block in self._saved else "temporaries")
-
-    def _saved_of(self, block: int) -> Saved | None:
-        """Return the tensor that autograd saved in a block; None for held blocks and gradients, which exist anyway."""
-        return None if self._categories.get(block) else self._saved.get(block)
 
 
 def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:
