@@ -30,7 +30,7 @@ from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, h
 from perflab.predicted.trace.operators import is_operator, multiplies
 from perflab.predicted.trace.trace import Op, Trace
 from perflab.predicted.trace.tracer import Hidden, Run, trace
-from perflab.predicted.trace.watch import CalledOff, Watch, part_of
+from perflab.predicted.trace.watch import CalledOff, Watch
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import Cost, Prediction
 
@@ -137,7 +137,7 @@ def traced(
             kind = proofs.kind(work, book, reached)
             if kind not in proofs.known and kind not in proofs.given_up:
                 try:
-                    with part_of(watch, "every layer"):
+                    with watch.part("every layer") if watch is not None else nullcontext():
                         result, seen, _ = _trace_whole(work, book, hidden, watch)
                 except CalledOff as end:
                     proofs.given_up[kind] = f"{_UNPROVEN} {end}"

@@ -140,7 +140,12 @@ def cuda_histograms() -> AbstractContextManager[None]:
     ) -> Any:
         if minlength <= 0:
             return usual(mode, func, values, weights, minlength)
-        _check_counted(values, weights)
+        if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
+            raise RuntimeError(f"bincount is not implemented for {values.dtype} on CUDA")
+        if values.dim() != 1:
+            raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+        if weights is not None and weights.shape != values.shape:
+            raise RuntimeError("weights should be 1-d and have the same length as input")
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         return values.new_empty(minlength, dtype=dtype)
 
@@ -156,15 +161,6 @@ def _histc(mode: FakeTensorMode, func: Any, values: Tensor, bins: int = 100, min
     if max < min:
         raise RuntimeError("histc(): max must be larger than min")
     return values.new_empty(bins)
-
-
-def _check_counted(values: Tensor, weights: Tensor | None) -> None:
-    if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
-        raise RuntimeError(f"bincount is not implemented for {values.dtype} on CUDA")
-    if values.dim() != 1:
-        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
-    if weights is not None and weights.shape != values.shape:
-        raise RuntimeError("weights should be 1-d and have the same length as input")
 
 
 def _grouped_mm(

@@ -69,20 +69,12 @@ def enter(config: pytest.Config) -> None:
                 "start that program with `perflab dry-run -- COMMAND`",
             )
         # A value of the option is written with "=". A word after a bare option is a path that pytest took for a value.
-        gpu = HERE if OPTION in arguments else str(given)
-        environment = environment_of(gpu_named(gpu, config.known_args_namespace.perf_gpu))
+        name = HERE if OPTION in arguments else str(given)
+        try:
+            gpu = parse_modelled((config.known_args_namespace.perf_gpu or "h100") if name == HERE else name)
+        except ValueError as error:
+            raise SettingError(f"{OPTION}: {error}", f"name one of them: {OPTION}=h100") from error
+        environment = environment_of(gpu)
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, [*command, *replaced], environment)
-
-
-def gpu_named(text: str, otherwise: str | None) -> Gpu:
-    """Return the GPU that the option names, else the GPU that ``--perf-gpu`` names, else an H100.
-
-    Raises:
-        SettingError: perflab has no data sheet of that GPU, or cannot dry-run on it.
-    """
-    try:
-        return parse_modelled((otherwise or "h100") if text == HERE else text)
-    except ValueError as error:
-        raise SettingError(f"{OPTION}: {error}", f"name one of them: {OPTION}=h100") from error

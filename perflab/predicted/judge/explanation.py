@@ -24,7 +24,6 @@ from perflab.results.predicted import (
     PredictedBaseline,
     Prediction,
     Race,
-    Traffic,
 )
 from perflab.results.profile import BACKWARD, OPTIMIZER
 from perflab.results.records import Judgement, Verdict
@@ -201,7 +200,10 @@ def explain_dry_run(now: Prediction, baseline: PredictedBaseline, worse: Sequenc
     for name, what in _WHAT.items():
         if name in worse:
             found = [one for one in now.dry_run.traffic if one.what == what]
-            said += [f"{one.line}: {_doing(one)}" for one in found[:MOST]] + _more(len(found))
+            for one in found[:MOST]:
+                does = "the host waits for the device" if what == WAIT else f"{format_bytes(one.size_bytes)} {what}"
+                said.append(f"{one.line}: {does}, {format_count(one.calls, 'time')} ({one.function})")
+            said += _more(len(found))
     return said
 
 
@@ -227,11 +229,6 @@ def _kernels(now: dict[str, int], before: dict[str, int]) -> list[str]:
 
 def _more(found: int) -> list[str]:
     return [f"and {found - MOST} more"] if found > MOST else []
-
-
-def _doing(one: Traffic) -> str:
-    does = "the host waits for the device" if one.what == WAIT else f"{format_bytes(one.size_bytes)} {one.what}"
-    return f"{does}, {format_count(one.calls, 'time')} ({one.function})"
 
 
 def unless_broken(judgement: Judgement, now: Prediction) -> Judgement:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,11 +38,6 @@ class Watch(Protocol):
     def part(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which something beside the call itself is traced, with a time budget of its own."""
         ...
-
-
-def part_of(watch: Watch | None, what: str) -> AbstractContextManager[None]:
-    """Return ``watch.part(what)``, or an empty context if there is no watch."""
-    return watch.part(what) if watch is not None else nullcontext()
 
 
 @dataclass

@@ -60,10 +60,6 @@ class LoneRank:
     uses_ddp: bool = True
     """Whether the rank may have wrapped a model in DDP."""
 
-    def wraps_in_ddp(self) -> None:
-        """Take note that the rank wraps a model in DDP."""
-        self.uses_ddp = True
-
 
 LONE: pytest.StashKey[LoneRank] = pytest.StashKey()
 """The rank to play of a test that is a case in ranks; absent: the first that is to be played."""
@@ -108,7 +104,7 @@ def playing(alone: LoneRank, backend: str) -> Iterator[None]:
     alone.uses_ddp = alone.over_nocuda = not on_fakes
     with (
         seeing_collectives(AnsweredAlone() if on_fakes else None) as alone.seen,
-        ranks_on_fakes(alone.wraps_in_ddp) if on_fakes else contextlib.nullcontext(),
+        ranks_on_fakes(alone) if on_fakes else contextlib.nullcontext(),
     ):
         try:
             distributed.init_process_group(backend, store=store, rank=alone.rank, world_size=alone.world_size)
