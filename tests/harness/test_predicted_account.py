@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,9 +13,8 @@ from perflab.predicted.memory.account import (
     rounded_as_on_cuda,
     timeline_of,
 )
-from perflab.predicted.prediction import Work
 from perflab.predicted.trace.trace import Alloc, Event, Free, Op, Place, Saved, Trace, Use
-from tests.harness.traced import exact, traced_as_is
+from tests.harness.traced import exact, stepped, traced_as_is
 
 FORWARD = Place("forward", "blocks.*.mlp", "model.py:12")
 BACKWARD = Place("backward", "blocks.*.mlp", "model.py:12")
@@ -138,17 +135,7 @@ def step() -> Account:
     net, tokens = Net(), torch.zeros(16, dtype=torch.int64)
     adam = torch.optim.Adam(net.parameters())
 
-    def run(mark: Callable[[], None]) -> Tensor:
-        loss = net(tokens).logsumexp(-1).mean()
-        mark()
-        loss.backward()
-        mark()
-        adam.step()
-        adam.zero_grad()
-        mark()
-        return loss
-
-    return exact(traced_as_is(Work(run, (net, tokens, adam), ("forward", "backward", "optimizer"))))
+    return exact(traced_as_is(stepped(net, adam, tokens, lambda out: out.logsumexp(-1).mean())))
 
 
 def test_the_parts_of_a_peak_are_all_of_it_whatever_the_code() -> None:

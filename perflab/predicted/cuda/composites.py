@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,11 +28,15 @@ from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_rep
 _SOFTMAX = "predict softmax as CUDA runs it"
 _ON_CUDA_ALONE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 _HALVES = (torch.float16, torch.bfloat16)
+_REFUSED = (torch.float16, torch.bfloat16, torch.bool)
+_MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)
+_ROW_BYTES = 16
+"""The alignment of the rows of grouped products: each row begins at a multiple of this size."""
 
 
 @contextmanager
 def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
-    """Within the block, ``dropout``, ``softmax``, norms and attention run on fake CPU tensors as they do on CUDA."""
+    """Within the block, the operators of this module run on fake CPU tensors as they do on CUDA."""
     for name in _ON_CUDA_ALONE:
         aten(name, "predict norms as CUDA runs them")
     kernels = [
@@ -43,7 +47,7 @@ def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
     # inference_mode skips the dispatch key of these kernels, so no_grad replaces it. Neither of the two keeps anything
     # for backward, so the operators and their memory are the same.
     without_inference_mode = attributes_replaced([(torch.inference_mode, "__enter__", enter_without_gradients)])
-    with kernels_registered(kernels), _layer_norm_statistics_in_float32(), without_inference_mode:
+    with kernels_registered(kernels), _shapes_as_on_cuda(), without_inference_mode:
         yield
 
 
@@ -106,40 +110,27 @@ def _only_on_fake_tensors(*_arguments: Any) -> Any:
     raise RuntimeError("this operator has a kernel on CUDA only; while a prediction runs, CPU tensors have to be fake")
 
 
-def _layer_norm_statistics_in_float32() -> AbstractContextManager[None]:
-    """Within the block, mean and reciprocal deviation of half-precision input are float32, as on CUDA.
+@contextmanager
+def _shapes_as_on_cuda() -> Iterator[None]:
+    """Within the block, fake tensors have the shapes and dtypes that CUDA's kernels give.
 
-    On a CPU they have the input's dtype.
+    The mean and the reciprocal deviation of half-precision input are float32; on a CPU they have the input's dtype.
+    ``histc``, ``bincount`` and ``grouped_mm`` accept the input that CUDA's kernels accept.
     """
-    operator = torch.ops.aten.native_layer_norm.default
-    table = shape_rule_replaced_in(operator, "give norms CUDA's dtypes")
-    usual: Any = table[operator]
+    norm, bincount = torch.ops.aten.native_layer_norm.default, torch.ops.aten.bincount.default
+    table = shape_rule_replaced_in(norm, "give norms CUDA's dtypes")
+    usual_norm: Any = table[norm]
+    usual_count: Any = shape_rule_replaced_in(bincount, "know how long counts are")[bincount]
 
     def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
-        out, mean, rstd = usual(mode, func, *arguments, **keywords)
+        out, mean, rstd = usual_norm(mode, func, *arguments, **keywords)
         return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
-
-    return shape_rules_replaced(table, {operator: layer_norm})
-
-
-_REFUSED = (torch.float16, torch.bfloat16, torch.bool)
-_MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)
-_ROW_BYTES = 16
-"""The alignment of the rows of grouped products: each row begins at a multiple of this size."""
-
-
-def cuda_histograms() -> AbstractContextManager[None]:
-    """Within the block, ``histc``, ``bincount`` and ``grouped_mm`` give fake tensors the results of CUDA's kernels."""
-    histc, bincount = torch.ops.aten.histc.default, torch.ops.aten.bincount.default
-    grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
-    table = shape_rule_replaced_in(bincount, "know how long counts are")
-    usual: Any = table[bincount]
 
     def counted(
         mode: FakeTensorMode, func: Any, values: Tensor, weights: Tensor | None = None, minlength: int = 0
     ) -> Any:
         if minlength <= 0:
-            return usual(mode, func, values, weights, minlength)
+            return usual_count(mode, func, values, weights, minlength)
         if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
             raise RuntimeError(f"bincount is not implemented for {values.dtype} on CUDA")
         if values.dim() != 1:
@@ -150,7 +141,10 @@ def cuda_histograms() -> AbstractContextManager[None]:
         return values.new_empty(minlength, dtype=dtype)
 
     # ``histc`` and ``grouped_mm`` have no rule in the table, and shape functions that refuse such input.
-    return shape_rules_replaced(table, {bincount: counted, histc: _histc, grouped_mm: _grouped_mm})
+    grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
+    histc = torch.ops.aten.histc.default
+    with shape_rules_replaced(table, {norm: layer_norm, bincount: counted, histc: _histc, grouped_mm: _grouped_mm}):
+        yield
 
 
 def _histc(mode: FakeTensorMode, func: Any, values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:

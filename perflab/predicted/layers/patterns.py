@@ -98,7 +98,7 @@ class Did:
 
     op: Op
     tag: Tag | Layer | None
-    growth: tuple[int, int, int] | None
+    growth: tuple[int, int, int]
     has_lists: bool = False
     """Whether the operator takes lists whose growth is known; the launches then follow from the lists."""
 
@@ -227,7 +227,7 @@ def _step(seen: Sequence[_Copy], index: int, courses: Sequence[Course], may_grow
             _ask_equal(values)
         x, y = values[0], values[-1]
         growth = (y[0] - x[0], y[1] - x[1], y[2] - x[2])
-        return Did(now, tag, growth if any(growth) else None, _have_lists(seen, events))
+        return Did(now, tag, growth, _have_lists(seen, events))
     if isinstance(now, Alloc):
         return _made(seen, [event for event in events if isinstance(event, Alloc)], tag, grown)
     return _freed(seen, [event for event in events if isinstance(event, Free)], tag, courses)

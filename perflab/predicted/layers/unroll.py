@@ -158,11 +158,7 @@ class _Layout:
 
     def did(self, step: Did, layer: Layer | None) -> Op:
         op = step.op
-        flops, bytes_moved, launches = op.flops, op.bytes_moved, op.launches
-        if step.growth is not None:
-            flops = self.grown(flops, step.growth[0])
-            bytes_moved = self.grown(bytes_moved, step.growth[1])
-            launches = self.grown(launches, step.growth[2])
+        flops, bytes_moved, launches = map(self.grown, (op.flops, op.bytes_moved, op.launches), step.growth)
         lists = op.lists
         if lists is not None and step.has_lists:
             lists = lists.with_layers(self.traced, self.layers)

@@ -224,8 +224,6 @@ def _adopted(trace: Trace, gradients: list[Alloc]) -> dict[int, Alloc]:
     for block in reversed([block for block in gradients if block.block not in freed]):
         waiting.setdefault((block.place.module, block.layer, block.size_bytes), []).append(block)
     found: dict[int, Alloc] = {}
-    if not waiting:
-        return found
     sizes: dict[int, int] = {}
     added: Op | None = None
     for event in trace.events:

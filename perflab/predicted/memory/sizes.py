@@ -91,9 +91,7 @@ def _polynomial(points: tuple[int, ...], size: int) -> Callable[[tuple[int, ...]
             if other != point:
                 above, below = above * (size - other), below * (point - other)
         weights.append((above, below))
-    common = 1
-    for _, below in weights:
-        common *= below
+    common = math.prod(below for _, below in weights)
     shares = [above * (common // below) for above, below in weights]
     return lambda values: round(sum(share * value for share, value in zip(shares, values, strict=True)) / common)
 

@@ -448,23 +448,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lists = [argument for argument in args if isinstance(argument, list | tuple)]
         if not isinstance(result, list | tuple) or not lists:
             return {}
-        owners: dict[int, Layer | None] = {}
-        for position, tensor in enumerate(result):
-            block = self._block_of(tensor) if isinstance(tensor, Tensor) else None
-            if block is None:
-                continue
-            owners[block] = self._owner_at(position, lists)
-        return owners
+        blocks = [self._block_of(tensor) if isinstance(tensor, Tensor) else None for tensor in result]
+        return {block: self._owner_at(at, lists) for at, block in enumerate(blocks) if block is not None}
 
     def _tagged(self, lists: Lists | None, args: tuple[Any, ...]) -> Lists | None:
         """Return the lists with the layer of each part: the layer that owns a tensor at the part's position."""
         if lists is None:
             return None
         columns = [argument for argument in args if isinstance(argument, list | tuple)]
-        parts = []
-        for position, part in enumerate(lists.parts):
-            layer = self._owner_at(position, columns)
-            parts.append(part if layer is None else Part(part.numbers, *layer))
+        owned = ((part, self._owner_at(position, columns)) for position, part in enumerate(lists.parts))
+        parts = (part if layer is None else Part(part.numbers, *layer) for part, layer in owned)
         return replace(lists, parts=tuple(parts))
 
     # --- the trace ---------------------------------------------------------------------------------------------
