@@ -46,7 +46,7 @@ def stepped(model: nn.Module, rule: torch.optim.Optimizer, x: Tensor, loss: Call
     def run(mark: Callable[[], None]) -> Tensor:
         found = loss(model(x))
         mark()
-        found.backward()  # type: ignore[no-untyped-call]
+        found.backward()
         mark()
         rule.step()
         rule.zero_grad()
