@@ -27,9 +27,9 @@ from perflab.predicted.layers.unroll import same, unroll
 from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
 from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, holdings
-from perflab.predicted.trace.operators import is_operator, multiplies
+from perflab.predicted.trace.operators import Hidden, is_operator, multiplies
 from perflab.predicted.trace.trace import Op, Trace
-from perflab.predicted.trace.tracer import Hidden, Run, trace
+from perflab.predicted.trace.tracer import Run, Tracer
 from perflab.predicted.trace.watch import CalledOff, Watch
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import Cost, Prediction
@@ -167,7 +167,8 @@ def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | No
     alone = lone_rank()
     begun = alone.seen.copy() if alone is not None else None
     on_fakes = alone.seen if alone is not None and not alone.over_nocuda else None
-    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch, on_fakes)
+    tracer = Tracer(book, holdings(reachable(work.roots), book), work.spans, hidden, watch, on_fakes)
+    found = tracer.trace_of(work.run)
     return result, found, alone.seen.since(begun) if alone is not None and begun is not None else None
 
 
@@ -238,7 +239,7 @@ def _trace_cut(
         with watched(watch):
             work = work.made_ready()
         held = holdings(reachable(work.roots), book, left_out)
-        return result, trace(work.run, work.spans, book, held, hidden, watch)
+        return result, Tracer(book, held, work.spans, hidden, watch).trace_of(work.run)
 
 
 def _uncounted(costs: Sequence[Cost]) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from perflab.predicted.layers.unroll import same
 from perflab.predicted.prediction import Traced, Work, traced
-from perflab.predicted.trace.tracer import Hidden
+from perflab.predicted.trace.operators import Hidden
 from tests.harness.traced import stepped, work
 
 WIDTH, LAYERS = 8, 9

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.memory.account import Account, account_of
 from perflab.predicted.prediction import Work, traced
+from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
-from perflab.predicted.trace.tracer import Hidden
 
 HERE = Path(__file__).parent
 

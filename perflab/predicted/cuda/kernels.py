@@ -19,8 +19,8 @@ from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.reductions import Processor, staging
 from perflab.predicted.data_sheets import Gpu
+from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import CHUNK, Lists, Part
-from perflab.predicted.trace.tracer import Hidden
 
 
 def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:

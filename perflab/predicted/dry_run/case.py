@@ -13,7 +13,7 @@ from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
 from perflab.predicted.gpus import DataSheet
 from perflab.predicted.prediction import Traced, Work, predict, watched
-from perflab.predicted.trace.tracer import Hidden
+from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.world.lone_rank import calls_until_steady
 from perflab.results.predicted import DryRun, Prediction, Race

@@ -26,6 +26,7 @@ from torch import Tensor
 from perflab.internals.of_torch import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
 from perflab.internals.of_torch.dispatch import schema_of
 from perflab.internals.of_torch.tracing import current_node, is_in_backward, sequence_number
+from perflab.predicted.trace.trace import Lists
 
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot")
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")
@@ -56,6 +57,38 @@ _WRITTEN_INTO_ZEROS = {
 def is_operator(func: object) -> bool:
     """Whether a dispatch mode's ``func`` is an operator that may do work; False for higher-order operators."""
     return isinstance(func, OpOverload) and func.namespace not in _NO_WORK
+
+
+class Hidden:
+    """The memory and launches of a device's kernels inside of one operator, which dispatch does not show.
+
+    This base class stands for a device whose operators allocate nothing inside and launch one kernel each.
+    """
+
+    device_type: str | None = None
+    """The type of the device whose memory is traced; None: memory of all devices is traced."""
+
+    def before(self) -> None:
+        """Prepare for an operator that is about to run."""
+
+    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Return the bytes of each block that one call allocates and frees inside.
+
+        The number of blocks is the same at each size of the arguments, with 0 bytes for a block that is not needed.
+        """
+        return ()
+
+    def on_host(self, name: str) -> tuple[int, ...]:
+        """Return the positions of results that are not in the device's memory."""
+        return ()
+
+    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the number of kernels that one call launches."""
+        return 1
+
+    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
+        """Return the lists from which an operator's launches follow; None for an operator that takes no lists."""
+        return None
 
 
 @dataclass(frozen=True)

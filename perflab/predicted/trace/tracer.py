@@ -39,6 +39,7 @@ from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
     COLLECTIVE,
     FUNCTIONAL,
+    Hidden,
     Kind,
     are_of_many_ranks,
     bytes_of,
@@ -65,72 +66,17 @@ Run = Callable[[Callable[[], None]], Any]
 """A function that does the work once, calls its argument at the end of each span, and returns the result."""
 
 
-def trace(
-    run: Run,
-    spans: tuple[str, ...],
-    book: ModuleBook,
-    held: Iterable[Holding],
-    hidden: Hidden,
-    watch: Watch | None = None,
-    seen: Seen | None = None,
-) -> Trace:
-    """Run the work once, and return the trace of the run.
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that records every operator of a run.
 
     Args:
-        run: the work.
-        spans: the phase of each span, in order; empty if there are no phases.
         book: names of the modules.
         held: the tensors alive before the run.
+        spans: the phase of each span, in order; empty if there are no phases.
         hidden: the memory and launches inside of operators.
         watch: is notified of each operator.
         seen: is notified of functional collectives, which call no backend on fake tensors.
-
-    Raises:
-        Exception: whatever ``run`` raises.
-        CalledOff: the watch stopped the tracing.
     """
-    tracer = Tracer(book, held, spans, hidden, watch, seen)
-    with tracer.watching():
-        result = run(tracer.next_span)
-        tracer.ended()
-        del result
-    return tracer.trace()
-
-
-class Hidden:
-    """The memory and launches of a device's kernels inside of one operator, which dispatch does not show.
-
-    This base class stands for a device whose operators allocate nothing inside and launch one kernel each.
-    """
-
-    device_type: str | None = None
-    """The type of the device whose memory is traced; None: memory of all devices is traced."""
-
-    def before(self) -> None:
-        """Prepare for an operator that is about to run."""
-
-    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return the bytes of each block that one call allocates and frees inside.
-
-        The number of blocks is the same at each size of the arguments, with 0 bytes for a block that is not needed.
-        """
-        return ()
-
-    def on_host(self, name: str) -> tuple[int, ...]:
-        """Return the positions of results that are not in the device's memory."""
-        return ()
-
-    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the number of kernels that one call launches."""
-        return 1
-
-    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
-        """Return the lists from which an operator's launches follow; None for an operator that takes no lists."""
-        return None
-
-
-class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records every operator of a run; see ``trace``."""
 
     def __init__(
         self,
@@ -171,6 +117,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._at_once: set[int] = set()
         """The indices of frees in arbitrary order: autocast frees its cache of casts in the order of addresses."""
         self._hold(held)
+
+    def trace_of(self, run: Run) -> Trace:
+        """Run the work once, and return the trace of the run.
+
+        Raises:
+            Exception: whatever ``run`` raises.
+            CalledOff: the watch stopped the tracing.
+        """
+        with self.watching():
+            result = run(self.next_span)
+            self.ended()
+            del result
+        return self.trace()
 
     # --- blocks held before the run ----------------------------------------------------------------------------
 
