@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 
 import pytest
 
@@ -19,7 +18,7 @@ HERE = "on"
 """The option's value if it names no GPU: the GPU is then that of ``--perf-gpu``."""
 
 
-def environment_of(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_of(gpu: Gpu, devices: int = 1) -> dict[str, str]:
     """Return the environment variables of a dry run with ``devices`` GPUs of one kind.
 
     Raises:
@@ -37,7 +36,7 @@ def environment_of(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = 
         devices=devices,
     )
     try:
-        found = nocuda.environment(described, base=base)
+        found = nocuda.environment(described)
     except nocuda.NocudaError as error:
         raise DeviceError(f"no dry run: {error.problem}", error.remedy) from error
     # NVML reports the number of devices without opening CUDA, so cases can run in forks of the collecting process.

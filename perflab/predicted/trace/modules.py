@@ -30,7 +30,6 @@ from perflab.predicted.trace.trace import Layer
 
 FEW = 3
 """The number of layers to run: the first, one between and the last; one more shows that the layer between repeats."""
-NONE: frozenset[int] = frozenset()
 WORTH_CUTTING = 6
 """The least number of layers in a stack worth cutting: two runs with about ``FEW`` layers are no more work then."""
 Written = WeakKeyDictionary[nn.Module, set[str]]
@@ -116,7 +115,9 @@ def book_of(found: Iterable[Any], written: Written | None = None) -> ModuleBook:
     return book
 
 
-def _enter(book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, common: frozenset[int] = NONE) -> None:
+def _enter(
+    book: ModuleBook, module: nn.Module, name: str, layer: Layer | None, common: frozenset[int] = frozenset()
+) -> None:
     """Enter a module and its children into the book.
 
     ``common``: ids of modules that all layers of a stack share, which belong to no layer.
@@ -150,14 +151,14 @@ class _Look:
     """The objects already visited, by ``id``; holding the objects keeps their ids from being reused."""
 
 
-def are_alike(layers: Sequence[nn.Module], written: Written | None = None) -> bool:
+def are_alike(layers: Sequence[nn.Module], written: Written) -> bool:
     """Whether all layers do the same, as far as that shows without running them.
 
     Args:
         layers: the modules to compare.
         written: attributes to ignore, since a run has set them in some of the layers only.
     """
-    return _alike(layers, _Look(WeakKeyDictionary() if written is None else written)) and not _share_among_some(layers)
+    return _alike(layers, _Look(written)) and not _share_among_some(layers)
 
 
 @contextlib.contextmanager
