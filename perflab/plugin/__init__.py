@@ -139,7 +139,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 # Sides take turns on the machine, one case at a time, so workers would only disturb each other.
                 config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     if os.environ.get("PERFLAB_DRY_RUN"):
-        from perflab.predicted.dry_run.forked import begin
+        from perflab.predicted.dry_run.plugins import begin
 
         begin(config)
     if _job_path(config) or _is_further_rank():

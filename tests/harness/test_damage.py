@@ -20,7 +20,7 @@ from perflab.judging.judge import judge
 from perflab.measured.store.baselines import Baselines
 from perflab.measured.store.exact import ExactStore, split
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.store.predictions import PredictedStore
+from perflab.predicted.store import PredictedStore
 from perflab.report.summary import summary
 from perflab.results.compiled import CompiledCase, case_of
 from perflab.results.documents import read_document, write_document

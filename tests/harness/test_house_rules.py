@@ -98,10 +98,7 @@ ROOMS = {
     "compiled.run": Room(packages=_PYTEST),
     "compiled.tier": Room(packages="pytest"),
     "predicted": Room(packages="msgspec pytest"),
-    **{
-        f"predicted.{one}": Room(torch=When.IMPORTED)
-        for one in ["cuda", "gpus", "layers", "memory", "prediction", "trace"]
-    },
+    **{f"predicted.{one}": Room(torch=When.IMPORTED) for one in ["cuda", "layers", "memory", "prediction", "trace"]},
     "predicted.dry_run": Room(packages=f"{_PYTEST} nocuda", torch=When.IMPORTED),
     "predicted.judge": Room(packages="msgspec"),
     "predicted.report": Room(),

@@ -312,7 +312,7 @@ def test_an_operator_that_cuda_casts_by_a_rule_of_its_own_is_refused_where_it_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from perflab.predicted.cuda import autocast
-    from perflab.predicted.cuda.autocast_lists import Called, first_call
+    from perflab.predicted.cuda.autocast import Called, first_call
 
     other = {torch.ops.aten.dot.default: Called(torch.ops.aten.mul.Tensor)}
     monkeypatch.setattr(

@@ -1,8 +1,13 @@
-"""Runs each test of a dry run in a fork of this process, with an empty allocator, so that a crash ends one test alone.
+"""The pytest plugins of a dry run: each test runs in a fork, and a test that reads values is skipped.
 
-The stand-in for CUDA is written in C, and so are PyTorch's extensions. A crash of such code ends the fork; the test
-fails, and its report says how the process ended. CUDA is opened in the fork. If the collecting process has opened CUDA
-already, forks cannot use it, so tests run in that process.
+A fork of this process has an empty allocator, and a crash ends one test alone. The stand-in for CUDA is written in C,
+and so are PyTorch's extensions. A crash of such code ends the fork; the test fails, and its report says how the process
+ended. CUDA is opened in the fork. If the collecting process has opened CUDA already, forks cannot use it, so tests run
+in that process.
+
+Values written by kernels are zero, so the outcome of a test that reads them means nothing. A test can see only values
+that are copied from the device to the host: ``.item()``, ``==`` in an ``if`` and ``allclose`` do so. A test that copies
+nothing sees shapes, sizes and errors, which are real.
 """
 
 from __future__ import annotations
@@ -16,19 +21,21 @@ import pickle
 import signal
 import sys
 import tempfile
-from typing import IO, Any
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
 
 from perflab.base.data import changed, to_plain
 from perflab.base.errors import UsageError
+from perflab.base.user_lines import line_of
 from perflab.internals.of_torch.compiler import load_compiler
 from perflab.internals.of_torch.machine import can_open_cuda_in_a_fork
 from perflab.measure.counts.collectives import Collective
 from perflab.noting import case_id
 from perflab.predicted.dry_run.start import OPTION, VARIABLE
-from perflab.predicted.dry_run.values import VALUES, ValuesRead
 from perflab.predicted.settings import Predicting
 from perflab.predicted.world.lone_rank import LONE, LoneRank
 from perflab.processes.lifeline import end_with_parent
@@ -38,6 +45,15 @@ from perflab.running.config.early_errors import refusing
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
+
+if TYPE_CHECKING:
+    from nocuda import Seen
+
+_PLAYED = """\
+rank {rank} of {size} was played, without the others: objects and numbers that another rank sends read as zeros
+  -> if it needs them, play one rank: --perf-ranks={first}"""
+VALUES = "perflab-values-read"
+"""The name under which ``ValuesRead`` is registered as a plugin."""
 
 
 def begin(config: pytest.Config) -> None:
@@ -58,11 +74,6 @@ def begin(config: pytest.Config) -> None:
     config.pluginmanager.register(Forked(config), "perflab-forked")
 
 
-_PLAYED = """\
-rank {rank} of {size} was played, without the others: objects and numbers that another rank sends read as zeros
-  -> if it needs them, play one rank: --perf-ranks={first}"""
-
-
 class Forked:
     """Plugin that runs each test in a fork."""
 
@@ -72,7 +83,7 @@ class Forked:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run one test in a fork, and log its reports; None, for pytest's own way, if forks cannot open CUDA."""
-        if not _can_fork():
+        if "torch" in sys.modules and not can_open_cuda_in_a_fork():
             return None
         if is_perf_case(item):
             _load()
@@ -144,10 +155,6 @@ class Forked:
         return report
 
 
-def _can_fork() -> bool:
-    return "torch" not in sys.modules or can_open_cuda_in_a_fork()
-
-
 @functools.cache
 def _load() -> None:
     """Import what every case would import in its own fork, which takes seconds: dispatch modes import the compiler."""
@@ -183,3 +190,47 @@ def _of_the_test(trace: str) -> str:
     frames = [line for line in thread.splitlines()[1:] if line.startswith("  File ")]
     others = ("/_pytest/", "/pluggy/", "/perflab/", "/pytest/", "<frozen ")
     return "\n".join(line for line in frames if not any(one in line for one in others))
+
+
+class ValuesRead:
+    """Plugin that notes the running test's first line that reads a value, and then skips the test.
+
+    A perf case is not skipped, nor is a test that raises another error than a failed assertion.
+    """
+
+    def __init__(self) -> None:
+        self.line: str | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None]:
+        """Note the first value that fixtures read, since the test's body may depend on the value."""
+        self.line = None
+        with self._watching():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
+        """Note the first value that the body reads. A perf case is judged by what it needs, so it is never skipped."""
+        with self._watching():
+            if is_perf_case(item):
+                return (yield)
+            try:
+                outcome = yield
+            except AssertionError:
+                if self.line is None:
+                    raise
+        if self.line is not None:
+            pytest.skip(f"dry run: {self.line} reads values of CUDA tensors, and nothing is computed")
+        return outcome
+
+    def _watching(self) -> AbstractContextManager[None]:
+        import nocuda
+
+        return nocuda.library().observing(nocuda.Seen.COPY, self._note)
+
+    def _note(self, what: Seen, function: str, size_bytes: int, source: int, target: int) -> None:
+        if self.line is not None or not source >= 0 > target:
+            return
+        line = line_of(sys._getframe(1)) or "backward"
+        if "/_pytest/" not in line:  # pytest reads a tensor to show an assertion that has failed already
+            self.line = line

@@ -1,12 +1,12 @@
 """Data sheets: memory, bandwidth and arithmetic of each GPU, with sources. Pure data.
 
-``names.py`` finds a GPU by its name.
+``gpus.py`` finds a GPU by its name.
 
 Rates are **dense**: many of NVIDIA's sheets print the rate with 2:4 sparsity, twice the dense rate, which no operator
 of PyTorch reaches on ordinary tensors. Rates are at the sheet's boost clock, and of products with float32 accumulation,
 which PyTorch requests from cuBLAS by default (other settings: ``allow_fp16_accumulation``, twice as fast on GeForce;
 emulated float32 on Blackwell). If a GPU has no instruction for products of a dtype, the dtype has no rate: bfloat16 on
-a V100 or T4; ``roofline.rate_of`` then uses the rate of another dtype.
+a V100 or T4; ``gpus.rate_of`` then uses the rate of another dtype.
 
 **Memory** is what CUDA reports (``torch.cuda.get_device_properties().total_memory``), which is less than the nominal
 size: the driver keeps some, and ECC on GDDR takes a sixteenth. Drivers differ by up to 1.4 %. The values here are the
@@ -78,6 +78,11 @@ class DataSheet:
     def context_bytes(self) -> int:
         """The memory that a process surely uses outside of PyTorch's allocator: none that is known."""
         return 0
+
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that PyTorch's allocator can use, workspaces and fragmentation included: memory less context."""
+        return self.memory_bytes - self.context_bytes
 
     @property
     def workspace_bytes(self) -> int:
