@@ -9,8 +9,7 @@ from perflab.base.errors import DeviceError
 from perflab.devices.backend import Backend
 from perflab.devices.cpu import Cpu
 from perflab.devices.cuda import Cuda, Rocm
-from perflab.devices.mps import Mps
-from perflab.devices.xpu import Xpu
+from perflab.devices.untried import Mps, Xpu
 
 if TYPE_CHECKING:
     import torch

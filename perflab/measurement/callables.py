@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from perflab.base.amounts import positive
 from perflab.base.data import Data
 from perflab.base.errors import UsageError
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.kinds import resolve_device
 from perflab.judging import interleave
 from perflab.judging.interleave import Pace, Shape, TurnTime

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perflab.base.data import changed
 from perflab.base.errors import PerflabError
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off

@@ -29,9 +29,8 @@ from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
 from perflab.store.join import join_baselines
-from perflab.sweeps.plan import Case, Cluster, Job, pack, read_cluster
+from perflab.sweeps.jobs import Case, Cluster, Job, Submitted, command_of, pack, read_cluster
 from perflab.sweeps.reports import JobFile, Reader
-from perflab.sweeps.submitting import Submitted, command_of
 from perflab.tiers.interface import by_folder
 from perflab.units import format_count
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from statistics import fmean, median
 
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.judging.interleave import Reading
 from perflab.judging.null_control import NO_CONTROL, Control, wants_more
 from perflab.judging.paired import (
@@ -31,10 +31,9 @@ from perflab.processes.child import Start
 from perflab.results.measurement import CallTimes
 from perflab.results.peak import Peak
 from perflab.results.profile import Profile
+from perflab.turns.messages import Ended
+from perflab.turns.process import ANSWER_WITHIN_S, Ancestry, OutOfTimeError
 from perflab.turns.rounds import CaseRound, CaseTurns, NotStartedError, Round, RoundPlan, Witness, stray
-from perflab.turns.sides.ancestor import Ancestry
-from perflab.turns.sides.messages import Ended
-from perflab.turns.sides.process import ANSWER_WITHIN_S, OutOfTimeError
 
 HEAD, BASE, TWIN = "head", "base", "twin"
 

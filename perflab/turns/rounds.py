@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perflab.base.errors import RivalError, SideEndedError
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.judging import interleave
 from perflab.judging.interleave import SIDES, Pace, Reading, TurnTime
 from perflab.processes.child import Start
@@ -23,8 +23,7 @@ from perflab.results.environment import core_numbers
 from perflab.results.measurement import Evidence, Memory
 from perflab.results.peak import Peak
 from perflab.results.profile import Profile
-from perflab.turns.sides.ancestor import Ancestry, NotForkedError, check_variables
-from perflab.turns.sides.messages import (
+from perflab.turns.messages import (
     Answer,
     Bye,
     Ended,
@@ -44,7 +43,15 @@ from perflab.turns.sides.messages import (
     Weigh,
     Weighed,
 )
-from perflab.turns.sides.process import ANSWER_WITHIN_S, SideProcess, first_answer, side_process
+from perflab.turns.process import (
+    ANSWER_WITHIN_S,
+    Ancestry,
+    NotForkedError,
+    SideProcess,
+    check_variables,
+    first_answer,
+    side_process,
+)
 
 LOOKED_ENOUGH_S = 3.0
 """If profiling both sides took longer than this, neither is profiled again: such long profiles average disturbances."""

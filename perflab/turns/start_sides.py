@@ -24,8 +24,8 @@ from perflab.running.case.fresh_process import repeated_arguments
 from perflab.running.config.command_line import without_positionals
 from perflab.settings.settings import Settings
 from perflab.tiers.job import Job, Serve
-from perflab.turns.sides.checkout import Tree, head_label, other_side
-from perflab.turns.sides.imports import import_path
+from perflab.turns.checkout import Tree, head_label, other_side
+from perflab.turns.imports import import_path
 
 TURNS_SHARE = 0.12
 """The fraction of a case's budget that its turns take in one round. A case that is cleared at once has two rounds."""

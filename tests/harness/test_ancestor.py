@@ -15,10 +15,9 @@ import pytest
 
 from perflab.base.errors import SideEndedError
 from perflab.processes.child import Start
+from perflab.turns import ancestor as ancestor_module
+from perflab.turns.process import Ancestor, Ancestry, NotForkedError, check_variables, side_process
 from perflab.turns.rounds import NotStartedError, Round
-from perflab.turns.sides import ancestor as ancestor_module
-from perflab.turns.sides.ancestor import Ancestor, Ancestry, NotForkedError, check_variables
-from perflab.turns.sides.process import side_process
 from tests.harness.test_lifeline import gone_within
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks what has imported PyTorch")
@@ -94,7 +93,7 @@ def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path
 
 def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
-    stirring = "from perflab.turns.sides.stirring import stir\nstir()\n"
+    stirring = "from perflab.turns.imports import stir\nstir()\n"
     (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
     found = set()
     with Ancestor([start]) as ancestor:
@@ -127,8 +126,8 @@ def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp
     (start.directory / "pid").unlink()
     session = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from perflab.processes.child import Start\nfrom perflab.turns.sides.ancestor import Ancestor\n"
-        "from perflab.turns.sides.process import side_process\n"
+        "from perflab.processes.child import Start\nfrom perflab.turns.process import Ancestor\n"
+        "from perflab.turns.process import side_process\n"
         "start = Start('head', [sys.executable, '-m', 'hangs'], dict(os.environ), Path('.').absolute())\n"
         "side = side_process(start, ancestor=Ancestor([start]))\ntime.sleep(60)\n"
     )

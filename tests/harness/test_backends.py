@@ -19,8 +19,7 @@ from perflab.devices.backend import Backend, Quantity
 from perflab.devices.cpu import Cpu
 from perflab.devices.cuda import Cuda, Rocm
 from perflab.devices.kinds import KINDS, all_devices, backend_of, block_bytes_on, kind_of, resolve_device
-from perflab.devices.mps import Mps
-from perflab.devices.xpu import Xpu
+from perflab.devices.untried import Mps, Xpu
 from perflab.judging.interference import SLOWED_DOWN
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.device_clock import events_fail, wait_of_the_host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.predicted.judge.dry_run import explain_broken, explain_dry_run, unless_broken
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
 from perflab.results.predicted import DryRun, Mismatch, Prediction, Race, Traffic

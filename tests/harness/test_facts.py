@@ -12,7 +12,7 @@ import torch
 from perflab.base.amounts import positive
 from perflab.base.errors import UsageError
 from perflab.results.documents import read_document, write_document
-from perflab.running.case.facts import checked_facts
+from perflab.running.case.statements import checked_facts
 from perflab.tables.view import STANDARD
 from tests.harness.make import document, record, result
 

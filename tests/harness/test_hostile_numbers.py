@@ -13,7 +13,7 @@ import torch
 import perflab
 from perflab.base.errors import UsageError
 from perflab.running.case.perf import CaseState, Perf, Way
-from perflab.running.case.requirements import Claim
+from perflab.running.case.statements import Claim
 
 NO_NUMBERS = (math.inf, -math.inf, math.nan, -1, -0.5, 1e300, True, "8 GiB", [1], 1j, torch.tensor(1.0))
 

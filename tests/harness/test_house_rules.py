@@ -315,13 +315,13 @@ OF_PYTEST = {
     "measured/run/cases.py": ("_excinfo",),
     "running/case/untimed.py": ("_excinfo",),
     "predicted/run/fake_cases.py": ("_excinfo", "_fixtureinfo", "_request"),
-    "running/session/benchmark.py": ("_benchmarksession",),
+    "running/session/journal.py": ("_benchmarksession",),
     "running/case/adopting.py": ("_fixtureinfo", "_request", "_fixture_defs", "_arg2fixturedefs"),
     "running/case/coroutines.py": ("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task"),
 }
 """Where attributes of pytest's own, of pytest-benchmark's or of asyncio's are asked for by name."""
 BY_ITSELF = {
-    "turns/sides/forking.py": ("_C", "_cuda_isInBadFork"),
+    "turns/forking.py": ("_C", "_cuda_isInBadFork"),
     "lab/attention/triton_tma.py": ("triton.tools.tensor_descriptor",),
     "lab/experts/products.py": ("_grouped_mm",),
     "lab/launch.py": ("triton.runtime.jit",),
@@ -464,7 +464,7 @@ def test_node_ids_are_taken_apart_in_one_place() -> None:
         "predicted/cuda/autocast.py",
         "predicted/trace/operators.py",
         "profiles/flops.py",
-        "running/session/benchmark.py",  # short names
+        "running/session/journal.py",  # short names
         "tables/lines.py",  # all parts of a path
         "measured/report/columns.py",
     }

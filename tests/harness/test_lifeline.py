@@ -35,7 +35,7 @@ def gone_within(seconds: float, process: int) -> bool:
 
 STARTS = {
     "a side": (
-        "from perflab.processes.child import Start\nfrom perflab.turns.sides.process import side_process\n"
+        "from perflab.processes.child import Start\nfrom perflab.turns.process import side_process\n"
         "kept = side_process(Start('main', child, dict(os.environ), Path('.')))\n"
     ),
     "a trial": ("from perflab.history.bisect import trials\ntrials._run(child, Path('.'), os.environ)\n"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perflab.turns.sides.checkout import Tree
+from perflab.turns.checkout import Tree
 from perflab.turns.start_sides import Starts
 
 

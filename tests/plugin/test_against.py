@@ -15,7 +15,7 @@ import pytest
 
 from perflab.base.errors import RivalError
 from perflab.results.documents import read_document
-from perflab.turns.sides.checkout import other_side
+from perflab.turns.checkout import other_side
 from tests.plugin.conftest import REFUSED, SPLITTER, Project, begin_repository, commit, git, one_line, worktrees
 
 TWO_CASES = """

@@ -56,10 +56,9 @@ from perflab.running.case.ranked import (
 from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.case.verdicts import unmeasured
-from perflab.running.config.kinds import measures_elsewhere, tier_asked_by
+from perflab.running.config.kinds import measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case
-from perflab.running.config.stash import worker_number
-from perflab.running.session.moved import Moved
+from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import GRACE_S, TotalBudget
 from perflab.store.json_files import check_writable

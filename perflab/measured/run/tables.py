@@ -32,8 +32,8 @@ from perflab.running.case.progress import ProgressLine
 from perflab.tiers.saving import Saving
 from perflab.turns.comparison import Taken, each_once
 from perflab.turns.conclusions import last_line
+from perflab.turns.process import Ancestry
 from perflab.turns.rounds import CaseRound, CaseTurns, Round, RoundPlan
-from perflab.turns.sides.ancestor import Ancestry
 from perflab.turns.start_sides import Starts, this_side
 
 ROUNDS = 7

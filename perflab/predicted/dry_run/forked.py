@@ -34,10 +34,10 @@ from perflab.predicted.world.lone_rank import LONE, LoneRank
 from perflab.processes.lifeline import end_with_parent
 from perflab.results.predicted import place_of
 from perflab.running.case.verdicts import unmeasured
-from perflab.running.config.early_errors import refusing
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
+from perflab.running.config.run_mode import refusing
 
 
 def begin(config: pytest.Config) -> None:

@@ -25,8 +25,7 @@ from perflab.predicted.dry_run.values import VALUES, ValuesRead
 from perflab.predicted.run.predicting import Instead, Predictions
 from perflab.running.case.perf import CaseState, NothingComparedError
 from perflab.running.case.raw_launches import line_of_launch
-from perflab.running.config.kinds import measures_elsewhere
-from perflab.running.config.stash import FAKING
+from perflab.running.config.kinds import FAKING, measures_elsewhere
 from perflab.settings.settings import Settings
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours

@@ -25,9 +25,8 @@ from perflab.results.measurement import Quote
 from perflab.results.records import Shortage, TierRecord
 from perflab.results.result import Result
 from perflab.running.case.coroutines import awaited
-from perflab.running.case.facts import checked_facts
-from perflab.running.case.requirements import Claim, Exploration, claim_of, exploration_of, no_time_left
 from perflab.running.case.returned import refuse_unfinished
+from perflab.running.case.statements import Claim, Exploration, checked_facts, claim_of, exploration_of, no_time_left
 from perflab.settings.settings import Settings
 from perflab.tables.view import NOT_FOR_PHASES
 

@@ -9,7 +9,7 @@ import pytest
 from perflab.base.data import changed
 from perflab.results.records import Judgement, Shortage, Verdict
 from perflab.results.result import Result
-from perflab.running.config.accept_command import accept_command
+from perflab.running.config.command_line import accept_command
 from perflab.settings.settings import Settings
 from perflab.tiers.interface import tier_of
 from perflab.units import format_bytes

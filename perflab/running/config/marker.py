@@ -12,6 +12,7 @@ import pytest
 from perflab.base.errors import SettingError
 from perflab.options import MARKER_ARGUMENTS
 from perflab.ranks.place import launched
+from perflab.running.config.reading import settings_of
 from perflab.settings.given import parse_choice, parse_leak_calls, parse_memory_limit, parse_timeout
 from perflab.settings.settings import Settings
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
@@ -198,3 +199,18 @@ def check_correctness_marker(item: pytest.Item) -> None:
                 f"{item.nodeid}: @pytest.mark.correctness takes no arguments, got {given}",
                 "remove it; budgets are derived from the reference",
             )
+
+
+def spread(metafunc: pytest.Metafunc) -> None:
+    """Parametrize a test by ``world_size`` if it is to run with more than one number of processes."""
+    marks = list(metafunc.definition.iter_markers("perf"))
+    try:
+        ours = launched()
+        sizes = world_sizes_of(marks, settings_of(metafunc.config).world_sizes if ours is None else (ours[1],))
+    except (SettingError, ValueError):
+        return  # the session is refused once all tests are collected
+    several = any(isinstance(mark.kwargs.get("world_size"), list | tuple) for mark in marks)
+    if several or len(sizes) > 1:
+        if "world_size" not in metafunc.fixturenames:  # a case need not ask for the number
+            metafunc.fixturenames.append("world_size")
+        metafunc.parametrize("world_size", sizes, ids=[f"world{size}" for size in sizes])

@@ -2,7 +2,7 @@
 
 The program is run by its path and imports nothing of perflab, because each side may have its own version of perflab. A
 forked process continues as ``python -m MODULE`` would, in the side's folder and with the side's import path. If the
-forked process would differ from a fresh one, the program forks nothing and answers with the reason. ``ancestor.py``
+forked process would differ from a fresh one, the program forks nothing and answers with the reason. ``process.py``
 sends the requests.
 """
 
@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
-_LIFELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "processes", "lifeline.py")
+_LIFELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "processes", "lifeline.py")
 _SOCKET_VARIABLE = "PERFLAB_SOCKET"
 """The environment variable with the number of the socket to the session, as ``processes/channel.py`` has it."""
 _PRELOADED_VARIABLE = "PERFLAB_PRELOADED"

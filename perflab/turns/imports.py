@@ -1,8 +1,17 @@
-"""Makes a side's process import its own tree, by an import path that mirrors the session's."""
+"""Prepares a side's process: its import path, which mirrors the session's, and the placement of its objects.
+
+A change of code without any effect on the work still moves objects, and the new placement may make a call some percent
+faster or slower (Mytkowicz et al. 2009, "Producing wrong data without doing anything obviously wrong!"). All processes
+of one version have the same placement, so that no number of processes would show this error. If the placement is random
+in every process, it becomes noise, which pairs average (Curtsinger & Berger 2013, "Stabilizer: statistically sound
+performance evaluation").
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -81,3 +90,21 @@ def _within(path: str, root: Path) -> Path | None:
 def _is_installed(path: str) -> bool:
     """Whether the path is in Python's own installation or environment, which may lie within a project's tree."""
     return any(Path(path).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix))
+
+
+_BLOCKS = 2000
+_LEAST_BYTES, _MOST_BYTES = 1, 16384
+_kept: list[object] = []
+"""The objects that stay until the process ends; the gaps between them are the blocks that were freed."""
+
+
+def stir() -> None:
+    """Allocate blocks of all sizes on the heap, some 4 MB in a few milliseconds, and free a random part of them."""
+    draw = random.SystemRandom()
+    stays = draw.random()
+    for _ in range(_BLOCKS):
+        size = math.exp(draw.uniform(math.log(_LEAST_BYTES), math.log(_MOST_BYTES)))
+        # Objects smaller than the shortest bytes object have two sizes: a plain object's and a float's.
+        block = (bytes(round(size)), object(), 1e9 + size)
+        if draw.random() < stays:
+            _kept.extend(block)

@@ -1,4 +1,4 @@
-"""Apple's GPUs by ``torch.mps``, whose functions take no device: there is one."""
+"""Kinds of GPU on which no perflab has run: Apple's by ``torch.mps``, and Intel's by ``torch.xpu``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perflab.devices.backend import Backend, Quantity
+from perflab.devices.gpu_state import state_by_module
 from perflab.results.measurement import GpuState
 
 _POWER = ("pmset", "-g")
@@ -18,8 +19,8 @@ _HEAT = ("pmset", "-g", "therm")
 class Mps(Backend):
     """The GPU of an Apple machine, which shares the host's memory.
 
-    No such device has run perflab. Its events are not used: before PyTorch 2.14 they may hang or run backwards
-    (https://github.com/pytorch/pytorch/issues/196395).
+    The functions of ``torch.mps`` take no device: there is one. Its events are not used: before PyTorch 2.14 they may
+    hang or run backwards (https://github.com/pytorch/pytorch/issues/196395).
     """
 
     MISSING = {
@@ -87,3 +88,23 @@ def _power_state() -> GpuState | None:
 
 def _said(command: tuple[str, ...]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+
+
+class Xpu(Backend):
+    """A GPU of Intel's."""
+
+    block_bytes = 512  # kMinBlockSize of c10/xpu/XPUCachingAllocator.cpp
+    MISSING = {
+        **Backend.MISSING,
+        Quantity.PROFILE: "the profiler loses operators in PyTorch 2.13 (torch-xpu-ops#3985)",
+    }
+    MISSING.pop(Quantity.EVIDENCE)
+
+    @property
+    def name(self) -> str:
+        """The GPU's name as the driver writes it."""
+        return str(self.module.get_device_name(self.device))
+
+    def state_reader(self) -> Callable[[], GpuState | None]:
+        """Return a function that reads the GPU's state from Level Zero, through ``torch.xpu``'s own functions."""
+        return lambda: state_by_module(self.module, self.device)
