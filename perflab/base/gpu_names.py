@@ -5,21 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-_SCOPES = [
-    "at",
-    "native",
-    "c10",
-    "std",
-    "cuda",
-    "detail",
-    "cub",
-    "thrust",
-    "at_cuda_detail",
-    "internal",
-    "binary_internal",
-    "memory",
-]
-_NAMESPACES = re.compile(rf"\b(?:{'|'.join(_SCOPES)})::|\(anonymous namespace\)::")
+_SCOPES = "at native c10 std cuda detail cub thrust at_cuda_detail internal binary_internal memory"
+_NAMESPACES = re.compile(rf"\b(?:{_SCOPES.replace(' ', '|')})::|\(anonymous namespace\)::")
 _LAMBDAS = re.compile(r"\{lambda\(([^{}()]*)\)#\d+\}")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<>]*>|(?:Load|Store)\w+<\d+>)")

@@ -100,11 +100,6 @@ class Xpu(Backend):
     }
     MISSING.pop(Quantity.EVIDENCE)
 
-    @property
-    def name(self) -> str:
-        """The GPU's name as the driver writes it."""
-        return str(self.module.get_device_name(self.device))
-
     def state_reader(self) -> Callable[[], GpuState | None]:
         """Return a function that reads the GPU's state from Level Zero, through ``torch.xpu``'s own functions."""
         return lambda: state_by_module(self.module, self.device)

@@ -15,33 +15,7 @@ from collections.abc import Generator
 import pytest
 
 from perflab import noting, options  # modules only: pytest inspects every name of this module
-from perflab.plugin.fixtures import (
-    autocast,
-    compiled_kernel,
-    device,
-    memory_snapshot,
-    nvtx_range,
-    perf,
-    process_group,
-    rank,
-    sync,
-    warmup,
-    world_size,
-)
-
-__all__ = [
-    "autocast",
-    "compiled_kernel",
-    "device",
-    "memory_snapshot",
-    "nvtx_range",
-    "perf",
-    "process_group",
-    "rank",
-    "sync",
-    "warmup",
-    "world_size",
-]
+from perflab.plugin import fixtures, hooks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,10 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the hooks that a conftest or a plugin may implement."""
-    from perflab.plugin import hooks
-
+    """Declare the hooks that a conftest or a plugin may implement, and register the fixtures."""
     pluginmanager.add_hookspecs(hooks)
+    pluginmanager.register(fixtures, "perflab-fixtures")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -140,7 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from perflab.predicted.dry_run.forked import begin
 
         begin(config)
-    if _job_path(config) or _is_further_rank():
+    is_further_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    if _job_path(config) or is_further_rank:  # of the ranks that torchrun has started, the first alone reports
         return
     is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
     notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config, _collected)
@@ -265,11 +239,6 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 def _job_path(config: pytest.Config) -> str | None:
     path: str | None = config.getoption("perf_replicate", default=None)
     return path
-
-
-def _is_further_rank() -> bool:
-    """Whether torchrun has started this process as another rank than the first, which alone reports."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _collected(config: pytest.Config, notes: noting.AllNotes) -> noting.Collects:

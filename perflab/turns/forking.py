@@ -146,7 +146,7 @@ def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> N
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where spawned processes look for modules
     os.environ.clear()
     os.environ.update(asked["environment"])
-    os.environ[asked["socket_variable"]] = str(side)
+    os.environ[_SOCKET_VARIABLE] = str(side)
     sys.argv = ["-m", *asked["words"]]
     sys.orig_argv = [sys.executable, "-m", asked["module"], *asked["words"]]
     sys.path[:] = path

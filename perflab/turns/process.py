@@ -20,7 +20,7 @@ import msgspec
 
 from perflab.base.data import Data
 from perflab.base.errors import RivalError, SideEndedError
-from perflab.processes.channel import SOCKET_VARIABLE, Alive
+from perflab.processes.channel import Alive
 from perflab.processes.child import Start, launch
 from perflab.processes.peer import Ending, How, Peer
 from perflab.turns import forking
@@ -132,8 +132,6 @@ class Fork(Data, frozen=True, tag=True):
     module: str
     path: list[str]
     """The entries that ``PYTHONPATH`` puts on the process's import path."""
-    socket_variable: str
-    """The environment variable that gives the process the number of its socket."""
     words: list[str]
 
 
@@ -279,7 +277,6 @@ class Ancestor:
             environment=dict(start.environment),
             module=start.command[2],
             path=_path_of(start),
-            socket_variable=SOCKET_VARIABLE,
             words=list(start.command[3:]),
         )
         self._peer.ask(asked, side, output)

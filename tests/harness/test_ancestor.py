@@ -15,7 +15,7 @@ import pytest
 
 from perflab.base.errors import SideEndedError
 from perflab.processes.child import Start
-from perflab.turns import ancestor as ancestor_module
+from perflab.turns import process as process_module
 from perflab.turns.process import Ancestor, Ancestry, NotForkedError, check_variables, side_process
 from perflab.turns.rounds import NotStartedError, Round
 from tests.harness.test_lifeline import gone_within
@@ -280,7 +280,7 @@ def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(
 
 def test_an_ancestor_that_does_not_answer_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = small_start(tmp_path / "head", "import time\ntime.sleep(60)")
-    monkeypatch.setattr(ancestor_module, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(process_module, "_PATIENCE_S", 0.5)
     with pytest.raises(NotForkedError, match="their ancestor hung and was stopped: no answer for 500 ms"):
         Ancestor([start])
 
@@ -302,13 +302,13 @@ def test_a_system_that_cannot_watch_processes_starts_them_apart(
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    ancestor_module._watches_processes.cache_clear()
+    process_module._watches_processes.cache_clear()
     starts = [Start(side, [sys.executable, "-m", "pytest"], {}, tmp_path) for side in ("head", "base")]
     ancestry = Ancestry()
     with ancestry.ancestor_of(starts) as ancestor:
         assert ancestor is None
     assert ancestry.refused == "only Linux, from 5.3 on, forks processes that have imported PyTorch"
-    ancestor_module._watches_processes.cache_clear()
+    process_module._watches_processes.cache_clear()
 
 
 def test_sides_that_start_apart_alone_are_started_apart(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from perflab.base.errors import UnansweredError
-from perflab.devices import mps
+from perflab.devices import untried
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.cpu import Cpu
 from perflab.devices.cuda import Cuda, Rocm
@@ -122,7 +122,7 @@ def test_low_power_and_heat_of_an_apple_are_evidence(
     apple: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, power: int, limit: int, reasons: list[str]
 ) -> None:
     said = {("pmset", "-g"): power, ("pmset", "-g", "therm"): limit}
-    monkeypatch.setattr(mps, "_said", lambda command: PMSET[command].format(said[command]))
+    monkeypatch.setattr(untried, "_said", lambda command: PMSET[command].format(said[command]))
     assert backend_of(MPS).state_reader()() == GpuState(throttle=reasons)
     assert set(reasons) <= set(SLOWED_DOWN), "what slows the machine down is named beside a slower case"
 

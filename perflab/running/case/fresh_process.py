@@ -35,24 +35,12 @@ from perflab.tiers.job import JOB_RESULTS, Job, JobResult
 
 Answer = TypeVar("Answer")
 
-_SILENCED = {
+_SILENCED: dict[str, object] = {
     "basetemp": None,  # pytest empties this folder at start, which would delete the parent's temporary files
-    "xmlpath": None,
-    "log_file": None,
-    "pastebin": None,
-    "report_log": None,
-    "htmlpath": None,
-    "json_report_file": None,
-    "usepdb": False,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "stepwise_reset": False,
-    "trace": False,
+    **dict.fromkeys(("xmlpath", "log_file", "pastebin", "report_log", "htmlpath", "json_report_file", "reruns")),
+    **dict.fromkeys(("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset"), False),
+    **dict.fromkeys(("usepdb", "trace"), False),
     "maxfail": 0,
-    "reruns": None,
 }
 """Options of the parent's command that would make a child overwrite the parent's files, choose tests or wait for
 input, with the values that replace them."""

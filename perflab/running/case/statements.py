@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perflab.base.amounts import positive
+from perflab.base.amounts import positive, refuse_no_count, refuse_uncallable
 from perflab.base.data import Parameters, speakable
 from perflab.base.errors import UsageError
 from perflab.measure.sampling.stopping import CALLS_AT_LEAST, ESTIMATE_SLACK
@@ -178,14 +178,10 @@ def exploration_of(
         UsageError: ``build`` cannot be called, there are no sizes, a size is not a positive int, or a remedy is not a
             mapping.
     """
-    if not callable(build):
-        raise UsageError(
-            f"perf.fits() got {type(build).__name__!r}, which cannot be called",
-            "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
-        )
+    remedy = "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})"
+    refuse_uncallable("perf.fits()", build, remedy)
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
+        refuse_no_count(f"perf.fits(sizes={{{name!r}: {size!r}}})", size, "give each size as an int, 1 or more")
     if not sizes:
         raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
     for name, changes in remedies.items():

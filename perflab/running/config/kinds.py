@@ -45,6 +45,12 @@ def measures_elsewhere(item: pytest.Item) -> bool:
     return ("perf" not in names and "benchmark" in names) or item.stash.get(RUNS_AS_BEFORE, False)
 
 
+def reason_of_skip(report: pytest.TestReport) -> str:
+    """Return why a test was skipped, from its report."""
+    told = report.longrepr
+    return (told[2] if isinstance(told, tuple) else str(told)).removeprefix("Skipped: ")
+
+
 class Faking(Protocol):
     """The source of the fixtures' values while tensors are fake."""
 
