@@ -1,8 +1,12 @@
-"""Under pytest-xdist: tells the controller which perf cases the workers collected.
+"""Receives what other processes ran: pytest-xdist's workers, and tests whose reports are logged as if they ran here.
 
 Workers themselves send only the names of all selected tests. Through a file that the controller names, they also tell
 which of the tests are perf cases, so that a case that crashes its worker still gets its line in the table. Controllers
 load this module in runs without perf cases too.
+
+Cases that waited for a re-check in a crashed worker are reported as failed. An interrupted worker reports its waiting
+cases as it ends, when pytest-xdist no longer reads reports, so this module reads them. A worker with an internal error
+ends early, and pytest-xdist takes the remaining tests for the whole run, so this module ends the session with an error.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -162,3 +166,40 @@ class LostWorkers:
                 xdist.worker_testreport(**said)
             elif event in ("workerfinished", "errordown"):
                 talking.discard(said["node"])
+
+
+def log_reports(item: pytest.Item, reports: Iterable[pytest.TestReport]) -> None:
+    """Log the reports of a test that ran in another process, as if it had run here."""
+    hooks = item.ihook
+    hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in reports:
+        hooks.pytest_runtest_logreport(report=report)
+    hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def report_of(config: pytest.Config, plain: Any) -> pytest.TestReport:
+    """Return a report that another process has sent as plain data."""
+    report = config.hook.pytest_report_from_serializable(config=config, data=plain)
+    assert isinstance(report, pytest.TestReport)
+    return report
+
+
+def report_of_lost(item: pytest.Item, text: str, reason: str, place: str | None = None) -> pytest.TestReport:
+    """Return the failed report of a test whose process ended before the test did.
+
+    Args:
+        item: the test.
+        text: the report's text.
+        reason: the short reason that a perf case's result has.
+        place: the place of a perf case's result, if it is predicted.
+    """
+    from perflab.base.data import changed, to_plain
+    from perflab.noting import case_id
+    from perflab.running.case.verdicts import unmeasured
+    from perflab.running.config.kinds import is_perf_case
+
+    report = pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", text, "call")
+    result = unmeasured(case_id(item), reason, report) if is_perf_case(item) else None
+    if result is not None:
+        report.perflab = to_plain(changed(result, place=place))  # type: ignore[attr-defined]
+    return report
