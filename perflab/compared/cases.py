@@ -29,7 +29,7 @@ from perflab.noting import NOTES, AllNotes, case_id
 from perflab.results.environment import differences
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.running.case.device_lock import device_turn
+from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.verdicts import failure_of
 from perflab.running.config.marker import for_case

@@ -38,7 +38,6 @@ from perflab.running.case.fresh_process import START_S, ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.running.case.ranked import ranks_on_a_device
 from perflab.tiers.job import Job, Serve
-from perflab.turns.imports import copies, stir
 from perflab.turns.messages import (
     ANSWERS,
     PROTOCOL,
@@ -62,6 +61,7 @@ from perflab.turns.messages import (
     Weigh,
     Weighed,
 )
+from perflab.turns.start_sides import copies, stir
 
 if TYPE_CHECKING:
     import torch

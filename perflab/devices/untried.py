@@ -94,10 +94,7 @@ class Xpu(Backend):
     """A GPU of Intel's."""
 
     block_bytes = 512  # kMinBlockSize of c10/xpu/XPUCachingAllocator.cpp
-    MISSING = {
-        **Backend.MISSING,
-        Quantity.PROFILE: "the profiler loses operators in PyTorch 2.13 (torch-xpu-ops#3985)",
-    }
+    MISSING = {**Backend.MISSING, Quantity.PROFILE: "the profiler loses operators in PyTorch 2.13 (torch-xpu-ops#3985)"}
     MISSING.pop(Quantity.EVIDENCE)
 
     def state_reader(self) -> Callable[[], GpuState | None]:

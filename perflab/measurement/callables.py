@@ -39,7 +39,7 @@ from perflab.measure.clocks.set_up import workload_of
 from perflab.measure.machine.devices import release_memory
 from perflab.measure.sampling.stopping import Plan
 from perflab.measurement.turns import Turns
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import CallTimes
 from perflab.results.records import Verdict

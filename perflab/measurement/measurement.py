@@ -48,7 +48,7 @@ from perflab.measure.sampling.statistics import relative_half_width
 from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.leaks import find_leak
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from perflab.measurement.measurement import (
 )
 from perflab.measurement.ranks import Agreed, largest, slowest
 from perflab.profiles.take import ProfilePlan
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 
 if TYPE_CHECKING:
     import torch

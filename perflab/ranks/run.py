@@ -26,7 +26,7 @@ from perflab.base.errors import UsageError
 from perflab.processes.channel import Alive, hear, say, show_stacks_when_asked
 from perflab.processes.child import Start, workplace
 from perflab.processes.peer import Peer
-from perflab.ranks.place import Place, join, leave, places, variables_of_a_rank
+from perflab.ranks.group import Place, join, leave, places, variables_of_a_rank
 from perflab.ranks.waiting import EndedError, RankError, wait_for_all
 
 LIMIT_S = 600.0

@@ -172,9 +172,7 @@ class Sweep:
             if self._baselines.is_dir():
                 shutil.copytree(self._baselines, saved)
         told = JobFile(
-            cases=cases,
-            reports=str(stem.with_suffix(".jsonl")),
-            baselines=str(saved) if saved is not None else None,
+            cases=cases, reports=str(stem.with_suffix(".jsonl")), baselines=str(saved) if saved is not None else None
         )
         file.write_bytes(to_json(told))
         command = command_of(job, self._cluster, [*self._arguments, *own, f"{SWEEP_JOB_OPTION}={file}"])

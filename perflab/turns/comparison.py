@@ -17,16 +17,7 @@ from statistics import fmean, median
 from perflab.base.identity import Mode
 from perflab.judging.interleave import Reading
 from perflab.judging.null_control import NO_CONTROL, Control, wants_more
-from perflab.judging.paired import (
-    PairedCase,
-    PairedPolicy,
-    Stage,
-    TakenPair,
-    case_of,
-    controls_of,
-    counted,
-    stage,
-)
+from perflab.judging.paired import PairedCase, PairedPolicy, Stage, TakenPair, case_of, controls_of, counted, stage
 from perflab.processes.child import Start
 from perflab.results.measurement import CallTimes
 from perflab.results.peak import Peak

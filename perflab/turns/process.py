@@ -2,8 +2,8 @@
 
 Two fresh processes of the same code differ by several percent, because the interpreter and the libraries lie in
 different pages of memory. Forked processes share these pages, so that only the code differs. Each round has its own
-ancestor, so that pairs still sample the placement of pages. ``imports.py`` randomises the placement of objects in each
-process.
+ancestor, so that pairs still sample the placement of pages. ``start_sides.stir`` randomises the placement of objects in
+each process.
 """
 
 from __future__ import annotations

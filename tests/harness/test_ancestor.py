@@ -93,7 +93,7 @@ def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path
 
 def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
-    stirring = "from perflab.turns.imports import stir\nstir()\n"
+    stirring = "from perflab.turns.start_sides import stir\nstir()\n"
     (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
     found = set()
     with Ancestor([start]) as ancestor:

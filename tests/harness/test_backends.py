@@ -152,9 +152,11 @@ def intel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         is_available=lambda: True,
         device_count=lambda: 2,
         synchronize=lambda _device: None,
-        get_device_name=lambda _device: "Intel(R) Arc(TM) Pro B60 Graphics",
         get_device_properties=lambda _index: SimpleNamespace(
-            driver_version="1.6.33578", uuid="8680b0e2-0000", last_level_cache_size=18 << 20
+            name="Intel(R) Arc(TM) Pro B60 Graphics",
+            driver_version="1.6.33578",
+            uuid="8680b0e2-0000",
+            last_level_cache_size=18 << 20,
         ),
         temperature=lambda _device: 61.4,
         clock_rate=lambda _device: 2400.0,
@@ -193,7 +195,7 @@ def amd(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         temperature=lambda _device: 55,
         power_draw=lambda _device: 0,
         list_gpu_processes=lambda _device: "GPU:0\nprocess    4194305 uses     1500.000 MB GPU memory",
-        get_device_name=lambda _device: "AMD Instinct MI300X",
+        get_device_properties=lambda _index: SimpleNamespace(name="AMD Instinct MI300X"),
     )
     monkeypatch.setattr(torch.version, "hip", "7.1.25424")
     monkeypatch.setattr(Rocm, "module", module)

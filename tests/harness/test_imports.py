@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from perflab.turns.imports import copies
+from perflab.turns.start_sides import copies
 
 
 def module(name: str, file: Path | None) -> ModuleType:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from perflab.measure.memory.peak import cpu_allocations
-from perflab.running.case.returned import holds_nan
+from perflab.running.case.refusals import holds_nan
 
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "float32": lambda: torch.zeros(2048, 1024),

@@ -13,8 +13,8 @@ import torch
 from perflab.base.errors import UsageError
 from perflab.measure.counts.collectives import Collective, communicates, counts_of
 from perflab.measured.run.remeasure import PROCESS_BYTES, no_room
+from perflab.ranks.group import ALONE, together
 from perflab.ranks.run import RankError, in_ranks
-from perflab.ranks.together import ALONE, together
 from perflab.results.measurement import Measurement, RankFigures
 from tests.harness import rank_functions
 from tests.harness.make import memory, record

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perflab.base.errors import UsageError
-from perflab.running.case.returned import refuse_unfinished
+from perflab.running.case.refusals import refuse_unfinished
 
 
 class Pool:

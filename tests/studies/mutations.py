@@ -127,7 +127,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who holds a device is named, but not a worker of the same run",
-        "processes/locks.py",
+        "running/case/locks.py",
         "return None if run and run == _run() else",
         "return None if run and run != _run() else",
         "tests/harness/test_device_lock.py",

@@ -26,7 +26,7 @@ from perflab.noting import case_id
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelResources
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.running.case.device_lock import machine_turn
+from perflab.running.case.locks import machine_turn
 from perflab.running.case.perf import CaseState
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.statements import no_time_left

@@ -36,7 +36,7 @@ from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaselin
 from perflab.results.documents import FAILED, PASSED, SCHEMA, read_document
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
-from perflab.running.case.device_lock import machine_turn
+from perflab.running.case.locks import machine_turn
 from perflab.running.config.reading import read_project
 from perflab.settings.settings import Settings
 from perflab.store.json_files import check_writable

@@ -23,7 +23,7 @@ from perflab.results.readings import DAMAGED, Reading
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.results.result import Document
 from perflab.turns.checkout import other_side
-from perflab.turns.imports import import_path
+from perflab.turns.start_sides import import_path
 
 _PATIENCE_S = 3600.0
 """Seconds after which a session of pytest, or a build, counts as hung."""

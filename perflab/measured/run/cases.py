@@ -38,11 +38,11 @@ from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
 from perflab.predicted.settings import place_asked_for, predicts_by_itself
 from perflab.processes.channel import say
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
-from perflab.running.case.device_lock import device_turn
 from perflab.running.case.hanging import expect, suspended
+from perflab.running.case.locks import device_turn
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.ranked import (

@@ -31,13 +31,12 @@ from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
 from perflab.profiles.take import ProfilePlan
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Measurement, per_call_ns
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.perf import CaseState, Way
 from perflab.running.case.ranked import ranks_on_a_device
-from perflab.running.case.raw_launches import only_compiled_kernels
-from perflab.running.case.returned import refuse_nan, refuse_unfinished
+from perflab.running.case.refusals import only_compiled_kernels, refuse_nan, refuse_unfinished
 from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.folder import file_name_for, own_folder
 from perflab.settings.total_budget import TotalBudget

@@ -24,7 +24,7 @@ from perflab.measure.machine.devices import as_out_of_memory
 from perflab.predicted.dry_run.values import VALUES, ValuesRead
 from perflab.predicted.run.predicting import Instead, Predictions
 from perflab.running.case.perf import CaseState, NothingComparedError
-from perflab.running.case.raw_launches import line_of_launch
+from perflab.running.case.refusals import line_of_launch
 from perflab.running.config.kinds import FAKING, measures_elsewhere
 from perflab.settings.settings import Settings
 

@@ -27,7 +27,7 @@ from perflab.noting import case_id
 from perflab.options import REPLICATE_OPTION
 from perflab.processes.child import Start, variables_of_a_child, workplace
 from perflab.processes.peer import Ending, How, Peer
-from perflab.ranks.place import places, variables_of_a_rank
+from perflab.ranks.group import places, variables_of_a_rank
 from perflab.ranks.waiting import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
@@ -197,9 +197,7 @@ def ranks_with(
             own = changed(job, place=place, profile_files=job.profile_files if place.rank == 0 else None)
             start = _start(config, own, f"cuda:{place.rank}" if on_cuda else device, folder)
             start = replace(
-                start,
-                role=f"rank {place.rank} of {world_size}",
-                environment=variables_of_a_rank(start.environment),
+                start, role=f"rank {place.rank} of {world_size}", environment=variables_of_a_rank(start.environment)
             )
             try:
                 peer = converse(start, patience_s, lambda: until_s - time.monotonic())

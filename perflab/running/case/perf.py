@@ -25,7 +25,7 @@ from perflab.results.measurement import Quote
 from perflab.results.records import Shortage, TierRecord
 from perflab.results.result import Result
 from perflab.running.case.coroutines import awaited
-from perflab.running.case.returned import refuse_unfinished
+from perflab.running.case.refusals import refuse_unfinished
 from perflab.running.case.statements import Claim, Exploration, checked_facts, claim_of, exploration_of, no_time_left
 from perflab.settings.settings import Settings
 from perflab.tables.view import NOT_FOR_PHASES
@@ -465,8 +465,7 @@ class Perf:
     def _refuse_second(self) -> None:
         if self._state.done:
             raise UsageError(
-                f"{self._state.case}: perf was called twice in one case",
-                "call perf once per test, or parametrize it",
+                f"{self._state.case}: perf was called twice in one case", "call perf once per test, or parametrize it"
             )
 
     def _once_a_test(self, workload: Workload) -> Any:

@@ -16,8 +16,7 @@ import pytest
 from perflab.base.errors import UsageError
 from perflab.noting import case_id
 from perflab.processes.channel import say
-from perflab.ranks.place import launched, leave
-from perflab.ranks.together import together
+from perflab.ranks.group import launched, leave, together
 from perflab.ranks.waiting import RankError
 from perflab.running.case.fresh_process import measure_in_ranks
 from perflab.running.case.perf import CaseState

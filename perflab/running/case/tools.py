@@ -14,7 +14,7 @@ from perflab.base.errors import UsageError
 from perflab.devices.kinds import resolve_device
 from perflab.measure.machine.devices import current_device
 from perflab.noting import case_id
-from perflab.ranks.place import join_launched, launched, leave
+from perflab.ranks.group import join_launched, launched, leave
 from perflab.running.config.kinds import FAKING, RUNS_ONCE, worker_number
 from perflab.running.config.reading import settings_of
 

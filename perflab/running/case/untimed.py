@@ -25,8 +25,7 @@ from perflab.measure.machine.devices import (
 from perflab.noting import UNTIMED, case_id
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.ranked import leave_to_ranks, run_in_ranks, runs_in_others, too_few_gpus
-from perflab.running.case.raw_launches import kernels_have_a_gpu
-from perflab.running.case.returned import refuse_nan, refuse_unfinished
+from perflab.running.case.refusals import kernels_have_a_gpu, refuse_nan, refuse_unfinished
 from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.kinds import RUNS_ONCE, measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case

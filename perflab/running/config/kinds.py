@@ -33,8 +33,7 @@ def tier_asked_by(item: pytest.Item) -> str | None:
     own = next((name for name in TIER_OF if name in fixtures), None)
     if own is not None and "perf" in fixtures:
         raise SettingError(
-            f"{item.nodeid} asks for both perf and {own}",
-            "split it into two tests, one for each fixture",
+            f"{item.nodeid} asks for both perf and {own}", "split it into two tests, one for each fixture"
         )
     return TIER_OF[own] if own is not None else None
 

@@ -11,7 +11,7 @@ import pytest
 
 from perflab.base.errors import SettingError
 from perflab.options import MARKER_ARGUMENTS
-from perflab.ranks.place import launched
+from perflab.ranks.group import launched
 from perflab.running.config.reading import settings_of
 from perflab.settings.given import parse_choice, parse_leak_calls, parse_memory_limit, parse_timeout
 from perflab.settings.settings import Settings

@@ -132,10 +132,7 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
 
 def _extra_info(record: Record, measurement: Measurement, result: Result) -> dict[str, Any]:
     memory = measurement.memory
-    info: dict[str, Any] = {
-        "perflab_verdict": str(result.judgement.verdict),
-        "device": record.environment.device,
-    }
+    info: dict[str, Any] = {"perflab_verdict": str(result.judgement.verdict), "device": record.environment.device}
     if memory is not None and memory.exact_bytes is not None:
         info["peak_bytes"] = memory.exact_bytes
     more: dict[str, Mapping[str, Any]] = {"counts": measurement.counts, "work": record.work, "facts": record.facts}

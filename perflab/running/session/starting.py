@@ -21,7 +21,7 @@ from perflab.base.identity import file_of
 from perflab.devices.kinds import resolve_device
 from perflab.internals.lookup import TORCH, TRITON, version_warnings
 from perflab.noting import NOTES, AllNotes, Notes, case_id
-from perflab.ranks.place import Place, launched
+from perflab.ranks.group import Place, launched
 from perflab.results.documents import weave
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import is_perf_case, measures_elsewhere, tier_asked_by
@@ -131,8 +131,7 @@ def _begin_as_launched(
     Raises:
         UsageError: the run is to save baselines, for which processes are started.
     """
-    from perflab.ranks.place import join_launched
-    from perflab.ranks.together import measure_together
+    from perflab.ranks.group import join_launched, measure_together
     from perflab.running.case.ranked import LaunchedRank
 
     rank, world_size = ours
@@ -160,8 +159,7 @@ def _join(config: pytest.Config, place: Place, *, answers_by_itself: bool) -> No
 
     ``answers_by_itself``: whether it reports how its case ended; else it answers questions.
     """
-    from perflab.ranks.place import join
-    from perflab.ranks.together import measure_together
+    from perflab.ranks.group import join, measure_together
     from perflab.running.case.ranked import InRank, ToldRank
 
     join(place)
