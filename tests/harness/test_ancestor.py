@@ -60,12 +60,18 @@ def start_of(folder: Path, *words: str, module: str = "teller", **variables: str
     return Start(folder.name, [sys.executable, "-m", module, *words], environment, folder)
 
 
-def told_by(start: Start, ancestor: Ancestor | None) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What its process is like, what it has seen, and how its end is told."""
+def end_of(start: Start, ancestor: Ancestor | None) -> SideEndedError:
+    """How its process ends, which answers nothing."""
     with side_process(start, 60.0, ancestor) as side, pytest.raises(SideEndedError) as caught:
         side.answer()
+    return caught.value
+
+
+def told_by(start: Start, ancestor: Ancestor | None) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What its process is like, what it has seen, and how its end is told."""
+    end = end_of(start, ancestor)
     told, seen = json.loads((start.directory / "told.json").read_text())
-    return told, seen, caught.value.problem
+    return told, seen, end.problem
 
 
 def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path: Path) -> None:
@@ -95,25 +101,16 @@ def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
     stirring = "from perflab.turns.start_sides import stir\nstir()\n"
     (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
-    found = set()
     with Ancestor([start]) as ancestor:
-        for _ in range(4):
-            with side_process(start, 60.0, ancestor) as side:
-                with pytest.raises(SideEndedError) as ended:
-                    side.answer()
-                found.add(ended.value.output)
+        found = {end_of(start, ancestor).output for _ in range(4)}
     assert len(found) > 1, "their hashes are seeded alike, their pages shared: they would lie alike"
 
 
 def test_a_signal_that_ends_a_forked_process_is_told(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="dies")
     (start.directory / "dies.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
-    with (
-        Ancestor([start]) as ancestor,
-        side_process(start, 60.0, ancestor) as side,
-        pytest.raises(SideEndedError, match="was killed by signal 11"),
-    ):
-        side.answer()
+    with Ancestor([start]) as ancestor:
+        assert "was killed by signal 11" in str(end_of(start, ancestor))
 
 
 def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp_path: Path) -> None:
@@ -260,12 +257,8 @@ def test_folders_are_found_as_python_finds_them(tmp_path: Path) -> None:
     with Ancestor([start]) as ancestor:
         assert told_by(start, ancestor)[0] == fresh
     safe = Start("head", start.command, {**start.environment, "PYTHONSAFEPATH": "1"}, start.directory)
-    with (
-        Ancestor([safe]) as ancestor,
-        side_process(safe, 60.0, ancestor) as side,
-        pytest.raises(SideEndedError, match="No module named teller"),
-    ):
-        side.answer()
+    with Ancestor([safe]) as ancestor:
+        assert "No module named teller" in str(end_of(safe, ancestor))
 
 
 def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(tmp_path: Path) -> None:

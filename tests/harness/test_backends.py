@@ -104,10 +104,7 @@ def test_mps_is_timed_by_the_hosts_clock_with_a_wait(apple: SimpleNamespace) -> 
 
 
 PMSET = {
-    (
-        "pmset",
-        "-g",
-    ): "System-wide power settings:\nCurrently in use:\n standby           1\n lowpowermode      {}\n",
+    ("pmset", "-g"): "System-wide power settings:\nCurrently in use:\n standby           1\n lowpowermode      {}\n",
     ("pmset", "-g", "therm"): "Note: No thermal warning level has been recorded\n\tCPU_Scheduler_Limit \t= 100\n"
     "\tCPU_Available_CPUs \t= 12\n\tCPU_Speed_Limit \t= {}\n",
 }
@@ -115,8 +112,7 @@ PMSET = {
 
 
 @pytest.mark.parametrize(
-    ("power", "limit", "reasons"),
-    [(0, 100, []), (1, 100, ["low power mode"]), (0, 62, ["thermal pressure"])],
+    ("power", "limit", "reasons"), [(0, 100, []), (1, 100, ["low power mode"]), (0, 62, ["thermal pressure"])]
 )
 def test_low_power_and_heat_of_an_apple_are_evidence(
     apple: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, power: int, limit: int, reasons: list[str]

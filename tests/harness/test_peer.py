@@ -79,10 +79,7 @@ def test_questions_are_answered_in_order_by_any_number_of_processes(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("program", "status", "told"),
-    [
-        ("sys.exit(3)", 3, "ended (exit status 3)"),
-        ("os.kill(os.getpid(), 11)", -11, "was killed by signal 11"),
-    ],
+    [("sys.exit(3)", 3, "ended (exit status 3)"), ("os.kill(os.getpid(), 11)", -11, "was killed by signal 11")],
 )
 def test_a_process_that_dies_is_told_with_its_status_and_output(
     tmp_path: Path, program: str, status: int, told: str
