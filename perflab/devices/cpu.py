@@ -87,13 +87,8 @@ def resident_bytes() -> int | None:
 
 
 def _proc_available_bytes() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
+    with contextlib.suppress(OSError, KeyError):  # not Linux
+        return 1024 * int(dict(line.split()[:2] for line in _read("/proc/meminfo").splitlines())["MemAvailable:"])
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows has no such function

@@ -113,7 +113,9 @@ def _forked() -> tuple[int | None, str | None]:
         os.close(ours)
         end_with_parent(parent)
         os.setsid()
-        os.write(theirs, b"CUDA was in use when PyTorch had been imported" if _has_lost_cuda() else b"")
+        core = getattr(sys.modules["torch"], "_C", None)
+        has_lost_cuda = bool(getattr(core, "_cuda_isInBadFork", bool)())
+        os.write(theirs, b"CUDA was in use when PyTorch had been imported" if has_lost_cuda else b"")
         os.close(theirs)
         return 0, None
     os.close(theirs)
@@ -128,11 +130,6 @@ def _forked() -> tuple[int | None, str | None]:
         os.waitpid(number, 0)
         return None, problem
     return number, None
-
-
-def _has_lost_cuda() -> bool:
-    core = getattr(sys.modules["torch"], "_C", None)
-    return bool(getattr(core, "_cuda_isInBadFork", bool)())
 
 
 def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> None:

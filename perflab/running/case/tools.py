@@ -70,30 +70,21 @@ def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]
     this process alone.
     """
     from torch import distributed
-
-    if distributed.is_initialized():
-        yield default_group()
-        return
     from torch.distributed import HashStore  # type: ignore[attr-defined] # public, and not in __all__
 
+    is_made_here = not distributed.is_initialized()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if launched() is not None:
+    if is_made_here and launched() is not None:
         join_launched(backend)
-    else:
+    elif is_made_here:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        yield default_group()
+        group = distributed.group.WORLD
+        assert group is not None
+        yield group
     finally:
-        leave()
-
-
-def default_group() -> torch.distributed.ProcessGroup:
-    """Return the default process group of this process, which must have one."""
-    from torch import distributed
-
-    group = distributed.group.WORLD
-    assert group is not None
-    return group
+        if is_made_here:
+            leave()
 
 
 def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -75,16 +75,6 @@ def _is_count(value: Any) -> bool:
 _marker_warmup = _marker_value(_is_count, "not a number of warm-up calls (0 or more)")
 _marker_nodes = _marker_value(lambda value: _is_count(value) and value > 0, "not a number of nodes (1 or more)")
 _marker_gpus = _marker_value(_is_count, "not a number of GPUs (0 or more)")
-
-
-def world_sizes_of(marks: Iterable[pytest.Mark], asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers of ranks of a test: those ``asked`` for, if a mark names any; empty without such a mark.
-
-    Raises:
-        ValueError: the mark's argument is no number and no list of numbers.
-    """
-    given = next((mark.kwargs["world_size"] for mark in marks if "world_size" in mark.kwargs), None)
-    return () if given is None else asked or _marker_worlds(given)
 
 
 def _marker_worlds(value: Any) -> tuple[int, ...]:
@@ -203,13 +193,14 @@ def check_correctness_marker(item: pytest.Item) -> None:
 
 def spread(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test by ``world_size`` if it is to run with more than one number of processes."""
-    marks = list(metafunc.definition.iter_markers("perf"))
+    marks = [mark for mark in metafunc.definition.iter_markers("perf") if "world_size" in mark.kwargs]
     try:
         ours = launched()
-        sizes = world_sizes_of(marks, settings_of(metafunc.config).world_sizes if ours is None else (ours[1],))
+        asked = settings_of(metafunc.config).world_sizes if ours is None else (ours[1],)
+        sizes = asked or _marker_worlds(marks[0].kwargs["world_size"])
     except (SettingError, ValueError):
         return  # the session is refused once all tests are collected
-    several = any(isinstance(mark.kwargs.get("world_size"), list | tuple) for mark in marks)
+    several = any(isinstance(mark.kwargs["world_size"], list | tuple) for mark in marks)
     if several or len(sizes) > 1:
         if "world_size" not in metafunc.fixturenames:  # a case need not ask for the number
             metafunc.fixturenames.append("world_size")

@@ -39,7 +39,7 @@ def settings_of(config: pytest.Config) -> Settings:
         SettingError: a value that cannot be used, naming the option or ini key that holds it.
     """
     if _SETTINGS not in config.stash:
-        config.stash[_SETTINGS] = read_settings(config)
+        config.stash[_SETTINGS] = _read_settings(config)
     return config.stash[_SETTINGS]
 
 
@@ -48,12 +48,7 @@ def set_settings(config: pytest.Config, settings: Settings) -> None:
     config.stash[_SETTINGS] = settings
 
 
-def read_settings(config: pytest.Config) -> Settings:
-    """Read and check every option.
-
-    Raises:
-        SettingError: a value that cannot be used, naming the option or ini key that holds it.
-    """
+def _read_settings(config: pytest.Config) -> Settings:
     given = Given(config)
     value, path, choice = given.value, given.path, given.choice
     against = given.text("perf_against") or None
