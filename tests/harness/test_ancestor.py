@@ -18,7 +18,7 @@ from perflab.processes.child import Start
 from perflab.turns import process as process_module
 from perflab.turns.process import Ancestor, Ancestry, NotForkedError, check_variables, side_process
 from perflab.turns.rounds import NotStartedError, Round
-from tests.harness.test_lifeline import gone_within
+from tests.harness.test_processes import gone_within
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks what has imported PyTorch")
 

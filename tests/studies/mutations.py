@@ -116,14 +116,14 @@ MUTATIONS = (
         "processes/lifeline.py",
         "    if os.getppid() != parent:",
         "    if os.getppid() == -parent:",
-        "tests/harness/test_lifeline.py",
+        "tests/harness/test_processes.py",
     ),
     Mutation(
         "a child that promised to be silent for a while is waited for",
         "processes/peer.py",
         "until_s = time.monotonic() + message.for_s + self._silent_s",
         "until_s = time.monotonic() - message.for_s + self._silent_s",
-        "tests/harness/test_peer.py",
+        "tests/harness/test_processes.py",
     ),
     Mutation(
         "who holds a device is named, but not a worker of the same run",
@@ -229,7 +229,7 @@ MUTATIONS = (
         "processes/peer.py",
         "if limit_s < until_s - now_s:",
         "if limit_s >= until_s - now_s:",
-        "tests/harness/test_peer.py",
+        "tests/harness/test_processes.py",
     ),
     Mutation(
         "a case without a commit is not settled by turns",
