@@ -23,6 +23,7 @@ from perflab.base.data import to_json
 from perflab.base.errors import UsageError
 from perflab.noting import NOTES, AllNotes, case_id
 from perflab.options import SWEEP_JOB_OPTION, SWEEP_OPTION
+from perflab.running.config.command_line import without
 from perflab.running.config.folder import own_folder
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
@@ -85,10 +86,8 @@ class Sweep:
         self._cluster = cluster
         self._baselines = baselines
         arguments = [str(one) for one in config.invocation_params.args]
-        if SWEEP_OPTION in arguments:  # its file may be the argument after it
-            at = arguments.index(SWEEP_OPTION)
-            del arguments[at : at + (1 if config.getoption("perf_slurm") == HERE else 2)]
-        self._arguments = [one for one in arguments if not one.startswith(f"{SWEEP_OPTION}=")]
+        names_no_file = config.getoption("perf_slurm") == HERE
+        self._arguments = without(arguments, **{"flags" if names_no_file else "options": [SWEEP_OPTION]})
         self.cases: dict[str, Case] = {}
         """The needs of each test, by its node id."""
         self._open: dict[str, pytest.Item] = {}

@@ -6,7 +6,6 @@ This module loads all code for perf cases; a run without perf cases does not loa
 from __future__ import annotations
 
 import inspect
-import resource
 import sys
 import tempfile
 from collections import Counter
@@ -228,8 +227,6 @@ def watch(config: pytest.Config, items: Sequence[pytest.Item], job: Job | None) 
     from perflab.running.case.hanging import Watch
 
     if sys.platform != "win32":
-        from perflab.running.session.starting import OpenFiles
-
         config.pluginmanager.register(OpenFiles(), "perflab-open-files")
     if any(inspect.iscoroutinefunction(getattr(item, "obj", None)) for item in items):
         from perflab.running.case.coroutines import AsyncTests
@@ -242,7 +239,9 @@ class OpenFiles:
     """Hooks around every test of this process that check the limit of open files."""
 
     def __init__(self) -> None:
-        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        import resource  # Windows has no such module
+
+        self._resource, self._limits = resource, resource.getrlimit(resource.RLIMIT_NOFILE)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -250,6 +249,7 @@ class OpenFiles:
         try:
             return (yield)
         finally:
+            resource = self._resource
             left, before = resource.getrlimit(resource.RLIMIT_NOFILE)[0], self._limits[0]
             if left < before:
                 said = f"{item.nodeid} left the limit of open files (RLIMIT_NOFILE) at {left}"
