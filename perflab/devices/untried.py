@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
-from perflab.devices.backend import Backend, Quantity
+from perflab.devices.backend import Backend, Quantity, Single
 from perflab.devices.gpu_state import state_by_module
 from perflab.results.measurement import GpuState
 
@@ -16,7 +15,7 @@ _HEAT = ("pmset", "-g", "therm")
 """The same command's report on heat: ``CPU_Speed_Limit`` is below 100 while the machine slows itself down."""
 
 
-class Mps(Backend):
+class Mps(Single):
     """The GPU of an Apple machine, which shares the host's memory.
 
     The functions of ``torch.mps`` take no device: there is one. Its events are not used: before PyTorch 2.14 they may
@@ -33,21 +32,11 @@ class Mps(Backend):
     MISSING.pop(Quantity.EVIDENCE)
 
     @property
-    def index(self) -> int:
-        """The number of the device, which is the only one."""
-        return 0
-
-    @property
     def name(self) -> str:
         """The name of Apple's chip: ``Apple M3 Max``."""
         import torch
 
         return str(torch.backends.mps.get_name())
-
-    @property
-    def properties(self) -> Any:
-        """Always None: ``torch.mps`` has no such function."""
-        return None
 
     def synchronize(self) -> None:
         """Wait until all streams of the device are idle."""

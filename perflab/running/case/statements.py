@@ -83,14 +83,14 @@ class Needs:
     memory_bytes: float | None
     free_bytes: int | None
     call_s: float | None
-    setup_calls: float
-    setup_s: float
     budget_s: float
     budget_by: str
     """The source of the budget: the option, or a mark."""
-    left_s: float | None
+    setup_calls: float = 0.0
+    setup_s: float = 0.0
+    left_s: float | None = None
     """The seconds that are left of the run's total budget; None: the run has none."""
-    total_s: float | None
+    total_s: float | None = None
     """The run's total budget in seconds; None: the run has none."""
     calls: int = CALLS_AT_LEAST
     """The least number of calls of the callable."""
@@ -116,18 +116,13 @@ class Needs:
         return self.too_late and not self._least_s and not self.no_room
 
     @property
-    def sets_up(self) -> bool:
-        """Whether the case claims calls or time for set-up before the measurement."""
-        return bool(self.setup_calls or self.setup_s)
-
-    @property
     def can_be_predicted(self) -> bool:
         """Whether a prediction can replace the measurement of a case that does not fit.
 
         False if only the run's time is lacking, or if the case has a set-up, which would really run.
         """
         is_over = self.left_s is not None and self.left_s <= 0
-        return (self.no_room or self.no_time) and not (self.sets_up or is_over)
+        return (self.no_room or self.no_time) and not (self.setup_calls or self.setup_s or is_over)
 
     @property
     def _measuring_s(self) -> float:

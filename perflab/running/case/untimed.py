@@ -77,12 +77,8 @@ class Once:
             memory_bytes=claim.memory_bytes,
             free_bytes=available_bytes(self.device),
             call_s=(1 + claim.setup_calls) * (call_s or 0.0) + claim.setup_seconds,
-            setup_calls=0,
-            setup_s=0.0,
             budget_s=self.state.settings.budget_s,
             budget_by=self.state.settings.budget_by,
-            left_s=None,
-            total_s=None,
             calls=1,
         )
         self.state.short_of, unmet = needs.short_of(), needs.unmet()

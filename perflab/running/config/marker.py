@@ -1,4 +1,7 @@
-"""Reads ``@pytest.mark.perf``, whose arguments replace the run's options for one case."""
+"""Reads ``@pytest.mark.perf``, whose arguments replace the run's options for one case.
+
+A test that is marked with several numbers of processes becomes a case of each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides after collection whether a run measures its perf cases, runs each once, or skips them.
+"""Decides after collection whether a run measures its perf cases, runs each once, or skips them; refuses bad requests.
 
 Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. This module
 loads no code that measures.
