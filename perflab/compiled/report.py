@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import changed as with_data
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.machine.telling import loop_lines
 from perflab.results.compiled import CompiledCase, KernelResources, case_of
 from perflab.results.records import Verdict

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from perflab.base.arch import Arch
+from perflab.base.gpu_names import Arch
 from perflab.internals.lookup import TRITON, attribute, needs
 
 _COMPILE = "compile a kernel without a GPU"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from perflab.attribution.live_tensors import held_storages
 from perflab.measure.machine.devices import collector_off, synchronize
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Leak
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perflab.base.data import changed
 from perflab.base.errors import PerflabError
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.lookup import switched_off
@@ -48,7 +48,7 @@ from perflab.measure.sampling.statistics import relative_half_width
 from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.leaks import find_leak
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
 
 if TYPE_CHECKING:

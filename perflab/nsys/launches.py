@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.nsys.export import (
     API,
     COPIES,

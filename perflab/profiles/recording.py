@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.base.errors import UsageError
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
 from perflab.measure.clocks.clock import wait_for_devices
 from perflab.measure.counts.profiler import profiler

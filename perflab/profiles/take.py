@@ -32,7 +32,7 @@ from perflab.profiles.python_rows import PlainPython
 from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.text import CANT_TELL
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.profile import Profile
 
 if TYPE_CHECKING:

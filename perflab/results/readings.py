@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.base.reading import MOST_FLOAT, MOST_INT, refuse_key_twice
 from perflab.results.places import Place
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 
 from perflab.base.data import Data, Parameters
-from perflab.base.identity import identity
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode, identity
 from perflab.results.measurement import Beside, Record
 from perflab.results.outcomes import Outcome
 from perflab.results.records import Judgement, Policy

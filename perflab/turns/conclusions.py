@@ -23,10 +23,10 @@ from perflab.results.records import Change, Environment, Judgement, Uncompared, 
 from perflab.results.result import Result
 from perflab.running.case.verdicts import compared_with, unless_beyond
 from perflab.settings.settings import Settings
+from perflab.turns.checkout import Tree
 from perflab.turns.comparison import BASE, HEAD, Compared, Comparison
+from perflab.turns.messages import Ended
 from perflab.turns.rounds import CaseTurns
-from perflab.turns.sides.checkout import Tree
-from perflab.turns.sides.messages import Ended
 from perflab.units import format_bytes
 
 BEYOND_CHANCE = 10.0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.measure.calls.workload import Workload
 from perflab.measure.machine import caches
 from perflab.measure.machine.caches import Eviction, eviction_bytes, last_level_cache_bytes

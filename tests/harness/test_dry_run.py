@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.predicted.dry_run.races import Access, Order
 from perflab.predicted.judge.explanation import explain_broken, explain_dry_run, unless_broken
 from perflab.predicted.judge.judge import baseline_of, judge_predicted

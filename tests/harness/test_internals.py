@@ -249,7 +249,7 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
 
 
 def test_a_result_is_not_free_of_nan_because_nobody_could_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perflab.running.case.returned import holds_nan
+    from perflab.running.case.refusals import holds_nan
 
     def is_gone(*_: object) -> object:
         raise internals.missing(TORCH, "Tensor._values", "look into a sparse tensor")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.measured.report import section
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from perflab.base.data import changed
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.measured.report.columns import named
 from perflab.measured.report.section import beyond_the_rate
 from perflab.measured.report.side_by_side import side_by_side, side_by_side_lines

@@ -11,8 +11,8 @@ from perflab.judging.interleave import Reading
 from perflab.judging.trimmed import LEAST_PAIRS
 from perflab.measured.run.tables import ROUNDS, Row, ratio_of
 from perflab.turns.comparison import BASE, HEAD
+from perflab.turns.messages import Ready
 from perflab.turns.rounds import CaseTurns
-from perflab.turns.sides.messages import Ready
 from tests.harness.machine import Machine
 from tests.harness.make import environment, result
 

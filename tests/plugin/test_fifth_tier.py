@@ -31,7 +31,6 @@ EDITS = {
             '@pytest.fixture(scope="session")\ndef device',
         )
     ],
-    "plugin/__init__.py": [("    sync,\n    warmup,\n", "    sync,\n    traced,\n    warmup,\n")],
 }
 """The edits of modules that are there: the text before, and after. All else is the tier's folder and its record."""
 CASE = """

@@ -22,8 +22,8 @@ from perflab.processes.child import Child, Start, interrupted_by_signals, workpl
 from perflab.results.readings import DAMAGED, Reading
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.results.result import Document
-from perflab.turns.sides.checkout import other_side
-from perflab.turns.sides.imports import import_path
+from perflab.turns.checkout import other_side
+from perflab.turns.start_sides import import_path
 
 _PATIENCE_S = 3600.0
 """Seconds after which a session of pytest, or a build, counts as hung."""

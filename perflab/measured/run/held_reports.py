@@ -16,7 +16,7 @@ from _pytest.runner import runtestprotocol
 from perflab.measured.run.recheck import Recheck, without_recheck
 from perflab.measured.run.verdict import Judged, failure_of
 from perflab.running.case.subtests import is_of_a_subtest
-from perflab.running.config.stash import is_worker
+from perflab.running.config.kinds import is_worker
 
 _ENDED = "the run ended before it was measured again"
 _STAND_ASIDE = ("_pytest.runner", "pytest_rerunfailures")

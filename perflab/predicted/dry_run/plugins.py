@@ -23,28 +23,26 @@ import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from perflab.base.data import changed, to_plain
 from perflab.base.errors import UsageError
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch.compiler import load_compiler
 from perflab.internals.of_torch.machine import can_open_cuda_in_a_fork
 from perflab.measure.counts.collectives import Collective
-from perflab.noting import case_id
 from perflab.predicted.dry_run.start import OPTION, VARIABLE
 from perflab.predicted.settings import Predicting
 from perflab.predicted.world.lone_rank import LONE, LoneRank
 from perflab.processes.lifeline import end_with_parent
 from perflab.results.predicted import place_of
-from perflab.running.case.verdicts import unmeasured
-from perflab.running.config.early_errors import refusing
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
+from perflab.running.config.run_mode import refusing
+from perflab.running.session.workers import log_reports, report_of, report_of_lost
 
 if TYPE_CHECKING:
     from nocuda import Seen
@@ -87,11 +85,7 @@ class Forked:
             return None
         if is_perf_case(item):
             _load()
-        hooks = item.ihook
-        hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._reports(item):
-            hooks.pytest_runtest_logreport(report=report)
-        hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        log_reports(item, self._reports(item))
         return True
 
     def _reports(self, item: pytest.Item) -> list[pytest.TestReport]:
@@ -126,7 +120,7 @@ class Forked:
             said = answer.read()
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and said:
                 plain, collectives = pickle.loads(said)
-                return [self._report(one) for one in plain], collectives
+                return [report_of(self._config, one) for one in plain], collectives
             trace.seek(0)
             return [_crashed(item, status, trace.read().decode(errors="replace"))], []
 
@@ -149,11 +143,6 @@ class Forked:
         sys.stderr.flush()
         os._exit(status)
 
-    def _report(self, plain: Any) -> pytest.TestReport:
-        report = self._config.hook.pytest_report_from_serializable(config=self._config, data=plain)
-        assert isinstance(report, pytest.TestReport)
-        return report
-
 
 @functools.cache
 def _load() -> None:
@@ -169,19 +158,7 @@ def _crashed(item: pytest.Item, status: int, trace: str) -> pytest.TestReport:
     else:
         how = f"its process ended with status {os.WEXITSTATUS(status)} before it did"
     text = f"{item.nodeid}: {how}, in a dry run\n{_of_the_test(trace)}".rstrip()
-    report = pytest.TestReport(
-        nodeid=item.nodeid,
-        location=item.location,
-        keywords={name: 1 for name in item.keywords},
-        outcome="failed",
-        longrepr=text,
-        when="call",
-    )
-    result = unmeasured(case_id(item), how, report) if is_perf_case(item) else None
-    if result is not None:
-        place = place_of(os.environ[VARIABLE], dry_run=True)
-        report.perflab = to_plain(changed(result, place=place))  # type: ignore[attr-defined]
-    return report
+    return report_of_lost(item, text, how, place_of(os.environ[VARIABLE], dry_run=True))
 
 
 def _of_the_test(trace: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from perflab.base.errors import DeviceError, SettingError, UsageError
 from perflab.predicted.gpus import Gpu, parse_modelled
-from perflab.running.config.early_errors import refusing
+from perflab.running.config.run_mode import refusing
 
 VARIABLE = "PERFLAB_DRY_RUN"
 """The environment variable that names the GPU in a process that is a dry run."""

@@ -23,9 +23,8 @@ from perflab.measure.machine.devices import as_out_of_memory
 from perflab.predicted.dry_run.plugins import VALUES, ValuesRead
 from perflab.predicted.run.predicting import Instead, Predictions
 from perflab.running.case.perf import CaseState, NothingComparedError
-from perflab.running.case.raw_launches import line_of_launch
-from perflab.running.config.kinds import measures_elsewhere
-from perflab.running.config.stash import FAKING
+from perflab.running.case.refusals import line_of_launch
+from perflab.running.config.kinds import FAKING, measures_elsewhere
 from perflab.settings.settings import Settings
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours

@@ -37,8 +37,8 @@ from perflab.results.result import Result
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.verdicts import compared_with, failure_of, unless_beyond, unless_unchecked
 from perflab.running.config.folder import file_name_for, own_folder
-from perflab.running.config.stash import FAKING
-from perflab.running.session.moved import Moved
+from perflab.running.config.kinds import FAKING
+from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
 from perflab.store.times import BaselineStore
 from perflab.units import format_bytes
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from perflab.predicted.prediction import Proofs
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
-    from perflab.running.case.requirements import Claim
+    from perflab.running.case.statements import Claim
     from perflab.settings.total_budget import TotalBudget
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours

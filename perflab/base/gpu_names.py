@@ -1,25 +1,12 @@
-"""Readable names of CUDA kernels. Pure; imports no other module of perflab."""
+"""Names of GPU architectures, and readable names of CUDA kernels. Pure; imports no other module of perflab."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 
-_SCOPES = [
-    "at",
-    "native",
-    "c10",
-    "std",
-    "cuda",
-    "detail",
-    "cub",
-    "thrust",
-    "at_cuda_detail",
-    "internal",
-    "binary_internal",
-    "memory",
-]
-_NAMESPACES = re.compile(rf"\b(?:{'|'.join(_SCOPES)})::|\(anonymous namespace\)::")
+_SCOPES = "at native c10 std cuda detail cub thrust at_cuda_detail internal binary_internal memory"
+_NAMESPACES = re.compile(rf"\b(?:{_SCOPES.replace(' ', '|')})::|\(anonymous namespace\)::")
 _LAMBDAS = re.compile(r"\{lambda\(([^{}()]*)\)#\d+\}")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 _SAME_FOR_ALL = re.compile(r", (?:array<char\*, \d+>|TrivialOffsetCalculator<[^<>]*>|(?:Load|Store)\w+<\d+>)")
@@ -44,3 +31,12 @@ def kernel_name(kernel: str) -> str:
     name = _SAME_FOR_ALL.sub("", name)
     name = re.sub(r"gpu_kernel_impl(?:_nocast)?<(.*)>\{int\}", r"\1", name)
     return name if len(name) <= _MOST else f"{name[: _MOST - 41]}…{name[-40:]}"
+
+
+Arch = int | str
+"""A GPU's architecture: NVIDIA's compute capability without the dot (90 is sm_90), or AMD's name (``gfx942``)."""
+
+
+def name_of_arch(arch: Arch) -> str:
+    """Return an architecture's name as compilers write it: ``sm_90``, ``gfx942``."""
+    return f"sm_{arch}" if isinstance(arch, int) else arch

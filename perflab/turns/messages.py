@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from perflab.base.data import Data, Parameters
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.processes.channel import Alive
 from perflab.results.measurement import Memory, OutOfMemory
 from perflab.results.peak import Peak

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from perflab.base.errors import RivalError
 from perflab.base.git import commit_named, run_git, top_of
-from perflab.processes.locks import held
+from perflab.running.case.locks import held
 
 _MARK = "CACHEDIR.TAG"
 _MARKED = "Signature: 8a477f597d28d172789f06886806bc55\n# perflab's worktrees, which it resets and removes\n"

@@ -1,22 +1,35 @@
-"""Checks the result of a measured callable: refuses NaN, and results that only promise work."""
+"""Refuses what cannot be measured: NaN, results that only promise work, and raw Triton launches without a GPU.
+
+Without a GPU a launch ends in an error of Triton's about drivers, or about addresses if tensors are fake; the case is
+refused with a remedy. In the interpreter, which ``TRITON_INTERPRET=1`` selects when Triton is imported, the time of a
+launch is meaningless, so the case is skipped. This module does not import Triton: a case that launches kernels has
+loaded it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import sys
+import traceback
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from perflab.base.errors import InternalsError, UsageError
+from perflab.internals.of_triton import NO_GPU, interpreter_has_run, interpreter_is_loaded, interpreter_replaced
 from perflab.measure.machine.devices import as_out_of_memory
 
 if TYPE_CHECKING:
     import torch
 
     from perflab.running.case.perf import CaseState
+
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -60,11 +73,7 @@ def _unfinished(result: Any) -> str | None:
         return _CONSUME
     if issubclass(kind, concurrent.futures.Future | asyncio.Future) and not result.done():
         return "wait for it in the callable: perf(lambda: fn(x).result())"
-    return _unfinished_elsewhere(result, kind)
-
-
-def _unfinished_elsewhere(result: Any, kind: type) -> str | None:
-    """Return the remedy for a promise of another module; a module that is not loaded cannot have made the result."""
+    # A module that is not loaded cannot have made the result.
     torch, pools = sys.modules.get("torch"), sys.modules.get("multiprocessing.pool")
     if torch is not None and issubclass(kind, torch.Future) and not result.done():
         return "wait for it in the callable: perf(lambda: fn(x).wait())"
@@ -157,3 +166,74 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
     longest = max(range(tensor.ndim), key=lambda dimension: tensor.shape[dimension])
     halves = tensor.tensor_split(2, dim=longest)
     return [part for half in halves for part in _pieces(half)]
+
+
+def line_of_launch(error: BaseException | None) -> str | None:
+    """Return the source line of the kernel launch that caused an error: ``kernels.py:12: `scale[grid](x)` ``.
+
+    None if the error did not come from a launch.
+    """
+    triton = getattr(sys.modules.get("triton"), "__file__", None)
+    while error is not None and triton is not None:
+        launching = None
+        for frame in traceback.extract_tb(error.__traceback__):
+            if Path(frame.filename).is_relative_to(Path(triton).parent):
+                return _told(launching) if launching is not None else None
+            launching = frame
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _told(frame: traceback.FrameSummary) -> str:
+    path = Path(frame.filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{shown}:{frame.lineno}: `{frame.line}`"
+
+
+@contextlib.contextmanager
+def only_compiled_kernels(case: str) -> Iterator[None]:
+    """Skip or refuse, around the measuring of a case, kernel launches that do not run on a GPU.
+
+    Raises:
+        pytest.skip.Exception: Triton's interpreter runs a kernel of the case.
+        UsageError: the case launches a kernel, and there is no GPU.
+    """
+    with kernels_have_a_gpu(case), _nothing_interpreted():
+        yield
+
+
+@contextlib.contextmanager
+def kernels_have_a_gpu(case: str) -> Iterator[None]:
+    """Refuse, around a call of a case, kernel launches without a GPU; launches in the interpreter are allowed.
+
+    Raises:
+        UsageError: the case launches a kernel, and there is no GPU.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        where = line_of_launch(error) if NO_GPU in str(error) else None
+        if where is None:
+            raise
+        raise UsageError(
+            f"{case}: {where} launches a Triton kernel, but there is no GPU to run it",
+            "skip it where there is none (@pytest.mark.skipif(not torch.cuda.is_available(), ...)); set "
+            "TRITON_INTERPRET=1 before Triton is imported to run it, untimed; `perflab kernels` compiles it here",
+        ) from None
+
+
+@contextlib.contextmanager
+def _nothing_interpreted() -> Iterator[None]:
+    """Skip the case at its first launch in the interpreter; or after the block, if the block itself loads the
+    interpreter."""
+    if interpreter_is_loaded():
+        with interpreter_replaced(_skip):
+            yield
+        return
+    yield
+    if interpreter_is_loaded() and interpreter_has_run():
+        _skip()
+
+
+def _skip(*_arguments: Any, **_keywords: Any) -> None:
+    pytest.skip("in Triton's interpreter, so its time means nothing")

@@ -1,9 +1,9 @@
-"""Forks the processes of a round from one ancestor, which has imported PyTorch, so that the processes differ by less.
+"""Starts the processes of an A/B comparison's sides: forked from one ancestor, which has imported PyTorch, or fresh.
 
 Two fresh processes of the same code differ by several percent, because the interpreter and the libraries lie in
 different pages of memory. Forked processes share these pages, so that only the code differs. Each round has its own
-ancestor, so that pairs still sample the placement of pages. ``stirring.py`` randomises the placement of objects in each
-process.
+ancestor, so that pairs still sample the placement of pages. ``start_sides.stir`` randomises the placement of objects in
+each process.
 """
 
 from __future__ import annotations
@@ -13,16 +13,97 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from perflab.base.data import Data
-from perflab.processes.channel import SOCKET_VARIABLE, Alive
-from perflab.processes.child import Start
-from perflab.processes.peer import Ending, Peer
-from perflab.turns.sides import forking
+from perflab.base.errors import RivalError, SideEndedError
+from perflab.processes.channel import Alive
+from perflab.processes.child import Start, launch
+from perflab.processes.peer import Ending, How, Peer
+from perflab.turns import forking
+from perflab.turns.messages import ANSWERS, PROTOCOL, Answer, Hello, Question
+
+SideProcess = Peer[Question, Answer]
+ANSWER_WITHIN_S = 900.0
+"""A process that has not answered for this many seconds counts as hanging. A case may train, download or compile before
+it is measured, and cannot report that, so the limit is a quarter of an hour."""
+_LINES_SHOWN = 25
+
+
+class OutOfTimeError(Exception):
+    """The time of the whole comparison ended before a process had answered."""
+
+
+def side_process(
+    start: Start,
+    answer_within_s: float = ANSWER_WITHIN_S,
+    ancestor: Ancestor | None = None,
+    seconds_left: Callable[[], float | None] = lambda: None,
+) -> SideProcess:
+    """Start the process of a side, without waiting until it is ready.
+
+    Asking it and waiting for its answer raise ``SideEndedError`` if the process ended or hung, with its last output;
+    ``OutOfTimeError`` if the comparison's time is over; and ``RivalError`` if it uses another protocol.
+
+    Args:
+        start: the command, environment and directory of the process.
+        answer_within_s: a process that is silent for longer is ended; infinite: never.
+        ancestor: forks the process; None: it is started as a fresh process.
+        seconds_left: returns the time left for the whole comparison, which limits every wait; None: no limit.
+
+    Raises:
+        RivalError: the system cannot start such a process.
+        NotForkedError: the ancestor cannot fork the process.
+    """
+    if os.name != "posix":
+        raise RivalError("--perf-against needs a POSIX system", "run it on Linux or macOS, or under WSL")
+    try:
+        return Peer(
+            start,
+            ANSWERS,
+            lambda ending: _side_ended(start, ending),
+            silent_s=answer_within_s,
+            seconds_left=seconds_left,
+            launch=launch if ancestor is None else ancestor.fork,
+        )
+    except OSError as error:
+        raise RivalError(f"{start.role}: cannot start {start.command[0]}: {error}", "check that it runs") from None
+
+
+def first_answer(side: SideProcess) -> Hello:
+    """Wait until the process has collected its cases, and return its first message.
+
+    Raises:
+        RivalError: the process ended before that, or uses another protocol.
+    """
+    answer = side.answer()
+    if not isinstance(answer, Hello) or answer.protocol != PROTOCOL:
+        raise RivalError(
+            f"{side.role} runs another version of perflab than this session, with another protocol",
+            "compare with a commit whose perflab has this version or a newer one",
+        )
+    return answer
+
+
+def _side_ended(start: Start, ending: Ending) -> Exception:
+    """Return the error for a side with which the conversation has ended."""
+    if ending.how is How.OUT_OF_TIME:
+        return OutOfTimeError()
+    if ending.how is How.FOREIGN:
+        return RivalError(f"{start.role} {ending.told}", "use the same version of perflab in head and base")
+    before = " before it had measured" if ending.how is How.ENDED else ""
+    output = "\n".join(f"    {line}" for line in ending.last_lines(_LINES_SHOWN))
+    remedy = {
+        How.ENDED: f"first make the cases run there: pytest -m perf in {start.directory}",
+        How.HUNG: f"run the case alone: pytest -m perf in {start.directory}",
+        How.CLOSED: "close no file descriptors in tests but your own: a case was running that did, or a library of its",
+    }[ending.how]
+    what = f"{start.role}: its process {ending.told}{before}"
+    return SideEndedError(what, remedy, output=output, hung=ending.how is How.HUNG)
+
 
 _PATIENCE_S = 120.0
 """The time in seconds that the ancestor may take to import PyTorch on a busy machine, or to fork."""
@@ -51,8 +132,6 @@ class Fork(Data, frozen=True, tag=True):
     module: str
     path: list[str]
     """The entries that ``PYTHONPATH`` puts on the process's import path."""
-    socket_variable: str
-    """The environment variable that gives the process the number of its socket."""
     words: list[str]
 
 
@@ -162,7 +241,10 @@ class Ancestor:
         variables = {**first.environment, "PYTHONPATH": os.pathsep.join(shared)}
         try:
             self._peer = Peer[Fork | Wait, Done | Refused](
-                Start("their ancestor", command, variables, first.directory), _ANSWERS, _error, silent_s=_PATIENCE_S
+                Start("their ancestor", command, variables, first.directory),
+                _ANSWERS,
+                _ancestor_ended,
+                silent_s=_PATIENCE_S,
             )
         except OSError as error:
             raise NotForkedError(str(error)) from None
@@ -195,7 +277,6 @@ class Ancestor:
             environment=dict(start.environment),
             module=start.command[2],
             path=_path_of(start),
-            socket_variable=SOCKET_VARIABLE,
             words=list(start.command[3:]),
         )
         self._peer.ask(asked, side, output)
@@ -220,7 +301,7 @@ class Ancestor:
         return answer.number
 
 
-def _error(ending: Ending) -> Exception:
+def _ancestor_ended(ending: Ending) -> Exception:
     """Return the error for an ancestor with which the conversation has ended."""
     return NotForkedError(": ".join([f"their ancestor {ending.told}", *ending.last_lines(1)]))
 

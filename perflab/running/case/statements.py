@@ -1,19 +1,26 @@
-"""Checks the claims of ``perf.requires`` and ``perf.fits``, and whether a case fits into memory and time."""
+"""Checks what a case states of its cost, its sizes and its facts, and whether it fits into memory and time.
+
+Each statement is checked at once, so that errors point to the test's line.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perflab.base.amounts import positive
+from perflab.base.amounts import positive, refuse_no_count, refuse_uncallable
+from perflab.base.data import Parameters, speakable
 from perflab.base.errors import UsageError
 from perflab.measure.sampling.stopping import CALLS_AT_LEAST, ESTIMATE_SLACK
 from perflab.results.records import Shortage
+from perflab.tables.view import STANDARD
 from perflab.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     import torch
+
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -76,14 +83,14 @@ class Needs:
     memory_bytes: float | None
     free_bytes: int | None
     call_s: float | None
-    setup_calls: float
-    setup_s: float
     budget_s: float
     budget_by: str
     """The source of the budget: the option, or a mark."""
-    left_s: float | None
+    setup_calls: float = 0.0
+    setup_s: float = 0.0
+    left_s: float | None = None
     """The seconds that are left of the run's total budget; None: the run has none."""
-    total_s: float | None
+    total_s: float | None = None
     """The run's total budget in seconds; None: the run has none."""
     calls: int = CALLS_AT_LEAST
     """The least number of calls of the callable."""
@@ -109,18 +116,13 @@ class Needs:
         return self.too_late and not self._least_s and not self.no_room
 
     @property
-    def sets_up(self) -> bool:
-        """Whether the case claims calls or time for set-up before the measurement."""
-        return bool(self.setup_calls or self.setup_s)
-
-    @property
     def can_be_predicted(self) -> bool:
         """Whether a prediction can replace the measurement of a case that does not fit.
 
         False if only the run's time is lacking, or if the case has a set-up, which would really run.
         """
         is_over = self.left_s is not None and self.left_s <= 0
-        return (self.no_room or self.no_time) and not (self.sets_up or is_over)
+        return (self.no_room or self.no_time) and not (self.setup_calls or self.setup_s or is_over)
 
     @property
     def _measuring_s(self) -> float:
@@ -171,14 +173,10 @@ def exploration_of(
         UsageError: ``build`` cannot be called, there are no sizes, a size is not a positive int, or a remedy is not a
             mapping.
     """
-    if not callable(build):
-        raise UsageError(
-            f"perf.fits() got {type(build).__name__!r}, which cannot be called",
-            "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})",
-        )
+    remedy = "pass a function that makes the callable for given sizes: perf.fits(build, sizes={...})"
+    refuse_uncallable("perf.fits()", build, remedy)
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"perf.fits(sizes={{{name!r}: {size!r}}})", "give each size as an int, 1 or more")
+        refuse_no_count(f"perf.fits(sizes={{{name!r}: {size!r}}})", size, "give each size as an int, 1 or more")
     if not sizes:
         raise UsageError("perf.fits() without sizes", "name at least one: sizes={'batch_size': 4}")
     for name, changes in remedies.items():
@@ -188,3 +186,47 @@ def exploration_of(
                 "give further arguments of build by name: remedies={'bf16': {'precision': 'bf16'}}",
             )
     return Exploration(build, dict(sizes), {name: dict(what) for name, what in remedies.items()})
+
+
+_BITS = 64
+"""The largest number of bits of an integer in a results file, sign included."""
+
+
+def checked_facts(given: Mapping[str, Any]) -> Parameters:
+    """Return the facts as plain data. NaN and infinities become text, as in parameters, since JSON cannot hold them.
+
+    Raises:
+        UsageError: a name is not an identifier, or is the name of a standard column; a value is not plain data.
+    """
+    return {_checked_name(name, value): _plain(name, value) for name, value in given.items()}
+
+
+def _checked_name(name: str, value: Any) -> str:
+    if name in STANDARD:
+        raise UsageError(
+            f"perf.note({name}={value!r}): tables of studies have a column {name!r} already",
+            f"call the fact something else, such as noted_{name}",
+        )
+    if not name.isidentifier():
+        raise UsageError(
+            f"perf.note(**{{{name!r}: {value!r}}}): {name!r} cannot be a column's name",
+            "name facts as Python names variables: setup_s, loss",
+        )
+    return name
+
+
+def _plain(name: str, value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return speakable(str(value))
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, int):
+        if int(value).bit_length() >= _BITS:
+            raise UsageError(f"perf.note({name}=...): an int of more than {_BITS - 1} bits", "note it as a float")
+        return int(value)
+    raise UsageError(
+        f"perf.note({name}=...) got {type(value).__name__!r}",
+        "note a str, an int, a float, a bool or None; of a tensor of one element its .item()",
+    )

@@ -2,7 +2,7 @@
 
 The program is run by its path and imports nothing of perflab, because each side may have its own version of perflab. A
 forked process continues as ``python -m MODULE`` would, in the side's folder and with the side's import path. If the
-forked process would differ from a fresh one, the program forks nothing and answers with the reason. ``ancestor.py``
+forked process would differ from a fresh one, the program forks nothing and answers with the reason. ``process.py``
 sends the requests.
 """
 
@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
 
-_LIFELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "processes", "lifeline.py")
+_LIFELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "processes", "lifeline.py")
 _SOCKET_VARIABLE = "PERFLAB_SOCKET"
 """The environment variable with the number of the socket to the session, as ``processes/channel.py`` has it."""
 _PRELOADED_VARIABLE = "PERFLAB_PRELOADED"
@@ -113,7 +113,9 @@ def _forked() -> tuple[int | None, str | None]:
         os.close(ours)
         end_with_parent(parent)
         os.setsid()
-        os.write(theirs, b"CUDA was in use when PyTorch had been imported" if _has_lost_cuda() else b"")
+        core = getattr(sys.modules["torch"], "_C", None)
+        has_lost_cuda = bool(getattr(core, "_cuda_isInBadFork", bool)())
+        os.write(theirs, b"CUDA was in use when PyTorch had been imported" if has_lost_cuda else b"")
         os.close(theirs)
         return 0, None
     os.close(theirs)
@@ -130,11 +132,6 @@ def _forked() -> tuple[int | None, str | None]:
     return number, None
 
 
-def _has_lost_cuda() -> bool:
-    core = getattr(sys.modules["torch"], "_C", None)
-    return bool(getattr(core, "_cuda_isInBadFork", bool)())
-
-
 def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> None:
     """Give this forked process the side's streams, folder, environment variables, arguments and import path."""
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -146,7 +143,7 @@ def _become(asked: dict[str, Any], path: list[str], side: int, output: int) -> N
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where spawned processes look for modules
     os.environ.clear()
     os.environ.update(asked["environment"])
-    os.environ[asked["socket_variable"]] = str(side)
+    os.environ[_SOCKET_VARIABLE] = str(side)
     sys.argv = ["-m", *asked["words"]]
     sys.orig_argv = [sys.executable, "-m", asked["module"], *asked["words"]]
     sys.path[:] = path

@@ -1,12 +1,12 @@
-"""Apple's GPUs by ``torch.mps``, whose functions take no device: there is one."""
+"""Kinds of GPU on which no perflab has run: Apple's by ``torch.mps``, and Intel's by ``torch.xpu``."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
-from perflab.devices.backend import Backend, Quantity
+from perflab.devices.backend import Backend, Quantity, Single
+from perflab.devices.gpu_state import state_by_module
 from perflab.results.measurement import GpuState
 
 _POWER = ("pmset", "-g")
@@ -15,11 +15,11 @@ _HEAT = ("pmset", "-g", "therm")
 """The same command's report on heat: ``CPU_Speed_Limit`` is below 100 while the machine slows itself down."""
 
 
-class Mps(Backend):
+class Mps(Single):
     """The GPU of an Apple machine, which shares the host's memory.
 
-    No such device has run perflab. Its events are not used: before PyTorch 2.14 they may hang or run backwards
-    (https://github.com/pytorch/pytorch/issues/196395).
+    The functions of ``torch.mps`` take no device: there is one. Its events are not used: before PyTorch 2.14 they may
+    hang or run backwards (https://github.com/pytorch/pytorch/issues/196395).
     """
 
     MISSING = {
@@ -32,21 +32,11 @@ class Mps(Backend):
     MISSING.pop(Quantity.EVIDENCE)
 
     @property
-    def index(self) -> int:
-        """The number of the device, which is the only one."""
-        return 0
-
-    @property
     def name(self) -> str:
         """The name of Apple's chip: ``Apple M3 Max``."""
         import torch
 
         return str(torch.backends.mps.get_name())
-
-    @property
-    def properties(self) -> Any:
-        """Always None: ``torch.mps`` has no such function."""
-        return None
 
     def synchronize(self) -> None:
         """Wait until all streams of the device are idle."""
@@ -87,3 +77,15 @@ def _power_state() -> GpuState | None:
 
 def _said(command: tuple[str, ...]) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+
+
+class Xpu(Backend):
+    """A GPU of Intel's."""
+
+    block_bytes = 512  # kMinBlockSize of c10/xpu/XPUCachingAllocator.cpp
+    MISSING = {**Backend.MISSING, Quantity.PROFILE: "the profiler loses operators in PyTorch 2.13 (torch-xpu-ops#3985)"}
+    MISSING.pop(Quantity.EVIDENCE)
+
+    def state_reader(self) -> Callable[[], GpuState | None]:
+        """Return a function that reads the GPU's state from Level Zero, through ``torch.xpu``'s own functions."""
+        return lambda: state_by_module(self.module, self.device)

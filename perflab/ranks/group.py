@@ -1,4 +1,8 @@
-"""The place of a process among the ranks of one group of ``torch.distributed``: how it joins, and how it leaves."""
+"""The ranks of one group of ``torch.distributed``: how a process joins and leaves, and how ranks agree.
+
+Ranks that call collectives have to make the same calls. Every decision that depends on a clock or on free memory is
+therefore taken on values that all ranks agree on: the largest of theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,21 @@ import contextlib
 import functools
 import itertools
 import os
+import random
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from perflab.base.data import Data
 from perflab.results import environment
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined] # public, and not in __all__
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined] # public, and not in __all__
 
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network interface of a machine's own connections, so that no name of the machine has to be resolved."""
-
-
 _JOINED = itertools.count()
 """The number of groups that this process has joined under ``torchrun``: the same in every rank."""
 
@@ -125,3 +128,77 @@ def leave() -> None:
         if distributed.is_initialized():
             distributed.barrier()
             distributed.destroy_process_group()
+
+
+T = TypeVar("T")
+
+
+class Together:
+    """The processes that measure a case: this one alone. ``Group`` is the class for several."""
+
+    world_size = 1
+
+    def most(self, *values: float) -> list[float]:
+        """Return the largest of all processes' values, value by value."""
+        return list(values)
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        return [value]
+
+    def draw(self) -> random.Random:
+        """Return a new generator of random numbers, which draws the same in all processes."""
+        return random.Random(self.gathered(random.SystemRandom().getrandbits(64))[0])
+
+
+class Group(Together):
+    """The ranks of the process group that this process has joined, with connections of their own."""
+
+    def __init__(self) -> None:
+        from torch import distributed
+
+        self.world_size = distributed.get_world_size()
+        # Apart from the case's own group: its backend may be NCCL, and the case may have destroyed it.
+        self._group: ProcessGroup = distributed.new_group(backend="gloo")
+
+    def most(self, *values: float) -> list[float]:
+        """Return the largest of all ranks' values, value by value."""
+        import torch
+        from torch import distributed
+
+        agreed = torch.tensor(values, dtype=torch.float64)  # exact for nanoseconds up to 104 days
+        distributed.all_reduce(agreed, distributed.ReduceOp.MAX, group=self._group)
+        found: list[float] = agreed.tolist()
+        return found
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        from torch import distributed
+
+        distributed.barrier(group=self._group)
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the values of all ranks, by rank."""
+        from torch import distributed
+
+        found: list[T | None] = [None] * self.world_size
+        distributed.all_gather_object(found, value, group=self._group)
+        return [one for one in found if one is not None]
+
+
+ALONE = Together()
+_here = ALONE
+
+
+def together() -> Together:
+    """Return the processes that measure in step with this one: the ranks of its job, or this process alone."""
+    return _here
+
+
+def measure_together() -> None:
+    """Measure in step with all ranks of the group that this process has joined, from now on."""
+    global _here
+    _here = Group()
