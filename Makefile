@@ -118,7 +118,7 @@ cuda: $(CUDA_INSTALLED)
 	$(NOCUDA) -n 2 --dist worksteal -rs -k "small and fp32 or on_a_gpu or pytorch_s_allocator or while_the_gpu_is_behind or against_real or gpu_state or graph or devices or on_cuda_" \
 		tests/correctness/test_predicted_on_cuda.py tests/correctness/test_model_cost.py tests/correctness/test_loader.py \
 		tests/harness/test_caching_allocator.py tests/harness/test_gpu_state.py tests/harness/test_cuda_graph.py \
-		tests/harness/test_graph_pools.py tests/harness/test_devices.py tests/correctness/test_profile_of_a_call.py \
+		tests/harness/test_memory.py tests/harness/test_devices.py tests/correctness/test_profile_of_a_call.py \
 		$(wildcard tests/correctness/test_predicted_against_real.py)
 	# By itself: where the first profile of a process watched no CUDA, no later one sees a kernel.
 	$(NOCUDA) -n 2 --dist worksteal tests/harness/test_inference_on_cuda.py

@@ -9,11 +9,11 @@
 Importing this module loads no torch.
 """
 
+from perflab.judging.statistics import median_interval
 from perflab.measure.clocks.clock import read_ns
 from perflab.measure.counts.instructions import count_events
 from perflab.measure.machine.caches import eviction_bytes
 from perflab.measure.machine.devices import as_out_of_memory, available_bytes, synchronize
-from perflab.measure.sampling.statistics import median_interval
 
 __all__ = [
     "as_out_of_memory",

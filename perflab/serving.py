@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from perflab.base.errors import UsageError
-from perflab.measure.sampling.statistics import SHARES, quantile, quantile_interval
+from perflab.judging.statistics import SHARES, quantile, quantile_interval
 
 KEEPS_UP = 0.95
 """Least share of the offered rate that a server must complete to keep up; a run's last requests end after the run."""

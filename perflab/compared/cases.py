@@ -23,8 +23,8 @@ from perflab.base.identity import file_of
 from perflab.devices.kinds import resolve_device
 from perflab.judging.counts import exactly_worse
 from perflab.judging.paired import PairedPolicy, Stage
-from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.recheck import size_of
+from perflab.measured.run.state import no_graph_for
 from perflab.noting import NOTES, AllNotes, case_id
 from perflab.results.environment import differences
 from perflab.results.records import Verdict

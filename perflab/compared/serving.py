@@ -196,7 +196,11 @@ class Server:
             pytest.skip.Exception: the ranks skipped the case.
         """
         job = changed(self._job, cases=[state.case], others=False)
-        with ranks_with(self._config, job, state.settings.world_size, str(device), _converse) as peers:
+
+        def converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, Answer]:
+            return Peer(start, ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
+
+        with ranks_with(self._config, job, state.settings.world_size, str(device), converse) as peers:
             ranks = [_Rank(peer) for peer in peers]
             self._answer_of_all(ranks)  # their greetings
             sides = self.sides * ranks_on_a_device(len(ranks), device)
@@ -348,25 +352,18 @@ class _Rank:
         return _Said(self.peer.answer(), time.monotonic_ns())
 
 
-def _converse(start: Start, silent_s: float, seconds_left: Callable[[], float]) -> Peer[Data, Answer]:
-    """Start a rank that serves a case."""
-    return Peer(start, ANSWERS, EndedError, silent_s=silent_s, seconds_left=seconds_left)
-
-
 def _is_early(answer: Answer) -> bool:
     """Whether a rank's test did not pass, so that the other ranks would wait for it in vain."""
     return isinstance(answer, Ended) and answer.outcome != "passed"
+
+
+_resolved_folder = functools.cache(os.path.realpath)  # called for thousands of modules before each case
 
 
 def _resolved(file: str) -> str:
     """Return the file's path with symbolic links in its folder resolved: a tree may be reached through such a link."""
     folder, name = os.path.split(file)
     return os.path.join(_resolved_folder(folder), name)
-
-
-@functools.cache  # called for thousands of modules before each case
-def _resolved_folder(folder: str) -> str:
-    return os.path.realpath(folder)
 
 
 class TakenFrom(importlib.abc.MetaPathFinder):

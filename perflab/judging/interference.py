@@ -41,7 +41,9 @@ def disturbances(
     when, otherwise = ("while the baseline was taken", "now") if earlier else ("meanwhile", "in the baseline")
     then = f" {when}" if earlier else ""
     cores, cores_other = (_typical(r.neighbours_cores for r in one) for one in (group, other))
-    if cores > NEIGHBOURS_CORES and cores > cores_other + NEIGHBOURS_CORES and not _has_room(group, cores, environment):
+    own = _typical(r.cores_busy if r.cores_busy is not None else environment.cores for r in group)
+    has_room = own + cores < ROOMY * environment.cores
+    if cores > NEIGHBOURS_CORES and cores > cores_other + NEIGHBOURS_CORES and not has_room:
         found.append(f"other processes used {cores:.1f} cores {when}{_instead_of(cores_other, '.1f', otherwise)}")
     steal, steal_other = (_typical(r.steal_share for r in one) for one in (group, other))
     if steal > STEAL_SHARE and steal > steal_other + STEAL_SHARE:
@@ -64,12 +66,6 @@ def is_witnessed(now: Sequence[Replicate], environment: Environment) -> bool:
     if environment.device != "cpu":
         figures += [r.temperature_c is not None and r.gpu_neighbours is not None for r in now]
     return bool(figures) and all(figures)
-
-
-def _has_room(now: Sequence[Replicate], cores: float, environment: Environment) -> bool:
-    """Whether the machine has enough cores for the neighbours and the case together."""
-    own = _typical(r.cores_busy if r.cores_busy is not None else environment.cores for r in now)
-    return own + cores < ROOMY * environment.cores
 
 
 def _typical(figures: Iterable[float | None]) -> float:

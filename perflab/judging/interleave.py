@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean, median
 
-from perflab.judging.robust import robust_spread
+from perflab.judging.statistics import robust_spread
 
 TURN_NS = 4e6
 """The approximate least duration of a turn, in nanoseconds: long against the 50 µs that a change of sides takes."""

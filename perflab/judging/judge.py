@@ -41,11 +41,10 @@ from perflab.base.data import changed
 from perflab.judging.counts import CALLGRIND, exactly_worse, verdict_on
 from perflab.judging.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
 from perflab.judging.exact import Comparable, comparable, judge_exact, needed_more, unless_calls_differ
-from perflab.judging.finding import NOT_COMPARED, Finding, worse_of_two, worst_of
+from perflab.judging.finding import NOT_COMPARED, Finding, after_turns, is_unsettled, worse_of_two, worst_of
 from perflab.judging.interference import disturbances, is_witnessed
-from perflab.judging.out_of_memory import out_of_memory_texts
-from perflab.judging.robust import compare, robust_spread
-from perflab.judging.unsettled import after_turns, is_unsettled
+from perflab.judging.memory_texts import out_of_memory_texts
+from perflab.judging.statistics import compare, robust_spread
 from perflab.results.environment import differences, stands_for_itself
 from perflab.results.measured import Baseline, Entry
 from perflab.results.measurement import Record, Replicate

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from perflab.judging.robust import ratio_of
-from perflab.judging.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, half_width, spread_of
+from perflab.judging.statistics import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, half_width, ratio_of, spread_of
 from perflab.units import format_change
 
 LEAST_CONTROL = 3

@@ -15,7 +15,7 @@ A case's ratio is that of its fastest calls, which has the smallest error. The m
 certainly differ by another ratio, because only some calls changed, or where the means have the smaller error: users pay
 for all calls. While the means seem to differ without certainty, the case is suspect.
 
-``trimmed.py`` computes the estimate and its interval. ``null_control.py`` computes how far the base differs from
+``statistics.py`` computes the estimate and its interval. ``null_control.py`` computes how far the base differs from
 itself, which widens the interval.
 """
 
@@ -39,8 +39,16 @@ from perflab.judging.null_control import (
     spread_of_case,
     widened,
 )
-from perflab.judging.robust import ratio_of, student_t_quantile, student_t_tail
-from perflab.judging.trimmed import LEAST_PAIRS, LEAST_SPREAD, Estimate, estimate, spread_of
+from perflab.judging.statistics import (
+    LEAST_PAIRS,
+    LEAST_SPREAD,
+    Estimate,
+    estimate,
+    ratio_of,
+    spread_of,
+    student_t_quantile,
+    student_t_tail,
+)
 from perflab.results.measurement import CallTimes
 from perflab.results.records import MEANINGLESS, Change, Verdict
 from perflab.units import format_change, format_count

@@ -70,7 +70,7 @@ class MeasuredTier(Tier):
 
     @override
     def judge_runs(self, before: Result, now: Result, policy: Policy) -> Judgement | None:
-        from perflab.measured.store.two_runs import judge_runs
+        from perflab.measured.baselines import judge_runs
 
         return judge_runs(before, now, policy)
 
@@ -106,7 +106,7 @@ class MeasuredTier(Tier):
 
     @override
     def stored(self, directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
-        from perflab.measured.store.stored import stored
+        from perflab.measured.baselines import stored
 
         return stored(directory, environments)
 
@@ -124,7 +124,7 @@ class MeasuredTier(Tier):
 
     @override
     def join(self, paths: Sequence[Path]) -> Part:
-        from perflab.measured.store.stored import join
+        from perflab.measured.baselines import join
 
         return join(paths)
 

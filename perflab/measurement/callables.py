@@ -32,12 +32,11 @@ from perflab.judging.paired import (
     latency_findings,
     stage,
 )
-from perflab.judging.robust import ratio_of
-from perflab.judging.trimmed import LEAST_PAIRS, estimate
+from perflab.judging.statistics import LEAST_PAIRS, estimate, ratio_of
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.set_up import workload_of
 from perflab.measure.machine.devices import release_memory
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measurement.turns import Turns
 from perflab.ranks.group import together
 from perflab.results.environment import core_numbers

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from perflab.base.data import changed
-from perflab.base.errors import PerflabError
 from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
-from perflab.internals.lookup import switched_off
 from perflab.internals.of_torch.originals import check_originals
+from perflab.judging.statistics import relative_half_width
 from perflab.measure.calls.nvtx import (
     MEMORY,
     OPERATOR_CALLS,
@@ -26,30 +24,31 @@ from perflab.measure.calls.nvtx import (
     nvtx_range,
     ranges_asked,
 )
-from perflab.measure.calls.same import Comparing
+from perflab.measure.calls.outputs import Comparing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
 from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
-from perflab.measure.clocks.device_clock import DeviceStopwatch, wait_of_the_host
-from perflab.measure.clocks.launching import launch_ns
-from perflab.measure.clocks.span import EVENT_STEP_NS, check_agreement
+from perflab.measure.clocks.device_clock import (
+    EVENT_STEP_NS,
+    DeviceStopwatch,
+    check_agreement,
+    wait_of_the_host,
+)
 from perflab.measure.counts.counter import CallCounter
-from perflab.measure.machine.allocator import keep_freed_memory
+from perflab.measure.generation import generation_of
 from perflab.measure.machine.caches import Eviction
-from perflab.measure.machine.devices import current_device
+from perflab.measure.machine.devices import current_device, keep_freed_memory
 from perflab.measure.machine.evidence import Witness
 from perflab.measure.memory.alike import Watched
-from perflab.measure.memory.peak import MEMORY_CALLS, measure_memory
-from perflab.measure.sampling.generation import generation_of
-from perflab.measure.sampling.statistics import relative_half_width
-from perflab.measure.sampling.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
-from perflab.measurement.leaks import find_leak
+from perflab.measure.memory.peak import MEMORY_CALLS
+from perflab.measure.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
+from perflab.measurement.passes import find_leak, tried, weigh
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
 from perflab.ranks.group import together
-from perflab.results.measurement import Measurement, Memory, OutOfMemory, Replicate, per_call_ns, summarize
+from perflab.results.measurement import Measurement, Replicate, Results, per_call_ns, summarize
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_Found = TypeVar("_Found")
 NO_WORK = 1.25
 """A callable no slower than this many empty calls does nothing that could be measured."""
 LOOKS_LIKE_NONE = 4.0
@@ -127,69 +125,20 @@ def measure(
         Exception: whatever the workload raises, out of memory included.
     """
     workload = RangedWorkload(workload) if ranges_asked() and backend_of(device).tells(Quantity.RANGES) else workload
-    watched = Watched(workload, device)
-    stopwatch = stopwatch_for(device, mode)
-    calibration = CalibrationWorkload(device)
-    cpu_ns: list[int] = []
-    in_step = together()
-    compares = in_step.world_size == 1 and not mode.cuda_graph  # replays of a graph return nothing
-    comparing = Comparing(workload)
-    sampling = False
-    agreed = Agreed(workload, plan, in_step)
-    plan = agreed.plan
-    own_ns: list[int] = []
-    witness = Witness(device, in_step)
-
-    is_cold_start = plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or is captured in a graph
-
-    keep_freed_memory()
-    began_ns = agreed.read_ns()
-
-    def time_once(repetitions: int) -> Sample:
-        set_up_ns = workload.make_ready(repetitions)
-        in_step.wait()
-        timed = workload if cpu_ns or is_cold_start else watched
-        if compares:
-            timed = comparing.wrapped(timed, repetitions, warm=sampling)
-        before_ns = time.process_time_ns()
-        sample = stopwatch.time(timed, repetitions)
-        used_ns = time.process_time_ns() - before_ns
-        cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
-        own_ns.append(sample.total_ns)
-        comparing.note(timed, warm=sampling)
-        return slowest(replace(sample, set_up_ns=set_up_ns, outputs=workload.outputs()), in_step)
-
-    def timed_again() -> None:
-        time_once(warmup.repetitions)
-        for of_samples in (own_ns, cpu_ns):
-            of_samples.pop()
-
+    timing = _Timing(workload, device, plan, mode, progress)
     with current_device(device), collector_at_ease():
         with nvtx_range(f"{label}: {WARM_UP}", device):
-            warmup = warm_up(time_once, plan, progress, agreed.most_calls, agreed.read_ns)
-        watched.look_early(warmup.calls)
-        # The time that the budget leaves for samples: warm-up is over, the memory pass is still to come.
-        call_ns = warmup.readings_ns[-1] if warmup.readings_ns else 0
-        later_calls = MEMORY_CALLS + (counter.extra_calls if counter is not None else 0)
-        left_ns = max(0.0, plan.budget_ns - (agreed.read_ns() - began_ns) - later_calls * call_ns)
+            timing.warm_up()
         with nvtx_range(f"{label}: {SAMPLES}", device):
-            end_of_samples = witness.begin()
-            sampling = True
-            samples = collect(time_once, warmup.repetitions, plan, left_ns, progress, calibration.read, agreed.read_ns)
-            evidence = end_of_samples()
-        check_agreement([sample.reading for sample in samples])
+            timing.take_samples(MEMORY_CALLS + (counter.extra_calls if counter is not None else 0))
         check_originals(device)
-        empty_call_ns = stopwatch.empty_call_ns()
-        stopwatch.release()  # the eviction buffer and graphs are not part of the case's memory
+        empty_call_ns = timing.stopwatch.empty_call_ns()
+        timing.stopwatch.release()  # the eviction buffer and graphs are not part of the case's memory
         progress("memory")
         with nvtx_range(f"{label}: {MEMORY}", device):
-            weight = weigh(watched, device, counter)
-            generation = generation_of(samples, weight.by_phase, workload.outputs())
-        results = None
-        if compares:
-            results, error = comparing.concluded(comparing.left(weight.result), timed_again)
-            if error is not None:
-                raise error
+            weight = weigh(timing.watched, device, counter)
+            generation = generation_of(timing.samples, weight.by_phase, workload.outputs())
+        results = timing.compared(weight.result)
         profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
         if isinstance(workload, RangedWorkload):
             from perflab.profiles.operator_ranges import run_with_operator_ranges
@@ -202,71 +151,130 @@ def measure(
         progress("leaks")
         with current_device(device):
             leak, unknown = tried(lambda: find_leak(workload, device, leak_calls))
-    return Measured(
-        of_all_ranks(
-            own_ns[-len(samples) :],
-            in_step,
-            Measurement(
-                samples_ns=[sample.total_ns for sample in samples],
-                repetitions=warmup.repetitions,
-                warmup_calls=warmup.calls,
-                settled=warmup.settled,
-                clock=stopwatch.name,
-                phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
-                memory=weight.memory,
-                calibration_ns=calibration.results_ns(),
-                cores_busy=_cores_busy(cpu_ns, samples),
-                evidence=evidence,
-                counts=weight.counts,
-                launch_ns=weight.launch_ns if mode == DEFAULT else None,
-                leak=leak,
-                off=weight.off if unknown is None else {**weight.off, "memory kept by calls": unknown},
-                evicted_bytes=stopwatch.evicted_bytes,
-                empty_call_ns=empty_call_ns,
-                profile=profiled,
-                not_profiled=problem,
-                generation=generation,
-                results=results,
-            ),
-        ),
-        weight.result,
+    measurement = changed(
+        timing.measurement(),
+        memory=weight.memory,
+        counts=weight.counts,
+        launch_ns=weight.launch_ns if mode == DEFAULT else None,
+        leak=leak,
+        off=weight.off if unknown is None else {**weight.off, "memory kept by calls": unknown},
+        empty_call_ns=empty_call_ns,
+        profile=profiled,
+        not_profiled=problem,
+        generation=generation,
+        results=results,
     )
+    return Measured(of_all_ranks(timing.own_ns, timing.in_step, measurement), weight.result)
 
 
-@dataclass(frozen=True)
-class Weight:
-    """Memory, counts and result of one call."""
+class _Timing:
+    """The warm-up and the timed samples of a workload, in step with other ranks, and what is noted beside them."""
 
-    memory: Memory | None
-    counts: dict[str, int]
-    off: dict[str, str]
-    """The reason why a quantity is unknown, by the quantity's name."""
-    result: Any
-    """The call's return value."""
-    launch_ns: float | None = None
-    """Host time to launch a call on a GPU."""
-    by_phase: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Counts of each phase."""
+    def __init__(self, workload: Workload, device: torch.device, plan: Plan, mode: Mode, progress: Progress) -> None:
+        self._workload, self._progress = workload, progress
+        self.in_step = together()
+        self._agreed = Agreed(workload, plan, self.in_step)
+        self._plan = self._agreed.plan
+        self.watched = Watched(workload, device)
+        self.stopwatch = stopwatch_for(device, mode)
+        self._calibration = CalibrationWorkload(device)
+        self._witness = Witness(device, self.in_step)
+        # Replays of a graph return nothing.
+        self._comparing = Comparing(workload) if self.in_step.world_size == 1 and not mode.cuda_graph else None
+        self._is_cold_start = self._plan.warmup == 0 or mode.cuda_graph  # the first call is timed, or captured
+        self._is_warm = False
+        self._cpu_ns: list[int] = []
+        self._own_ns: list[int] = []
+        self.samples: list[Sample] = []
+        keep_freed_memory()
+        self._began_ns = self._agreed.read_ns()
 
+    @property
+    def own_ns(self) -> list[int]:
+        """The durations of the samples in this rank, in nanoseconds."""
+        return self._own_ns[-len(self.samples) :]
 
-def weigh(workload: Watched, device: torch.device, counter: CallCounter | None) -> Weight:
-    """Measure memory and counts of a call; ``off`` lists the quantities that this PyTorch does not let us read."""
-    launching_ns = None
-    try:
-        if counter is not None:
-            counter.count_apart(workload.inner)
-            if not backend_of(device).is_host:  # before a result is alive, which may hold as much memory as a call
-                launching_ns = launch_ns(workload.inner, device, counter.counts)
-        memory, result = measure_memory(workload, device, counter)
-    except Exception as error:
-        why = switched_off(error)
-        if why is None:
-            raise
-        unknown = ["memory", *(["counts"] if counter is not None else [])]
-        return Weight(None, {}, dict.fromkeys(unknown, why.problem), workload.run())
-    if counter is None:
-        return Weight(memory, {}, {}, result)
-    return Weight(memory, dict(sorted(counter.counts.items())), counter.off, result, launching_ns, counter.by_phase)
+    def warm_up(self) -> None:
+        """Call the workload until readings agree, or as often as the plan says."""
+        self._warmup = warm_up(self._time, self._plan, self._progress, self._agreed.most_calls, self._agreed.read_ns)
+        self.watched.look_early(self._warmup.calls)
+
+    def take_samples(self, later_calls: int) -> None:
+        """Take the samples in the time that the budget leaves beside ``later_calls`` calls of other passes.
+
+        Raises:
+            ClockError: the device's events disagree with the host's clock.
+        """
+        readings_ns = self._warmup.readings_ns
+        call_ns = readings_ns[-1] if readings_ns else 0
+        spent_ns = self._agreed.read_ns() - self._began_ns
+        left_ns = max(0.0, self._plan.budget_ns - spent_ns - later_calls * call_ns)
+        end_of_samples = self._witness.begin()
+        self._is_warm = True
+        self.samples = collect(
+            self._time,
+            self._warmup.repetitions,
+            self._plan,
+            left_ns,
+            self._progress,
+            self._calibration.read,
+            self._agreed.read_ns,
+        )
+        self._evidence = end_of_samples()
+        check_agreement([sample.reading for sample in self.samples])
+
+    def compared(self, result: Any) -> Results | None:
+        """Return how timed calls compare with the untimed one that returned ``result``; None if that is unknown.
+
+        Raises:
+            ResultsError: timed calls returned something else.
+        """
+        if self._comparing is None:
+            return None
+        results, error = self._comparing.concluded(self._comparing.left(result), self._time_again)
+        if error is not None:
+            raise error
+        return results
+
+    def measurement(self) -> Measurement:
+        """Return the measurement of the times."""
+        samples = self.samples
+        wall_ns = sum(one.lasted_ns if one.cpu_ns is None else one.total_ns for one in samples)
+        cpu_ns = sum(self._cpu_ns[-len(samples) :])
+        return Measurement(
+            samples_ns=[sample.total_ns for sample in samples],
+            repetitions=self._warmup.repetitions,
+            warmup_calls=self._warmup.calls,
+            settled=self._warmup.settled,
+            clock=self.stopwatch.name,
+            phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in self._workload.phases},
+            calibration_ns=self._calibration.results_ns(),
+            cores_busy=round(cpu_ns / wall_ns, 2) if wall_ns > 0 else None,
+            evidence=self._evidence,
+            evicted_bytes=self.stopwatch.evicted_bytes,
+        )
+
+    def _time(self, repetitions: int) -> Sample:
+        workload, comparing = self._workload, self._comparing
+        set_up_ns = workload.make_ready(repetitions)
+        self.in_step.wait()
+        timed = workload if self._cpu_ns or self._is_cold_start else self.watched
+        if comparing is not None:
+            timed = comparing.wrapped(timed, repetitions, warm=self._is_warm)
+        before_ns = time.process_time_ns()
+        sample = self.stopwatch.time(timed, repetitions)
+        used_ns = time.process_time_ns() - before_ns
+        self._cpu_ns.append(used_ns if sample.cpu_ns is None else sample.cpu_ns)
+        self._own_ns.append(sample.total_ns)
+        if comparing is not None:
+            comparing.note(timed, warm=self._is_warm)
+        return slowest(replace(sample, set_up_ns=set_up_ns, outputs=workload.outputs()), self.in_step)
+
+    def _time_again(self) -> None:
+        """Take a sample that counts for nothing but its results."""
+        self._time(self._warmup.repetitions)
+        for of_samples in (self._own_ns, self._cpu_ns):
+            of_samples.pop()
 
 
 def try_profile(
@@ -280,44 +288,17 @@ def try_profile(
     return tried(lambda: take_profile(workload, device, stopwatch_for(device), plan, progress))
 
 
-def with_what_was_alive(found: OutOfMemory, workload: Workload, device: torch.device) -> OutOfMemory:
-    """Return ``found`` with what is alive when another call runs out of memory; unchanged if that is not recorded."""
-    from perflab.profiles.take_peak import take_failure
-
-    failure, _ = tried(lambda: take_failure(workload, device))
-    return found if failure is None else changed(found, alive=failure.alive.parts, asked_by=failure.asked_by)
-
-
-def tried(take: Callable[[], _Found]) -> tuple[_Found | None, str | None]:
-    """Return the result of ``take``, or the reason of its failure, so that the completed measurement is not lost.
-
-    The user's code may fail in one call more, or under marks: it may count its calls, or refuse subclasses of tensors.
-    """
-    try:
-        return take(), None
-    except PerflabError as error:
-        return None, f"{error.problem}; {error.remedy}"
-    except Exception as error:
-        off = switched_off(error)
-        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        return None, off.problem if off is not None else said
-
-
 def replicate_of(measurement: Measurement) -> Replicate:
-    """Summarise a measurement as a replicate, with the noise that the measurement shows by itself."""
-    calls = per_call_ns(measurement.samples_ns, measurement.repetitions)
-    return summarize(measurement, relative_half_width(calls) + _share_of_resolution(measurement))
+    """Summarise a measurement as a replicate, with the noise that the measurement shows by itself.
 
-
-def _share_of_resolution(measurement: Measurement) -> float:
-    """Return the clock's resolution as a share of the median sample; 0 if that sample has at least its target length.
-
-    Samples are shorter if calls have cold caches, or if there is no room for the arguments of more calls.
+    Samples may be shorter than their target, if calls have cold caches or if there is no room for the arguments of more
+    calls. The clock's resolution then counts as noise.
     """
+    noise = relative_half_width(per_call_ns(measurement.samples_ns, measurement.repetitions))
     sample_ns = median(measurement.samples_ns)
-    if not 0 < sample_ns < SAMPLE_TARGET_NS:
-        return 0.0
-    return (clock.step_ns() if measurement.clock == HostStopwatch.name else EVENT_STEP_NS) / sample_ns
+    if 0 < sample_ns < SAMPLE_TARGET_NS:
+        noise += (clock.step_ns() if measurement.clock == HostStopwatch.name else EVENT_STEP_NS) / sample_ns
+    return summarize(measurement, noise)
 
 
 def is_as_fast_as_none(workload: Workload, call_ns: float, repetitions: int, device: torch.device) -> bool:
@@ -362,9 +343,3 @@ class collector_at_ease:  # noqa: N801 - used like a function
     def __exit__(self, *_error: object) -> None:
         if self._is_ours:
             gc.unfreeze()
-
-
-def _cores_busy(cpu_ns: list[int], samples: list[Sample]) -> float | None:
-    """Return CPU time over wall time of the samples, whose CPU times end ``cpu_ns``; None if no time passed."""
-    wall_ns = sum(sample.lasted_ns if sample.cpu_ns is None else sample.total_ns for sample in samples)
-    return round(sum(cpu_ns[-len(samples) :]) / wall_ns, 2) if wall_ns > 0 else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from perflab.base.data import changed
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.ranks.group import Together
 from perflab.results.measurement import Measurement, Memory, RankFigures, per_call_ns
 

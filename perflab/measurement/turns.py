@@ -12,19 +12,12 @@ from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.kinds import backend_of
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.clocks.span import Reading, check_agreement
-from perflab.measure.machine.allocator import keep_freed_memory
-from perflab.measure.machine.devices import current_device, release_memory
+from perflab.measure.clocks.device_clock import Reading, check_agreement
+from perflab.measure.machine.devices import current_device, keep_freed_memory, release_memory
 from perflab.measure.memory.alike import Watched
-from perflab.measure.sampling.stopping import Plan, Warmup, warm_up
-from perflab.measurement.measurement import (
-    Weight,
-    collector_at_ease,
-    stopwatch_for,
-    tried,
-    try_profile,
-    weigh,
-)
+from perflab.measure.stopping import Plan, Warmup, warm_up
+from perflab.measurement.measurement import collector_at_ease, stopwatch_for, try_profile
+from perflab.measurement.passes import Weight, tried, weigh
 from perflab.measurement.ranks import Agreed, largest, slowest
 from perflab.profiles.take import ProfilePlan
 from perflab.ranks.group import together

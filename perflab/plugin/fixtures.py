@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
-    from perflab.measure.sampling.stopping import Warmup
+    from perflab.measure.stopping import Warmup
     from perflab.results.compiled import KernelResources
     from perflab.running.case.perf import Perf
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from perflab.attribution.places import Places, module_names
 from perflab.base.reachable import reachable
 from perflab.internals.of_torch.machine import BlockEvent, block_events, kineto_results
-from perflab.measure.counts.profiler import profiler
+from perflab.measure.counts.events import profiler
 from perflab.measure.machine.devices import collector_off, synchronize
 from perflab.profiles.peak import Askers, summed
 from perflab.profiles.placed import placed

@@ -26,9 +26,9 @@ from perflab.internals.of_torch.machine import (
     host_events,
     kineto_results,
 )
-from perflab.measure.counts.profiler import profiler
+from perflab.measure.counts.events import profiler
 from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
-from perflab.measure.memory.graph_pools import free_bytes_in, replayed_pools
+from perflab.measure.memory.peak import free_bytes_in, replayed_pools
 from perflab.profiles.keepers import take_keepers
 from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
 from perflab.profiles.placed import placed

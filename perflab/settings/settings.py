@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from perflab.base.data import changed
 from perflab.base.identity import DEFAULT, Mode
-from perflab.measure.sampling.stopping import OVERRUN, Plan, patience_s
+from perflab.measure.stopping import OVERRUN, Plan, patience_s
 from perflab.results.records import Policy
 from perflab.results.result import Result
 from perflab.tables.view import DEFAULT_VIEW, View

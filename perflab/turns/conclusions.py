@@ -10,11 +10,10 @@ from perflab.base.data import changed
 from perflab.base.errors import UsageError
 from perflab.judging.counts import FAILS_ALREADY, judge_counts, values_of, verdict_on
 from perflab.judging.exact import judge_peaks, peaks_of, unless_calls_differ
-from perflab.judging.finding import worst_of
+from perflab.judging.finding import as_ratios, worst_of
 from perflab.judging.interference import disturbances, is_witnessed
 from perflab.judging.judge import launching
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings, log_of
-from perflab.judging.unsettled import as_ratios
 from perflab.measure.calls.outputs import distance
 from perflab.measurement.measurement import replicate_of
 from perflab.results.compared import ComparedCase

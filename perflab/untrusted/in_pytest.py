@@ -24,7 +24,7 @@ from torch import Tensor
 
 from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError
 from perflab.correctness.run import Function, Run, Task, held_elsewhere
-from perflab.measure.calls.same import alike, is_readable
+from perflab.measure.calls.outputs import alike, is_readable
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize

@@ -32,9 +32,9 @@ from perflab.correctness.run import Function, Task, run_plainly
 from perflab.judging import interleave
 from perflab.judging.interleave import TurnTime
 from perflab.judging.paired import LOOKS, PairedPolicy
-from perflab.judging.trimmed import LEAST_PAIRS
+from perflab.judging.statistics import LEAST_PAIRS
 from perflab.measure.clocks import clock
-from perflab.measure.machine.matmul_rate import matmul_flops_per_second
+from perflab.measure.machine.devices import matmul_flops_per_second
 from perflab.measurement.callables import BASE, CANDIDATE, Comparison, Limits, Taken
 from perflab.processes.peer import How
 from perflab.results.records import Verdict

@@ -26,7 +26,7 @@ from typing import Any, cast
 import torch
 
 from perflab.correctness.poison import PoisonedMemory
-from perflab.measure.machine.allocator import keep_freed_memory
+from perflab.measure.machine.devices import keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
 from perflab.untrusted.confine import confine, narrow
 from perflab.untrusted.messages import (

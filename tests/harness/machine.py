@@ -90,11 +90,7 @@ def steady(*logs: float) -> list[Reading]:
 
 
 def compared(
-    monkeypatch: pytest.MonkeyPatch,
-    machine: Machine,
-    slowdowns: Mapping[str, float],
-    total_s: float | None = None,
-    floor_ns: float = 0.0,
+    machine: Machine, slowdowns: Mapping[str, float], total_s: float | None = None, floor_ns: float = 0.0
 ) -> dict[str, PairedFinding]:
     """What a comparison of these cases finds on this machine, of each of them, in ``total_s`` at most."""
 
@@ -123,15 +119,16 @@ def compared(
     def start(_side: str, cases: Sequence[str] | None) -> Start:
         return Start("", list(slowdowns if cases is None else cases), {}, Path())
 
-    monkeypatch.setattr(comparison, "Round", MadeUpRound)
-    monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: machine.seconds))
     found = Comparison()
 
     def left_s() -> float | None:
         return None if total_s is None else total_s - machine.seconds
 
     limits = Limits(dict.fromkeys(slowdowns, 1e9), left_s, weighs=False, floor_ns=dict.fromkeys(slowdowns, floor_ns))
-    compare(list(slowdowns), start, POLICY, limits, lambda _case, _what: None, into=found)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(comparison, "Round", MadeUpRound)
+        patched.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: machine.seconds))
+        compare(list(slowdowns), start, POLICY, limits, lambda _case, _what: None, into=found)
     findings = latency_findings(found.judged, found.controls, POLICY)
     assert findings.keys() == slowdowns.keys(), "a case that is not judged passes"
     machine.lost = {case: one.lost for case, one in found.cases.items() if one.lost is not None}

@@ -12,7 +12,7 @@ from torch import distributed
 
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.collectives import collectives_of
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measurement.measurement import measure
 from perflab.ranks.group import measure_together, together
 

@@ -17,10 +17,10 @@ import torch
 import perflab
 from perflab.base.errors import DeviceError, UsageError
 from perflab.judging.paired import LOOKS
-from perflab.judging.trimmed import LEAST_PAIRS
+from perflab.judging.statistics import LEAST_PAIRS
+from perflab.measure import stopping as sampling
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
-from perflab.measure.sampling import stopping as sampling
 from perflab.measurement import callables
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.results.measurement import CallTimes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,19 +10,27 @@ import torch
 
 from perflab.base.errors import DeviceError, UsageError
 from perflab.devices import cpu
+from perflab.devices.cpu import Cpu
 from perflab.devices.kinds import CHOICES, resolve_device
+from perflab.measure.machine import devices
 from perflab.measure.machine.devices import (
     as_dtype,
+    as_out_of_memory,
     autocast_on,
     available_bytes,
     current_device,
+    matmul_flops_per_second,
+    precision_of_products,
     release_memory,
     synchronize,
 )
+from perflab.results.measurement import OutOfMemory
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 Gpus = Callable[[int], None]
+GIB = 2**30
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -214,3 +222,108 @@ def test_the_room_on_a_gpu_is_what_is_free_and_what_pytorch_keeps_for_later(monk
 def test_this_machine_has_some_room() -> None:
     room = available_bytes(CPU)
     assert room is None or room > 0
+
+
+def raised_by_the_cpu_allocator(size_bytes: int) -> BaseException:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(size_bytes, dtype=torch.uint8)
+    return caught.value
+
+
+def test_the_cpu_allocators_refusal_is_out_of_memory_with_its_size() -> None:
+    assert as_out_of_memory(raised_by_the_cpu_allocator(2**50)) == OutOfMemory(asked_bytes=2**50)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked_bytes"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which "
+            "1.25 GiB is free. Including non-PyTorch memory, this process has 138.54 GiB memory in use.",
+            20 * GIB,
+        ),
+        ("CUDA out of memory. Tried to allocate 2.50 MiB. GPU 0 has a total capacity of 1.00 GiB.", 5 * 2**19),
+        ("HIP out of memory. Tried to allocate 512 bytes.", 512),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", None),
+        ("out of memory", None),
+        ("", None),
+    ],
+)
+def test_a_gpus_refusal_is_out_of_memory_with_the_size_that_its_text_tells(text: str, asked_bytes: int | None) -> None:
+    assert as_out_of_memory(torch.OutOfMemoryError(text)) == OutOfMemory(asked_bytes=asked_bytes)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("Unable to allocate 8.00 PiB for an array")])
+def test_pythons_own_memory_error_is_out_of_memory(error: MemoryError) -> None:
+    assert as_out_of_memory(error) == OutOfMemory(asked_bytes=None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"),
+        RuntimeError("Storage size calculation overflowed with sizes=[2305843009213693952]"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        ValueError("can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+        AssertionError("out of memory"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {error}"[:40],
+)
+def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
+    assert as_out_of_memory(error) is None
+
+
+def test_out_of_memory_behind_another_error_is_not_taken_for_it() -> None:
+    def work() -> None:
+        try:
+            torch.empty(2**50)
+        except RuntimeError as error:
+            raise ValueError("the batch is too large") from error
+
+    with pytest.raises(ValueError, match="too large") as caught:
+        work()
+    assert as_out_of_memory(caught.value) is None
+
+
+@pytest.fixture
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(devices, "_rates", {})
+    monkeypatch.setattr(devices, "_SECONDS", 0.01)
+    monkeypatch.setattr(Cpu, "matmul_side", 64)
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("short_looks")
+@pytest.mark.parametrize("looks", [1, 2])
+def test_random_numbers_after_a_look_at_the_rate_are_those_without_it(looks: int) -> None:
+    torch.manual_seed(3)
+    without = torch.rand(8)
+    torch.manual_seed(3)
+    for _ in range(looks):
+        assert matmul_flops_per_second(CPU, torch.float32) > 0
+    assert torch.equal(torch.rand(8), without)
+
+
+@pytest.mark.usefixtures("short_looks")
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_products_in_tf32_have_a_rate_and_a_name_of_their_own(device: torch.device) -> None:
+    torch.set_float32_matmul_precision("highest")
+    assert precision_of_products(device, torch.float32) == "float32"
+    torch.set_float32_matmul_precision("high")
+    assert precision_of_products(device, torch.float32) == "tf32"
+    assert precision_of_products(device, torch.bfloat16) == "bfloat16"
+
+
+@pytest.mark.usefixtures("short_looks")
+def test_a_rate_in_tf32_is_not_told_for_float32() -> None:
+    torch.set_float32_matmul_precision("high")
+    key = ("cpu", "tf32")
+    devices._rates[key] = 1e30  # no machine has it: a look in float32 that tells it has mixed them up
+    torch.set_float32_matmul_precision("highest")
+    assert matmul_flops_per_second(CPU, torch.float32) < 1e30
+    torch.set_float32_matmul_precision("high")
+    assert matmul_flops_per_second(CPU, torch.float32) == 1e30

@@ -45,7 +45,6 @@ def test_busy_stolen_and_all_time_of_the_cores_are_read_without_counting_guests_
 
 def test_only_the_cores_that_this_process_may_use_are_counted_and_an_old_kernel_knows_no_stolen_time() -> None:
     one = parse_cpu_time(STAT, {1}, TICK_NS)
-    assert one is not None
     assert (one.cores, one.busy_ns, one.stolen_ns) == (1, 290 * TICK_NS, 25 * TICK_NS)
     assert parse_cpu_time("cpu0 1 2 3 4", {0}, 10) == CpuTime(cores=1, total_ns=100, busy_ns=60, stolen_ns=0)
 

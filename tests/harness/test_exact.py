@@ -9,8 +9,8 @@ import pytest
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError
 from perflab.judging import judge as judging
-from perflab.measured.report.not_compared import what_was_compared
-from perflab.measured.store.exact import ExactStore, split
+from perflab.measured.exact import ExactStore, split
+from perflab.measured.report.facts import what_was_compared
 from perflab.results.environment import exact_environment, exact_slug
 from perflab.results.measured import Baseline, Exact, MemoryAnchor
 from perflab.results.records import Environment, Judgement, Policy, Uncompared, Verdict
@@ -179,7 +179,6 @@ def test_what_environments_agreed_on_before_a_save_they_agree_on_after_it(tmp_pa
     more = {"allocations": 8, "operators": 13}
     store.save({CASE: exact(counts=more, peak_bytes=[108])}, new)
     there = ExactStore(tmp_path).of(CASE, environment(threads=8))
-    assert there is not None
     assert (there.counts, there.peak_bytes) == (more, [164])
 
 
@@ -214,7 +213,6 @@ def test_a_damaged_file_is_named_and_left_alone(tmp_path: Path) -> None:
 def test_only_counts_on_which_all_replicates_agree_are_exact_and_instructions_stay_with_the_times() -> None:
     counts = [{"operators": 12, "recompiles": n, "instructions": 1000 + n} for n in (0, 0, 1)]
     parts = split(entry([replicate(peak_bytes=5, counts=one) for one in counts]))
-    assert parts.exact is not None
     assert parts.exact.counts == {"operators": 12}
     assert parts.exact.varying == ["recompiles"]
     assert parts.times is not None

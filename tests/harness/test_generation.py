@@ -9,10 +9,9 @@ from perflab.base.errors import UsageError
 from perflab.measure.calls.workload import Outputs, chain
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import HostStopwatch, Sample
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, compiler_state
+from perflab.measure.generation import Generating, TokenHook, generation_of
 from perflab.measure.memory.peak import measure_memory
-from perflab.measure.sampling.generation import Generating, TokenHook, generation_of
 from perflab.results.measurement import Generation, Statistic, formula_of, is_compared
 from tests.harness.virtual_clock import VirtualClock
 
@@ -118,11 +117,9 @@ def test_statistics_are_those_of_their_formulas() -> None:
 def test_a_single_token_has_no_time_per_token_and_differing_numbers_are_said() -> None:
     single, mixed = calls(1, 1), calls(3, 5)
     found = generation_of(single, {"decode": {"operators": 1}}, single[0].outputs)
-    assert found is not None
     assert {"ttft", "tokens/s", "sequence_tokens/s"} == found.statistics.keys()
     assert found.problems == ["one token a call: no time per output token"]
     other = generation_of(mixed, {}, mixed[0].outputs)
-    assert other is not None
     assert other.problems == ["calls gave 3 to 5 tokens"]
     assert other.statistics["ttft"].low is None, "two calls have no interval"
     assert generation_of([Sample(3)], {}, None) is None

@@ -21,7 +21,7 @@ from perflab.history.results_files import read_into
 from perflab.history.series import History, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
-from perflab.measured.store.baselines import Baselines
+from perflab.measured.baselines import Baselines
 from perflab.results.compared import ComparedCase
 from perflab.results.documents import write_document
 from perflab.results.places import Place

@@ -91,7 +91,7 @@ ROOMS = {
     "turns": Room(packages="pytest msgspec filelock", torch=When.CALLED),
     "measured": Room(packages=_PYTEST, torch=When.CALLED),
     "measured.report": Room(),
-    "measured.store": Room(packages="msgspec"),
+    **{f"measured.{one}": Room(packages="msgspec") for one in ["baselines", "exact"]},
     "compared": Room(packages=_PYTEST, torch=When.CALLED),
     "compiled": Room(packages="msgspec"),
     "compiled.compiler": Room(packages="msgspec", torch=When.CALLED),

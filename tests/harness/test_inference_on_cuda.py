@@ -20,8 +20,7 @@ from perflab.lab.inference.sampling import Sampling
 from perflab.lab.inference.scheduler import Request, Scheduler
 from perflab.lab.inference.speculative import generate_speculatively
 from perflab.measure.calls.workload import Workload
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.machine.devices import release_memory
 from tests.perf.inference import DecodeStep, Serving
 

@@ -1,19 +1,37 @@
-"""What counts as a disturbance, and that a slowdown beside one is nobody's fault yet."""
+"""What counts as a disturbance; a slowdown beside one is nobody's fault yet, and tables mark the cases beside one."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from perflab.judging.doubts import KEPT_CORE, SHARING_AT_MOST
 from perflab.judging.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
+from perflab.report.markdown import markdown
+from perflab.report.summary import summary
+from perflab.results.measured import Entry
 from perflab.results.measurement import Replicate
 from perflab.results.records import Judgement, Policy, Verdict
-from tests.harness.make import MS, cuda_environment, entry, environment, judge, quiet, record, replicate
+from perflab.results.result import Result
+from tests.harness.make import (
+    MS,
+    cuda_environment,
+    document,
+    entry,
+    environment,
+    judge,
+    quiet,
+    record,
+    replicate,
+    result,
+)
 
 SLOW = 130 * MS
 CALM = {"neighbours_cores": 0.02, "steal_share": 0.0}
+BUSY = "other processes used 1.6 cores meanwhile"
+VERDICTS = (Verdict.OK, Verdict.IMPROVED, Verdict.NEW, Verdict.INCONCLUSIVE, Verdict.REGRESSED, Verdict.UNCHECKED)
 
 
 def told(now: dict[str, Any], before: dict[str, Any] | None = None, cores: int = 2) -> list[str]:
@@ -150,3 +168,49 @@ def test_on_a_gpu_any_slowdown_may_be_another_processes() -> None:
     baseline = entry(quiet(100 * MS, cores_busy=1.0), environment=machine)
     judgement = judge(record(fresh[0], fresh=fresh, environment=machine), baseline, Policy())
     assert judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def one(name: str, verdict: Verdict = Verdict.OK, busy: bool = True, **changes: object) -> Result:
+    case = f"t.py::test_attend[{name}]"
+    judgement = Judgement(verdict=verdict, beside=[BUSY] if busy else [])
+    return result(case, outcome=record(case=case, parameters={"impl": name}), judgement=judgement, **changes)
+
+
+@pytest.mark.parametrize("saved", [None, entry(), entry(quiet(100e6, neighbours_cores=1.6))])
+def test_the_judge_tells_it_whatever_it_is_compared_with(saved: Entry | None) -> None:
+    assert judge(record(replicate(neighbours_cores=1.6)), saved, Policy()).beside == [BUSY]
+    assert judge(record(replicate(neighbours_cores=0.0)), saved, Policy()).beside == []
+
+
+def lines(*results: Result) -> list[str]:
+    return [line.text for line in summary(document(*results))]
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_disturbed_row_names_what_disturbed_it(verdict: Verdict) -> None:
+    run = [one("flash", verdict), one("naive", verdict, busy=False)]
+    assert lines(*run).count(f"  disturbed: {BUSY}") == 1
+    assert markdown(document(*run)).count(f"<br>disturbed: {BUSY}") == 1
+
+
+def test_side_by_side_and_studies_mark_it_at_its_name() -> None:
+    run = [
+        one("flash", side_by_side="impl", study="attention"),
+        one("naive", busy=False, side_by_side="impl", study="attention"),
+    ]
+    text = lines(*run)
+    assert sum(line.startswith("  flash * ") for line in text) == 1
+    assert sum(line.startswith("flash * ") for line in text) == 1
+    assert not any("naive *" in line for line in text)
+    assert text.count("* disturbed while it was measured") == 1
+    assert not any("* disturbed" in line for line in lines(*run[1:]))
+    assert len(re.findall(r"flash .?\*", markdown(document(*run)))) == 4  # two tables, and bars
+    assert "disturbed while it was measured" in markdown(document(*run))
+
+
+def test_what_was_accepted_is_counted_as_that_and_stands_among_what_is_well() -> None:
+    run = [one("a", Verdict.OK, busy=False), one("b", Verdict.REGRESSED, busy=False, saved=True)]
+    assert lines(*run)[-1].startswith("1 ok · 1 accepted")
+    text = markdown(document(*run))
+    assert "perflab: 1 ok · 1 accepted" in text
+    assert text.index("attend[a]") < text.index("attend[b]")

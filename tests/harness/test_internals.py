@@ -25,10 +25,10 @@ from perflab.internals import of_torch as torch_internals
 from perflab.internals.lookup import TORCH, TRITON, version_warnings
 from perflab.internals.of_torch import compiler, dispatch, fakes, machine, patched, tracing
 from perflab.measure.calls.workload import Workload
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
-from perflab.measure.sampling.stopping import Plan
-from perflab.measurement.measurement import measure, weigh
+from perflab.measure.counts.counter import CallCounter, compiler_state
+from perflab.measure.stopping import Plan
+from perflab.measurement.measurement import measure
+from perflab.measurement.passes import weigh
 from perflab.measurement.turns import Turns
 from perflab.predicted.cuda import kernels
 from perflab.predicted.cuda.as_cuda import as_cuda, cuda_training

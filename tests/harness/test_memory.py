@@ -1,11 +1,13 @@
-"""Peak memory on a CPU, to the byte: known allocations in, the same numbers out, in every run."""
+"""Peak memory to the byte: known allocations in, the same numbers out, in every run; pools of CUDA graphs are held."""
 
 from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from torch import nn
 
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.memory_snapshot import record_memory
-from perflab.measure.memory.peak import cpu_allocations, measure_memory
+from perflab.measure.memory.peak import cpu_allocations, measure_memory, replayed_pools, unallocated
 from perflab.results.measurement import Memory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 MIB = 2**20
 FLOAT = 4
+CUDA = torch.device("cuda", 0)
+OURS, OTHERS, NO_POOL = (0, 1), (0, 2), (0, 0)
 
 
 def measured(call: Callable[..., Any], *args: Any) -> Memory:
@@ -39,12 +43,21 @@ def one_after_the_other() -> None:
         del kept
 
 
+def small_beside_large() -> torch.Tensor:
+    large = block(8 * MIB)
+    small = block(MIB)
+    del large
+    return small
+
+
 PEAKS: dict[str, tuple[Callable[[], object], int]] = {
     "one allocation": (lambda: block(3 * MIB), 3 * MIB),
     "work without tensors": (lambda: sum(range(1000)), 0),
     "an empty tensor": (lambda: torch.empty(0), 0),
     "allocations that live together": (lambda: (block(MIB), block(2 * MIB)), 3 * MIB),
     "allocations that follow each other": (one_after_the_other, 5 * MIB),
+    "more than is left at the end": (small_beside_large, 9 * MIB),
+    **{f"{size} bytes": (partial(block, size), size) for size in (1, 63, 64, 65, 4097, MIB + 1)},
 }
 
 
@@ -52,21 +65,6 @@ PEAKS: dict[str, tuple[Callable[[], object], int]] = {
 def test_the_peak_is_of_what_a_call_has_at_once(work: Callable[[], object], peak_bytes: int) -> None:
     memory = measured(work)
     assert (memory.peak_bytes, memory.growth_bytes, memory.held_bytes) == (peak_bytes, peak_bytes, 0)
-
-
-@pytest.mark.parametrize("size_bytes", [1, 63, 64, 65, 4097, MIB + 1])
-def test_sizes_that_fit_no_page_are_exact_as_well(size_bytes: int) -> None:
-    assert measured(lambda: block(size_bytes)).peak_bytes == size_bytes
-
-
-def test_the_peak_within_a_call_counts_and_not_what_is_left_at_its_end() -> None:
-    def work() -> torch.Tensor:
-        large = block(8 * MIB)
-        small = block(MIB)
-        del large
-        return small
-
-    assert measured(work).peak_bytes == 9 * MIB
 
 
 def test_a_mebibyte_more_is_seen_exactly() -> None:
@@ -242,3 +240,84 @@ def test_what_a_block_frees_of_before_does_not_count_against_its_peak() -> None:
             del before
             block(MIB)
     assert allocations.peak_bytes() == 0
+
+
+def segment(pool: tuple[int, int], total: int, allocated: int = 0, device: int = 0) -> dict[str, Any]:
+    return {"device": device, "segment_pool_id": pool, "total_size": total, "allocated_size": allocated}
+
+
+SEGMENTS = [
+    segment(NO_POOL, 100 * MIB, 10 * MIB),
+    segment(OURS, 20 * MIB, 3 * MIB),
+    segment(OURS, 2 * MIB),
+    segment(OURS, 50 * MIB, device=1),
+    segment(OTHERS, 70 * MIB),
+]
+
+
+class Graph:
+    """Stands in for ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, pool: tuple[int, int]) -> None:
+        self._pool = pool
+        self.replays = 0
+
+    def pool(self) -> tuple[int, int]:
+        return self._pool
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caching allocator of which 10 MiB are live and the call makes 1 MiB more."""
+    for name, value in {
+        "CUDAGraph": Graph,
+        "synchronize": lambda _device: None,
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda _device: None,
+        "memory_allocated": lambda _device: 10 * MIB,
+        "max_memory_allocated": lambda _device: 11 * MIB,
+        "max_memory_reserved": lambda _device: 192 * MIB,
+        "memory_snapshot": lambda: SEGMENTS,
+        "get_allocator_backend": lambda: "native",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+
+HIDDEN: dict[int, Graph] = {0: Graph(OURS)}
+
+
+def replays_what_a_compiler_keeps_out_of_sight() -> None:
+    getattr(sys.modules[__name__], "HID" + "DEN")[0].replay()
+
+
+@pytest.mark.usefixtures("allocator")
+@pytest.mark.parametrize("call", [Graph(OURS).replay, replays_what_a_compiler_keeps_out_of_sight])
+def test_what_a_replayed_graph_keeps_for_itself_is_held(call: Callable[[], None]) -> None:
+    memory, _ = measure_memory(Workload(call, (), {}), CUDA)
+    assert (memory.held_bytes, memory.growth_bytes) == (19 * MIB, 1 * MIB)
+    assert memory.peak_bytes == 20 * MIB
+
+
+@pytest.mark.usefixtures("allocator")
+def test_graphs_of_other_cases_are_not_counted() -> None:
+    memory, _ = measure_memory(Workload(lambda: None, (), {}), CUDA)
+    assert (memory.held_bytes, memory.growth_bytes) == (0, 1 * MIB)
+
+
+@pytest.mark.usefixtures("allocator")
+def test_graphs_replay_as_they_did_after_they_were_watched() -> None:
+    graph, replay = Graph(OTHERS), Graph.replay
+    with replayed_pools(()) as pools:
+        graph.replay()
+    assert pools == {OTHERS}
+    assert graph.replays == 1
+    assert Graph.replay is replay
+
+
+def test_only_free_room_of_this_device_counts() -> None:
+    assert unallocated(SEGMENTS, {OURS}, 0) == 19 * MIB
+    assert unallocated(SEGMENTS, {OURS}, 1) == 50 * MIB
+    assert unallocated(SEGMENTS, set(), 0) == 0

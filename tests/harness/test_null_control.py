@@ -11,8 +11,7 @@ import pytest
 
 from perflab.judging.null_control import NO_CONTROL, Control, control_of, widened
 from perflab.judging.paired import PairedCase, PairedPolicy, latency_findings
-from perflab.judging.robust import ratio_of
-from perflab.judging.trimmed import estimate
+from perflab.judging.statistics import estimate, ratio_of
 from perflab.results.records import Verdict
 from perflab.turns.comparison import BASE, HEAD, TWIN
 from perflab.turns.rounds import CaseRound
@@ -28,15 +27,13 @@ MACHINES: dict[str, Callable[[random.Random], Machine]] = {
 }
 
 
-def shares(
-    monkeypatch: pytest.MonkeyPatch, machine: str, slowdown: float, cases: int, runs: int
-) -> tuple[float, list[float]]:
+def shares(machine: str, slowdown: float, cases: int, runs: int) -> tuple[float, list[float]]:
     """The share of cases that were called slower, and the seconds of each run."""
     draw = random.Random(20261122)
     flagged, seconds = 0, []
     for _ in range(runs):
         here = MACHINES[machine](draw)
-        found = compared(monkeypatch, here, {f"case {number}": slowdown for number in range(cases)})
+        found = compared(here, {f"case {number}": slowdown for number in range(cases)})
         flagged += sum(finding.verdict is Verdict.REGRESSED for finding in found.values())
         seconds.append(here.seconds)
     return flagged / (cases * runs), seconds
@@ -45,9 +42,9 @@ def shares(
 @pytest.mark.parametrize(("slowdown", "least"), [(0.05, 0.90), (0.10, 0.98)])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_four_cases_that_are_all_slower_are_found_though_the_control_is_off(
-    monkeypatch: pytest.MonkeyPatch, machine: str, slowdown: float, least: float
+    machine: str, slowdown: float, least: float
 ) -> None:
-    found, seconds = shares(monkeypatch, machine, slowdown, cases=4, runs=40)
+    found, seconds = shares(machine, slowdown, cases=4, runs=40)
     assert found >= least
     if machine == "quiet":  # elsewhere more pairs are needed
         assert sorted(seconds)[len(seconds) // 2] <= 120.0
@@ -55,30 +52,24 @@ def test_four_cases_that_are_all_slower_are_found_though_the_control_is_off(
 
 @pytest.mark.parametrize("cases", [4, 10, 30])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_unchanged_code_is_flagged_in_at_most_one_of_two_hundred_comparisons(
-    monkeypatch: pytest.MonkeyPatch, machine: str, cases: int
-) -> None:
-    flagged, _ = shares(monkeypatch, machine, 0.0, cases, runs=600 // cases)
+def test_unchanged_code_is_flagged_in_at_most_one_of_two_hundred_comparisons(machine: str, cases: int) -> None:
+    flagged, _ = shares(machine, 0.0, cases, runs=600 // cases)
     assert flagged <= 0.005
 
 
-def test_one_slow_case_of_thirty_is_found_in_less_than_three_times_the_quiet_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_slow_case_of_thirty_is_found_in_less_than_three_times_the_quiet_run() -> None:
     draw = random.Random(20261122)
-    _, quiet_s = shares(monkeypatch, "quiet", 0.0, cases=30, runs=10)
+    _, quiet_s = shares("quiet", 0.0, cases=30, runs=10)
     for _ in range(20):
         machine = Machine(draw)
-        found = compared(monkeypatch, machine, {f"case {number}": 0.05 * (number == 17) for number in range(30)})
+        found = compared(machine, {f"case {number}": 0.05 * (number == 17) for number in range(30)})
         assert [case for case, finding in found.items() if finding.verdict is Verdict.REGRESSED] == ["case 17"]
         assert machine.seconds <= 3.0 * min(quiet_s)
 
 
-def test_a_control_that_is_as_large_as_what_was_seen_leaves_it_open_and_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_control_that_is_as_large_as_what_was_seen_leaves_it_open_and_is_named() -> None:
     machine = Machine(random.Random(20261122), bias=0.06)
-    found = compared(monkeypatch, machine, {f"case {number}": 0.0 for number in range(4)})
+    found = compared(machine, {f"case {number}": 0.0 for number in range(4)})
     assert {finding.verdict for finding in found.values()} == {Verdict.INCONCLUSIVE}
     told = [reason for finding in found.values() for reason in finding.reasons]
     assert any("null control: the base, measured against itself, came out at +" in reason for reason in told)
@@ -121,7 +112,6 @@ def test_a_control_within_its_own_error_widens_nothing_and_one_far_outside_count
 def log_of(found: CaseRound, head: str, *bases: str) -> float:
     """The log-ratio of the fastest calls."""
     reading = found.reading(head, *bases)
-    assert reading is not None
     return reading.log
 
 
@@ -147,21 +137,19 @@ def test_a_base_whose_twin_has_no_turns_counts_alone() -> None:
     assert log_of(found, HEAD, BASE, TWIN) == alone
 
 
-def test_pairs_that_a_disturbed_stretch_ruined_are_taken_again_and_not_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pairs_that_a_disturbed_stretch_ruined_are_taken_again_and_not_reported() -> None:
     draw = random.Random(20261122)
     estimates = []
     for _ in range(60):
-        found = compared(monkeypatch, Machine(draw, ruined=0.1), {f"case {number}": 0.05 for number in range(4)})
+        found = compared(Machine(draw, ruined=0.1), {f"case {number}": 0.05 for number in range(4)})
         estimates += [finding.change.ratio for finding in found.values()]
     assert min(estimates) > 1.02, "of code that is 5 % slower, none is called faster"
     assert max(estimates) < 1.10
 
 
-def test_where_every_pair_is_disturbed_the_comparison_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_every_pair_is_disturbed_the_comparison_ends_all_the_same() -> None:
     machine = Machine(random.Random(20261122), ruined=1.0)
-    found = compared(monkeypatch, machine, {"one": 0.0, "two": 0.05})
+    found = compared(machine, {"one": 0.0, "two": 0.05})
     assert found["one"].verdict in (Verdict.OK, Verdict.INCONCLUSIVE)
     assert len(machine.rounds) <= 32 + 3
 
@@ -169,20 +157,16 @@ def test_where_every_pair_is_disturbed_the_comparison_ends_all_the_same(monkeypa
 # --- what a round can come to ------------------------------------------------------------------------------------
 
 
-def test_a_slow_case_whose_whole_screen_was_ruined_is_judged_by_its_later_pairs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_slow_case_whose_whole_screen_was_ruined_is_judged_by_its_later_pairs() -> None:
     draw = random.Random(20261123)
     for _ in range(20):
-        found = compared(monkeypatch, Machine(draw, ruined_rounds=3), {"one": 0.3, "two": 0.3})
+        found = compared(Machine(draw, ruined_rounds=3), {"one": 0.3, "two": 0.3})
         assert [finding.verdict for finding in found.values()] == [Verdict.REGRESSED] * 2
 
 
-def test_where_memory_does_not_hold_the_control_suspects_are_confirmed_without_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_memory_does_not_hold_the_control_suspects_are_confirmed_without_it() -> None:
     machine = Machine(random.Random(20261123), holds=2)
-    found = compared(monkeypatch, machine, {"one": 0.3, "two": 0.3, "three": 0.0})
+    found = compared(machine, {"one": 0.3, "two": 0.3, "three": 0.0})
     assert {case: finding.verdict for case, finding in found.items()} == {
         "one": Verdict.REGRESSED,
         "two": Verdict.REGRESSED,
@@ -191,37 +175,35 @@ def test_where_memory_does_not_hold_the_control_suspects_are_confirmed_without_i
     assert machine.lost == {}
 
 
-def test_processes_that_do_not_start_once_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_do_not_start_once_are_started_again() -> None:
     machine = Machine(random.Random(20261123), unstarted=frozenset({1, 4, 6}))
-    found = compared(monkeypatch, machine, {"one": 0.3, "two": 0.0})
+    found = compared(machine, {"one": 0.3, "two": 0.0})
     assert (found["one"].verdict, found["two"].verdict) == (Verdict.REGRESSED, Verdict.OK)
     assert machine.lost == {}
 
 
-def test_processes_that_do_not_start_twice_cost_the_cases_of_that_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_do_not_start_twice_cost_the_cases_of_that_round_alone() -> None:
     machine = Machine(random.Random(20261123), unstarted=frozenset({4, 5}))
-    found = compared(monkeypatch, machine, {"one": 0.3, "two": 0.0})
+    found = compared(machine, {"one": 0.3, "two": 0.0})
     assert (found["one"].verdict, found["two"].verdict) == (Verdict.INCONCLUSIVE, Verdict.OK)
     assert "its process was killed" in machine.lost["one"]
 
 
-def test_a_budget_for_one_suspect_is_enough_though_none_is_left_for_another_screen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_budget_for_one_suspect_is_enough_though_none_is_left_for_another_screen() -> None:
     machine = Machine(random.Random(20261123))
     slowdowns = {f"case {number}": 0.2 * (number == 7) for number in range(40)}
     screen_s = 40 * 2.2 + 4.0
-    found = compared(monkeypatch, machine, slowdowns, total_s=2 * screen_s + 80.0)
+    found = compared(machine, slowdowns, total_s=2 * screen_s + 80.0)
     assert found["case 7"].verdict is Verdict.REGRESSED
     assert machine.seconds <= 2 * screen_s + 80.0
 
 
-def test_a_slowdown_below_the_floor_takes_no_more_pairs_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slowdown_below_the_floor_takes_no_more_pairs_than_none() -> None:
     # Calls take 10 ms here.
     for slowdown in (0.10, -0.10):
         machine = Machine(random.Random(20261123))
-        assert compared(monkeypatch, machine, {"one": slowdown}, floor_ns=5e6)["one"].verdict is Verdict.OK
+        assert compared(machine, {"one": slowdown}, floor_ns=5e6)["one"].verdict is Verdict.OK
         assert len(machine.rounds) == 2
-    slow = compared(monkeypatch, Machine(random.Random(20261123)), {"one": 1.0}, floor_ns=5e6)["one"]
+    slow = compared(Machine(random.Random(20261123)), {"one": 1.0}, floor_ns=5e6)["one"]
     assert slow.verdict is Verdict.REGRESSED
     assert slow.change.limit == pytest.approx(1.02)

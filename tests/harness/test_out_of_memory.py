@@ -1,6 +1,12 @@
-"""What a case says that ran out of memory: what it asked for, what was alive, and what would free some of it."""
+"""What a case says that ran out of memory: what it asked for, what was alive, and what would free some of it.
+
+What piles up from call to call is found, whoever holds it; what fills once, is replaced or is garbage is none.
+"""
 
 from __future__ import annotations
+
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -9,16 +15,19 @@ from torch import nn
 from perflab.attribution.held import held_by_address
 from perflab.base.data import changed
 from perflab.base.errors import UsageError
-from perflab.judging.out_of_memory import out_of_memory_texts
+from perflab.judging.memory_texts import leak_text, out_of_memory_texts
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.machine.devices import as_out_of_memory
+from perflab.measurement.passes import find_leak
 from perflab.profiles.take_peak import take_failure
-from perflab.results.measurement import OutOfMemory
+from perflab.results.measurement import Leak, OutOfMemory
 from perflab.results.peak import PeakPart
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
 TOO_MUCH = 1 << 50
+pytestmark = pytest.mark.usefixtures("whole_collections")
+KIB = 1024
 
 
 def part(category: str, mib: int, module: str = "", operator: str = "") -> PeakPart:
@@ -49,7 +58,6 @@ def _failing(where: str) -> Step:
 
 def test_what_is_alive_is_that_of_the_moment_of_failure() -> None:
     found = take_failure(_failing("forward"), CPU)
-    assert found is not None
     assert found.asked_by.operator == "aten::empty"
     first = _failing.__code__.co_firstlineno
     assert found.asked_by.line == f"tests/harness/test_out_of_memory.py:{first + 7}"
@@ -154,3 +162,72 @@ def test_who_asked_is_named_with_those_that_called_him() -> None:
 def test_without_a_second_look_the_size_is_all_that_is_known() -> None:
     assert out_of_memory_texts(OutOfMemory(asked_bytes=MIB)) == ["out of memory: 1.00 MiB asked for"]
     assert out_of_memory_texts(OutOfMemory(asked_bytes=None)) == ["out of memory"]
+
+
+class Elsewhere:
+    """Holds what the callable cannot reach: a class is not followed."""
+
+    kept: list[Any] = []
+    rows: deque[Any] = deque((torch.zeros(KIB) for _ in range(100)), maxlen=100)
+
+
+def appends() -> None:
+    Elsewhere.kept.append(torch.full((KIB,), 1.0))
+
+
+def keeps_graphs() -> None:
+    x = torch.ones(KIB, requires_grad=True)
+    loss = (x * 3.0).exp().sum()
+    loss.backward(retain_graph=True)
+    Elsewhere.kept.append(loss)
+
+
+def found_in(call: Any, calls: int = 4) -> Leak | None:
+    return find_leak(Workload(call, (), {}), CPU, calls)
+
+
+@pytest.mark.parametrize(("call", "operator"), [(appends, "aten::full"), (keeps_graphs, "aten::exp")])
+def test_a_leak_is_found_with_what_a_call_keeps_and_where(call: Any, operator: str) -> None:
+    leak = found_in(call)
+    assert len(leak.grown_bytes) == 4
+    assert all(grown > 0 for grown in leak.grown_bytes)
+    (kept,) = (part for part in leak.kept if part.operator == operator)
+    assert (kept.size_bytes, kept.blocks) == (4 * KIB, 1)
+    assert "test_out_of_memory.py:" in kept.line
+
+
+def test_what_fills_once_is_replaced_or_is_garbage_is_no_leak() -> None:
+    cache: dict[int, torch.Tensor] = {}
+    count = iter(range(1000))
+    last: list[torch.Tensor] = []
+
+    def fills_a_cache() -> None:
+        number = next(count) % 3
+        cache.setdefault(number, torch.ones(KIB))
+
+    def turns_a_full_ring() -> None:
+        Elsewhere.rows.append(torch.ones(KIB))
+
+    def replaces() -> None:
+        last[:] = [torch.ones(KIB)]
+
+    def leaves_a_cycle() -> None:
+        ring: list[Any] = [torch.ones(KIB)]
+        ring.append(ring)
+
+    def keeps_views() -> None:
+        Elsewhere.kept.append(WEIGHT[:10])
+
+    for call in (fills_a_cache, turns_a_full_ring, replaces, leaves_a_cycle, keeps_views, lambda: torch.ones(KIB)):
+        assert found_in(call) is None
+
+
+WEIGHT = torch.ones(KIB)
+
+
+def test_a_leak_whose_blocks_were_not_recorded_is_told_by_its_size() -> None:
+    assert leak_text(Leak(grown_bytes=[512, 512, 512])) == "memory held grows in each of 3 calls, by 512 B a call"
+    parts = [PeakPart(category="kept", size_bytes=KIB, blocks=1, operator="aten::mul", line="a.py:1")] * 5
+    said = "memory held grows in each of 3 calls, by 5.00 KiB a call: "
+    listed = ", ".join(["1.00 KiB of aten::mul (a.py:1)"] * 3)
+    assert leak_text(Leak(grown_bytes=[8, 8, 8], kept=parts)) == f"{said}{listed}, 2 smaller parts"

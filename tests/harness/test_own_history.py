@@ -9,11 +9,11 @@ import pytest
 
 from perflab.base.data import changed
 from perflab.judging.judge import judge
-from perflab.judging.local_history import KEPT_REPLICATES, Reading, Step, next_step
+from perflab.judging.kept import KEPT_REPLICATES, Reading, Step, next_step
+from perflab.measured.baselines import Baselines
+from perflab.measured.exact import split
+from perflab.measured.report.facts import what_was_compared
 from perflab.measured.report.failure import explain
-from perflab.measured.report.not_compared import what_was_compared
-from perflab.measured.store.baselines import Baselines
-from perflab.measured.store.exact import split
 from perflab.results.measured import Entry
 from perflab.results.measurement import Paired, Record
 from perflab.results.records import Environment, Judgement, Policy, Verdict
@@ -122,7 +122,6 @@ def test_environments_whose_times_are_not_compared_have_histories_of_their_own(
             baselines.keep({CASE: Reading(history(100, environment_=one), POLICY)})
     for one in (there, here):
         times = baselines.of(CASE, one).times
-        assert times is not None
         assert (times.environment, len(times.replicates)) == (one, 2)
 
 

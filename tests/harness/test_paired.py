@@ -21,8 +21,7 @@ from perflab.judging.paired import (
     latency_findings,
     stage,
 )
-from perflab.judging.robust import student_t_quantile, student_t_tail
-from perflab.judging.trimmed import estimate
+from perflab.judging.statistics import estimate, student_t_quantile, student_t_tail
 from perflab.results.records import MEANINGLESS, Verdict
 from tests.harness.machine import steady
 

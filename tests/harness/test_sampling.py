@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.sampling.stopping import Plan, Warmup, collect, repetitions_for, warm_up
+from perflab.measure.stopping import Plan, Warmup, collect, repetitions_for, warm_up
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 

@@ -12,10 +12,9 @@ from perflab.base.errors import UsageError
 from perflab.measure.calls.outputs import outputs_of
 from perflab.measure.clocks import set_up
 from perflab.measure.clocks.set_up import SetUpWorkload, arguments_in, workload_of
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
+from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.memory.memory_snapshot import record_call
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import measure, replicate_of
 from perflab.predicted.cuda.kernels import ON_CUDA
@@ -94,7 +93,6 @@ def test_neither_time_nor_memory_nor_operators_of_the_set_up_are_the_calls(virtu
     found = measured(SetUpWorkload(grow, (), {}, make, CPU))
     assert set(found.samples_ns) == {1 * MS}
     assert found.repetitions == 10
-    assert found.memory is not None
     assert not found.memory.calls_differ
     assert (found.memory.held_bytes, found.memory.growth_bytes) == (1024, 4)
     assert (found.counts["operators"], found.counts["allocations"]) == (2, 1)
@@ -113,7 +111,6 @@ def test_what_a_call_appends_to_is_new_for_each_and_counts_as_it_was_given(virtu
         return {"cache": made[-1]}
 
     memory = measured(SetUpWorkload(grow, (), {}, make, CPU)).memory
-    assert memory is not None
     assert (memory.calls_differ, memory.peak_bytes) == ([], 2048)
     assert {len(one) for one in made} == {1, 2}, "each was given to one call at most"
 

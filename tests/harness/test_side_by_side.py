@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perflab.base.data import changed
+from perflab.judging.interleave import Reading
+from perflab.judging.statistics import LEAST_PAIRS
 from perflab.measured.report.side_by_side import levels_with_bases, side_by_side, side_by_side_data, side_by_side_lines
+from perflab.measured.run.tables import ROUNDS, Row, ratio_of
 from perflab.report.markdown import markdown
 from perflab.report.summary import summary
 from perflab.results.documents import merge, write_document
@@ -16,8 +21,14 @@ from perflab.results.measured import MeasuredCase
 from perflab.results.measurement import Beside, OutOfMemory, Quote
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
+from perflab.turns.comparison import BASE, HEAD
+from perflab.turns.messages import Ready
+from perflab.turns.rounds import CaseTurns
 from tests.harness.command import Command
+from tests.harness.machine import Machine
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result
+
+TABLES = 600
 
 
 def case(impl: str, ms: float, length: int = 128, **changes: Any) -> Result:
@@ -126,7 +137,6 @@ def test_rate_and_share_of_the_matmul_rate_stand_where_they_are_known() -> None:
 def test_phases_are_held_against_those_of_the_fastest_level() -> None:
     def step(impl: str, forward_ms: float, backward_ms: float) -> Result:
         found = case(impl, forward_ms + backward_ms)
-        assert found.record is not None
         phases = {"forward": forward_ms * MS, "backward": backward_ms * MS}
         summary = replicate((forward_ms + backward_ms) * MS, phases_ns=phases)
         work = {"flops": 3e10, "backward_flops": 2e10}
@@ -201,8 +211,6 @@ def test_the_report_command_sets_any_parameter_side_by_side(tmp_path: Path, comm
 def test_machines_of_different_kinds_do_not_stand_in_each_others_way() -> None:
     """A merged run may hold both; ratios across machines say nothing of the code."""
     here, there = case("naive", 30), case("sdpa", 10)
-    assert there.record is not None
-    assert here.record is not None
     elsewhere = result(
         there.case,
         outcome=record(replicate(10 * MS), environment=cuda_environment(), parameters=there.record.parameters),
@@ -210,3 +218,36 @@ def test_machines_of_different_kinds_do_not_stand_in_each_others_way() -> None:
     )
     assert here.record.environment == environment()
     assert lines(here, elsewhere) == []
+
+
+@pytest.mark.parametrize("rounds", [LEAST_PAIRS, ROUNDS])
+@pytest.mark.parametrize(("slowdown", "ruined"), [(0.0, 0.0), (0.0, 0.15), (0.5, 0.05)])
+def test_an_interval_holds_the_true_ratio_in_95_of_100_tables(rounds: int, slowdown: float, ruined: float) -> None:
+    machine = Machine(random.Random(32), ruined=ruined)
+    held = 0
+    for _ in range(TABLES):
+        taken = [machine.take(slowdown, (HEAD, BASE)) for _ in range(rounds)]
+        found = ratio_of([one.log for turns in taken if (one := turns.reading(HEAD, BASE)) is not None])
+        held += found.low <= 1 + slowdown <= found.high
+    two_errors = 2 * math.sqrt(0.95 * 0.05 / TABLES)
+    assert held / TABLES > 0.95 - two_errors
+
+
+def test_a_row_whose_fastest_calls_alone_are_like_its_base_s_has_the_ratio_of_the_means() -> None:
+    row = Row(result("t.py::test_a[1]"), result("t.py::test_a[0]"))
+    row.readings = [Reading(noise, 0.01, math.log(2.0), 0.01, math.log(2.0), 0.1) for noise in (-0.01, 0.0, 0.01) * 2]
+    assert row.beside.call.value == pytest.approx(2.0, rel=0.01)
+
+
+def test_phases_have_ratios_of_their_own_and_too_few_rounds_have_none() -> None:
+    def turns(forward_ns: int, repetitions: int) -> CaseTurns:
+        ready = Ready(case="", device="cpu", environment=environment(), parameters={})
+        return CaseTurns(ready, phases_ns={"forward": [forward_ns * repetitions] * 4}, repetitions=repetitions)
+
+    row = Row(result("t.py::test_a[1]"), result("t.py::test_a[0]"))
+    for _ in range(LEAST_PAIRS):
+        row.take(turns(300, 7), turns(100, 2), Reading(math.log(2.0)))
+    assert (row.beside.call.value, row.beside.phases["forward"].value) == (pytest.approx(2.0), pytest.approx(3.0))
+    row.readings.pop()
+    row.problem = "the run was over"
+    assert (row.beside.call, row.beside.problem) == (None, "the run was over")

@@ -1,4 +1,7 @@
-"""A span on a GPU ends with all of its streams, and the host's clock has to agree: on a device that is played."""
+"""A span on a GPU ends with all of its streams, and the host's clock has to agree: on a device that is played.
+
+So is what the host takes to launch a call, told apart from what the GPU does.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,22 @@ from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Stopwatch
 from perflab.measure.clocks.cold import ColdDeviceStopwatch
 from perflab.measure.clocks.cuda_graph import GraphStopwatch
-from perflab.measure.clocks.device_clock import DeviceStopwatch
-from perflab.measure.clocks.span import Reading, check_agreement
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.clocks.device_clock import DeviceStopwatch, Reading, check_agreement, launch_ns
+from perflab.measure.stopping import Plan
+from perflab.measured.report.facts import launching_fact, launching_text
+from perflab.measured.report.failure import explain
+from perflab.measured.report.table import table
 from perflab.measurement import measurement, turns
+from perflab.results.records import Change, Policy, Verdict
 from perflab.tiers.job import Serve
 from perflab.turns.messages import Finish, Ready, Taken, Turn
 from tests.harness.fake_cuda import FakeCuda, FakeEvent, taking
-from tests.harness.make import MS, environment
+from tests.harness.make import MS, cuda_environment, entry, environment, judge, record, replicate, result
 from tests.harness.test_cold import Evicting
 
 CUDA = torch.device("cuda", 0)
 US = 1_000
+Lies = Callable[[Any, float], None]
 
 STOPWATCHES: dict[str, Callable[[FakeCuda], Stopwatch]] = {
     "warm": lambda _cuda: DeviceStopwatch(CUDA),
@@ -96,17 +103,20 @@ def test_without_a_gpu_there_is_one_clock() -> None:
     check_agreement([None, None, None])
 
 
-def lies(module: Any, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Events of the device tell this share of its time, where ``module`` measures."""
-    monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: DeviceStopwatch(CUDA))
+@pytest.fixture
+def lies(monkeypatch: pytest.MonkeyPatch) -> Lies:
+    """Have events of the device tell a share of its time, where a module measures."""
     told = FakeEvent.elapsed_time
-    monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: share * told(self, end))
+
+    def lie(module: Any, share: float) -> None:
+        monkeypatch.setattr(module, "stopwatch_for", lambda _device, _mode: DeviceStopwatch(CUDA))
+        monkeypatch.setattr(FakeEvent, "elapsed_time", lambda self, end: share * told(self, end))
+
+    return lie
 
 
-def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lies(turns, monkeypatch, 1 / 3)
+def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(cuda: FakeCuda, lies: Lies) -> None:
+    lies(turns, 1 / 3)
     side = turns.Turns(Workload(taking(cuda.work, 2 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         side.take(1, 7, rewarm=False)
@@ -114,17 +124,15 @@ def test_a_side_of_a_comparison_whose_clock_lies_ends_with_that(
             side.take(1, 1, rewarm=False)
 
 
-def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(cuda: FakeCuda, lies: Lies) -> None:
     """Calls of 100 ms: two or three blocks of two turns, and one sample in each."""
-    lies(turns, monkeypatch, 1)
+    lies(turns, 1)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         side.check_clock()
         side.take(1, 1, rewarm=False)
         side.check_clock()
-    lies(turns, monkeypatch, 1e-5)
+    lies(turns, 1e-5)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side:
         for _ in range(4):
@@ -134,16 +142,16 @@ def test_a_side_that_took_few_samples_is_checked_when_it_is_finished(
 
 
 def test_events_that_last_longer_than_the_hosts_time_around_them_are_noticed_at_once(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, lies: Lies
 ) -> None:
-    lies(turns, monkeypatch, 3)
+    lies(turns, 3)
     side = turns.Turns(Workload(taking(cuda.work, 100 * MS), (), {}), torch.device("cpu"), Plan(1e9))
     with side, pytest.raises(ClockError):
         side.take(1, 1, rewarm=False)
 
 
 def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, lies: Lies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [Turn(repetitions=1, samples=1, rewarm=False) for _ in range(4)]
     questions: list[Turn | Finish] = [*asked, Finish()]
@@ -153,7 +161,7 @@ def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
     monkeypatch.setattr(server, "_strays", list, raising=False)
     monkeypatch.setattr(server, "_heard", lambda: questions.pop(0), raising=False)
     monkeypatch.setattr(server, "_say", said.append, raising=False)
-    lies(turns, monkeypatch, 1e-5)
+    lies(turns, 1e-5)
     state: Any = SimpleNamespace(
         case="t.py::t",
         parameters={},
@@ -165,8 +173,72 @@ def test_the_process_of_a_side_ends_a_case_of_few_samples_whose_clock_lies(
     assert [type(one) for one in said] == [Ready, *[Taken] * 4]
 
 
-def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    lies(measurement, monkeypatch, 1 / 3)
+def test_a_measurement_whose_clock_lies_is_none(cuda: FakeCuda, lies: Lies) -> None:
+    lies(measurement, 1 / 3)
     work = Workload(taking(cuda.work, 2 * MS), (), {})
     with pytest.raises(ClockError):
         measurement.measure(work, torch.device("cpu"), Plan(1e9), lambda _text: None, label="a case")
+
+
+def launched(cuda: FakeCuda, *, host_us: int, device_us: int, launches: int = 1, waits: int = 0) -> float | None:
+    def call() -> None:
+        cuda.host_ns += host_us * US
+        cuda.work(device_us * US)
+
+    return launch_ns(Workload(call, (), {}), CUDA, {"kernel_launches": launches, "host_syncs": waits})
+
+
+@pytest.mark.parametrize("device_us", [2, 500])
+def test_launching_is_timed_without_what_the_device_does(cuda: FakeCuda, device_us: int) -> None:
+    assert launched(cuda, host_us=9, device_us=device_us) == 9 * US
+    rounds = "".join(one[0] for one in cuda.log).split("s")
+    assert [len(one) for one in rounds if one] == [1, *[16] * 8], "the device is idle before each round of calls"
+
+
+def test_calls_never_fill_the_drivers_queue_and_one_that_waits_is_not_timed(cuda: FakeCuda) -> None:
+    assert launched(cuda, host_us=900, device_us=1, launches=300) == 900 * US
+    assert cuda.log.count("work") == 9
+    cuda.log.clear()
+    assert launched(cuda, host_us=900, device_us=60_000) == 900 * US
+    assert cuda.log.count("work") == 2, "longer calls are not repeated as often"
+    for launches, waits in ((501, 0), (0, 0), (5, 1)):
+        assert launched(cuda, host_us=9, device_us=1, launches=launches, waits=waits) is None
+    assert launch_ns(Workload(lambda: None, (), {}), CUDA, {}) is None, "nobody counted"
+
+
+def change(before_us: float, now_us: float) -> Change:
+    return Change(before=before_us * US, now=now_us * US, ratio=now_us / before_us)
+
+
+@pytest.mark.parametrize(
+    ("call", "launching", "said"),
+    [
+        (
+            (10, 13),
+            (9.9, 12.9),
+            "launching, and not kernels: the device waits for the host, which takes 9.90 µs -> 12.9",
+        ),
+        ((10, 13), (5, 12.9), "the device waits for the host now, and did not before: launching takes 5.00 µs -> 12.9"),
+        ((100, 130), (9, 9), "the device's work, and not launching it: that takes the host 9.00 µs -> 9.00 µs (0.0%)"),
+        ((100, 130), (9, 40), "the device's work, and not launching it: that takes the host 9.00 µs -> 40.0 µs"),
+        ((10, 13), (9.5, 10.5), "the device's work, and not launching it"),
+        ((10, 11), (9.9, 9.95), "kernels or gaps between them, though the device waits for the host"),
+    ],
+)
+def test_which_of_them_moved(call: tuple[float, float], launching: tuple[float, float], said: str) -> None:
+    assert launching_text(change(*call), change(*launching)).startswith(said)
+
+
+def test_a_slower_case_says_what_moved_and_a_row_whose_time_is_the_hosts_says_so() -> None:
+    before = [replicate(10 * US * share, launch_ns=9.8 * US) for share in (0.999, 1.0, 1.001)]
+    now = [replicate(13 * US * share, launch_ns=12.7 * US) for share in (0.999, 1.0, 1.001)]
+    made = record(now[0], environment=cuda_environment(), fresh=now)
+    judgement = judge(made, entry(before, environment=cuda_environment()), Policy(floor_ns=100.0))
+    assert judgement.verdict is Verdict.REGRESSED
+    one = result(outcome=made, judgement=judgement)
+    text = " ".join(explain(one, None).split())
+    assert "what: launching, and not kernels: the device waits for the host, which takes 9.80 µs -> 12.7 µs" in text
+    shown = " ".join(" ".join(line.text for line in table([one], 200)).split())
+    assert "launching takes the host 12.7 µs a call, and the device waits for it" in shown
+    assert launching_fact(100.0 * US, 12.7 * US) == []
+    assert launching_fact(10.0, None) == []

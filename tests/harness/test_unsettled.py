@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.base.data import changed
-from perflab.judging.unsettled import LOOKS, as_ratios
+from perflab.judging.finding import LOOKS, as_ratios
 from perflab.results.measured import Anchor
 from perflab.results.measurement import Paired, Record
 from perflab.results.records import Judgement, Policy, Verdict
@@ -80,7 +80,6 @@ def test_a_slowdown_in_turns_is_the_code_s() -> None:
     assert judgement.reasons == [f"A/B with {THERE}: +10.0%"]
     assert not judgement.unsettled
     change = judgement.latency
-    assert change is not None
     assert (change.before, change.now) == (90.0 * MS, pytest.approx(99.0 * MS))
     assert (change.ratio, change.limit) == (pytest.approx(1.1), pytest.approx(1.05))
 

@@ -102,7 +102,6 @@ def test_the_least_time_is_that_of_the_bytes_that_have_to_pass(
     one: Collective, sent_bytes: int, seconds: float
 ) -> None:
     found = communication_on(parse_network("dgx-h100"), [one, one], parse_gpu("h100"))
-    assert found is not None
     assert found.sent_bytes == 2 * sent_bytes
     assert found.bound_ns == pytest.approx(2e9 * seconds)
     assert list(found.by_kind) == [one.kind]

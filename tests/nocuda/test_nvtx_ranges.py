@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from perflab.lab.attention import attention
 from perflab.measurement.measurement import measure
-from perflab.measure.sampling.stopping import Plan
+from perflab.measure.stopping import Plan
 from perflab.measure.calls.workload import Step, Workload
 
 class Head(nn.Module):

@@ -78,7 +78,7 @@ def test_the_profiler_has_a_record_of_each_launch() -> None:
 FIRST = """
 import torch
 from perflab.measure.clocks.clock import HostStopwatch
-from perflab.measure.counts.compiling import compiler_state
+from perflab.measure.counts.counter import compiler_state
 from perflab.measure.counts.counter import CallCounter
 from perflab.measurement.measurement import stopwatch_for
 from perflab.measure.memory.peak import measure_memory

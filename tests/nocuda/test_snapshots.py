@@ -12,7 +12,7 @@ import torch
 
 from perflab.cli import main
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.memory import cuda_history
+from perflab.measure.memory import histories
 from perflab.measure.memory.memory_snapshot import record_call
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.device import rounded
@@ -182,7 +182,7 @@ def test_a_recording_of_our_own_knows_what_pytorch_s_recorder_does_not(
     tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the recorder keeps the last 60 events alone."""
-    monkeypatch.setattr(cuda_history, "MAX_EVENTS", kept)
+    monkeypatch.setattr(histories, "MAX_EVENTS", kept)
     model = Net().cuda()
     step = step_of(model, torch.randn(64, 256, device="cuda"))
     gc.collect()

@@ -127,14 +127,10 @@ def test_a_slower_change_fails_its_test_and_says_by_how_much_against_what(reposi
     assert "Traceback" not in result.stdout.str()
     assert "--perf-update" not in result.stdout.str(), "there is nothing to accept: no baseline is involved"
     assert not (repository.pytester.path / "baselines").exists()
-    by_case = {one["case"]: one["outcome"]["paired"] for one in json.loads(_out(repository))["results"]}
+    by_case = {one["case"]: one["outcome"]["paired"] for one in repository.results("out.json")}
     assert by_case["test_story.py::test_work"]["confirm"] == [1.04] * 4
     assert by_case["test_story.py::test_steady"]["screen"] == [1.0] * 2
     assert by_case["test_story.py::test_steady"]["detectable"] < 1.05
-
-
-def _out(project: Project) -> str:
-    return (project.pytester.path / "out.json").read_text()
 
 
 def test_the_same_code_passes_and_the_worktree_is_kept_for_the_next_time(repository: Project) -> None:
@@ -200,9 +196,7 @@ def spending(repository: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def pairs_of(project: Project) -> dict[str, int]:
     """How many each case took part in."""
-    taken = {
-        one["case"].partition("::test_")[2]: one["outcome"]["paired"] for one in json.loads(_out(project))["results"]
-    }
+    taken = {one["case"].partition("::test_")[2]: one["outcome"]["paired"] for one in project.results("out.json")}
     return {case: len(paired["screen"]) + len(paired.get("confirm", [])) for case, paired in taken.items()}
 
 
@@ -412,7 +406,7 @@ def test_a_cost_in_every_fourth_call_fails_with_the_means_of_all_calls(repositor
             r"7 interleaved pairs of fresh processes; means of all calls are compared.*",
         ]
     )
-    (one,) = json.loads(_out(repository))["results"]
+    (one,) = repository.results("out.json")
     assert (one["outcome"]["paired"]["judged"], one["judgement"]["worse"]) == ("mean", ["latency"])
 
 
@@ -433,7 +427,7 @@ def test_half_failure(perf):
         "--perf-against=HEAD", "-k", "half", "--perf-json=out.json", passed=1, failed=1, deselected=2
     )
     assert "said \\udcff" in result.stdout.str()
-    (one,) = (one for one in json.loads(_out(repository))["results"] if "failure" not in one["case"])
+    (one,) = (one for one in repository.results("out.json") if "failure" not in one["case"])
     assert one["outcome"]["work"] == {"unit \\udc83": 3.0}
 
 

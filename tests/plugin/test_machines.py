@@ -38,6 +38,13 @@ def move_to(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORY_MACHINE", machine)
 
 
+@pytest.fixture
+def there(here: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The same project on machine ``b``, of which no times are saved."""
+    move_to("b", monkeypatch)
+    return here
+
+
 def own_files(project: Project) -> list[str]:
     folder = project.pytester.path / ".perflab" / "times"
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.json"))
@@ -52,10 +59,9 @@ def own_replicates(project: Project) -> int:
 # --- exact quantities -------------------------------------------------------------------------------------------
 
 
-def test_times_of_another_machine_are_no_verdict_but_one_line(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    move_to("b", monkeypatch)
-    here.cost(ms=300)
-    here.run(passed=1).stdout.re_match_lines(
+def test_times_of_another_machine_are_no_verdict_but_one_line(there: Project) -> None:
+    there.cost(ms=300)
+    there.run(passed=1).stdout.re_match_lines(
         [
             r"cpu: .* machine b",
             r"work +300 ms .* – .* ok",
@@ -66,13 +72,12 @@ def test_times_of_another_machine_are_no_verdict_but_one_line(here: Project, mon
     )
 
 
-def test_strict_wants_the_time_judged_too(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    move_to("b", monkeypatch)
-    here.run("--perf-check=strict", failed=1).stdout.fnmatch_lines(
+def test_strict_wants_the_time_judged_too(there: Project) -> None:
+    there.run("--perf-check=strict", failed=1).stdout.fnmatch_lines(
         ["work: its time could not be judged (no times of b yet), and --perf-check fails such cases"]
     )
-    here.run("--perf-check=strict", "--perf-update-new").assert_outcomes(passed=1)
-    here.run("--perf-check=strict").assert_outcomes(passed=1)
+    there.run("--perf-check=strict", "--perf-update-new").assert_outcomes(passed=1)
+    there.run("--perf-check=strict").assert_outcomes(passed=1)
 
 
 def test_exact_wants_memory_and_counts_alone_and_leaves_times_where_they_are(
@@ -93,13 +98,10 @@ def test_exact_lets_no_case_pass_that_nothing_is_saved_of(project: Project) -> N
     project.run("--perf-check=exact").assert_outcomes(passed=1)
 
 
-def test_one_more_mebibyte_fails_on_a_machine_whose_times_are_unknown(
-    here: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move_to("b", monkeypatch)
-    here.cost(ms=300, kib=1536)
-    here.run(failed=1).stdout.re_match_lines([r"work needs more memory than its baseline", r"peak .* \+1\.00 MiB .*"])
-    assert own_files(here) == [], "times of what got worse are nothing to compare with"
+def test_one_more_mebibyte_fails_on_a_machine_whose_times_are_unknown(there: Project) -> None:
+    there.cost(ms=300, kib=1536)
+    there.run(failed=1).stdout.re_match_lines([r"work needs more memory than its baseline", r"peak .* \+1\.00 MiB .*"])
+    assert own_files(there) == [], "times of what got worse are nothing to compare with"
 
 
 def test_a_save_elsewhere_updates_what_is_exact_for_all_and_the_times_of_that_machine_alone(
@@ -221,24 +223,22 @@ def test_a_container_is_told_to_name_its_machine(project: Project, options: list
     assert ("name it with --perf-machine=NAME" in said) == is_told
 
 
-def test_an_update_moves_the_history_to_what_is_committed(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    move_to("b", monkeypatch)
-    here.run().assert_outcomes(passed=1)
-    assert len(own_files(here)) == 1
-    here.run("--perf-update-new").assert_outcomes(passed=1)
-    assert own_files(here) == []
-    assert len(list((here.pytester.path / "baselines").glob("cpu-*-b/*.json"))) == 1
+def test_an_update_moves_the_history_to_what_is_committed(there: Project) -> None:
+    there.run().assert_outcomes(passed=1)
+    assert len(own_files(there)) == 1
+    there.run("--perf-update-new").assert_outcomes(passed=1)
+    assert own_files(there) == []
+    assert len(list((there.pytester.path / "baselines").glob("cpu-*-b/*.json"))) == 1
 
 
-def test_what_is_committed_wins_over_a_history(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    move_to("b", monkeypatch)
-    here.cost(ms=300)
-    here.run().assert_outcomes(passed=1)
-    (mine,) = (here.pytester.path / ".perflab" / "times").glob("*/*.json")
-    committed = here.pytester.path / "baselines" / mine.parent.name / mine.name
+def test_what_is_committed_wins_over_a_history(there: Project) -> None:
+    there.cost(ms=300)
+    there.run().assert_outcomes(passed=1)
+    (mine,) = (there.pytester.path / ".perflab" / "times").glob("*/*.json")
+    committed = there.pytester.path / "baselines" / mine.parent.name / mine.name
     committed.parent.mkdir()
     committed.write_text(re.sub(r'"(median|fastest|mean)_ns": \d+\.0', r'"\1_ns": 100000000.0', mine.read_text()))
-    here.run().stdout.re_match_lines([r"work +300 ms .* \+200\.0% .*"])
+    there.run().stdout.re_match_lines([r"work +300 ms .* \+200\.0% .*"])
 
 
 def test_a_case_without_any_baseline_stays_new_and_is_compared_with_the_last_run(project: Project) -> None:
@@ -291,24 +291,22 @@ def test_a_committed_history_is_told_by_its_commit(here: Project, monkeypatch: p
 
 
 def test_times_of_a_run_that_a_profiler_has_ranges_opened_in_are_not_kept(
-    here: Project, monkeypatch: pytest.MonkeyPatch
+    there: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move_to("b", monkeypatch)
     monkeypatch.setenv("PERFLAB_NVTX", "1")
-    here.run("--perf-check=off").stdout.no_fnmatch_line("*kept the times*")
-    assert own_files(here) == []
+    there.run("--perf-check=off").stdout.no_fnmatch_line("*kept the times*")
+    assert own_files(there) == []
     monkeypatch.setenv("PERFLAB_NVTX", "0")
-    here.run("--perf-check=off").stdout.fnmatch_lines(["*kept the times of 1 case for the next run here*"])
+    there.run("--perf-check=off").stdout.fnmatch_lines(["*kept the times of 1 case for the next run here*"])
 
 
 def test_where_ranges_are_opened_within_calls_nothing_is_judged_or_saved_whoever_asks(
-    here: Project, monkeypatch: pytest.MonkeyPatch
+    there: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under ``perflab nsys`` the ranges' cost is in all times, also where a Makefile gives the options."""
-    move_to("b", monkeypatch)
-    here.run("--perf-check=strict").assert_outcomes(failed=1)  # there are no times of this machine
+    there.run("--perf-check=strict").assert_outcomes(failed=1)  # there are no times of this machine
     monkeypatch.setenv("PERFLAB_NVTX", "1")
-    here.run("--perf-check=strict").assert_outcomes(passed=1)
+    there.run("--perf-check=strict").assert_outcomes(passed=1)
     monkeypatch.setenv("PYTEST_ADDOPTS", "--perf-update")
-    result = here.run(ret=REFUSED)
+    result = there.run(ret=REFUSED)
     result.stderr.fnmatch_lines(["ERROR: --perf-update where PERFLAB_NVTX is set, as perflab nsys does*"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -253,42 +254,47 @@ def test_a_baseline_that_was_committed_before_its_code_has_none(repo: Repository
     assert code == CodeOf(None, "its baseline was committed before the code that it was saved from")
 
 
-def silence(monkeypatch: pytest.MonkeyPatch, folder: Path, command: str) -> None:
+@pytest.fixture
+def silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Put a git before the real one that fails at one command, as on a broken disk."""
-    real, folder = shutil.which("git"), folder / "bin"
-    folder.mkdir()
-    shim = folder / "git"
-    shim.write_text(f'#!/bin/sh\ncase " $* " in *" {command} "*) exit 128 ;; esac\nexec {real} "$@"\n')
-    shim.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(command: str) -> None:
+        shim = tmp_path / "bin" / "git"
+        shim.parent.mkdir()
+        real = shutil.which("git")
+        shim.write_text(f'#!/bin/sh\ncase " $* " in *" {command} "*) exit 128 ;; esac\nexec {real} "$@"\n')
+        shim.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{shim.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return put
 
 
 def test_a_tree_of_which_git_does_not_answer_is_not_taken_to_be_clean(
-    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo: Repository, silence: Callable[[str], None]
 ) -> None:
     first = repo.commit(code="1")
     (repo.root / "code.py").write_text("2")
-    silence(monkeypatch, tmp_path, "status")
+    silence("status")
     assert current_commit(repo.root, repo.baselines) == f"{first}+dirty"
 
 
 def test_a_difference_of_which_git_does_not_answer_is_not_taken_to_be_one(
-    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo: Repository, silence: Callable[[str], None]
 ) -> None:
     first = repo.commit(code="1")
     repo.save(DAY)
     repo.commit(code="2")
-    silence(monkeypatch, tmp_path, "diff")
+    silence("diff")
     assert repo.code_of(DAY, f"{first}+dirty") == CodeOf(None, "git did not answer")
     assert differs_from(first, repo.root, repo.baselines)
 
 
 def test_history_of_which_git_does_not_say_whether_it_is_whole_is_not_taken_to_be(
-    repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo: Repository, silence: Callable[[str], None]
 ) -> None:
     repo.save(DAY)
     repo.commit(code="1")
-    silence(monkeypatch, tmp_path, "--is-shallow-repository")
+    silence("--is-shallow-repository")
     assert repo.code_of(DAY, None) == CodeOf(None, "git did not answer")
 
 

@@ -230,7 +230,6 @@ def test_a_warm_process_that_is_killed_by_a_signal_says_so(python: str, tmp_path
 def test_whoever_kills_the_launcher_kills_the_process_and_what_it_started(python: str, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import subprocess; subprocess.run(['sh', '-c', 'echo; sleep 1000'])")
     with subprocess.Popen([python, "-m", "pytest", "-s"], cwd=tmp_path, stdout=subprocess.PIPE) as launcher:
-        assert launcher.stdout is not None
         assert launcher.stdout.read(1) == b"\n", "the child of the process is there"
         launcher.kill()
         assert launcher.stdout.read() == b"", "nobody holds the pipe any more"

@@ -54,7 +54,7 @@ LEFT_OUT = (
     "perflab.compiled.compiler",
     "perflab.settings.total_budget",
     # memory that is shared with forks is made when it is imported
-    "perflab.measure.calls.forks",
+    "perflab.measure.calls.strays",
     # run with -m
     "perflab.__main__",
 )

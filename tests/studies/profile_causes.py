@@ -31,9 +31,8 @@ import torch
 
 from perflab.lab.train import TrainingConfig
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.counts.compiling import compiler_state
-from perflab.measure.counts.counter import CallCounter
-from perflab.measure.machine.allocator import keep_freed_memory
+from perflab.measure.counts.counter import CallCounter, compiler_state
+from perflab.measure.machine.devices import keep_freed_memory
 from perflab.measure.memory.peak import measure_memory
 from perflab.measurement.measurement import stopwatch_for
 from perflab.profiles.difference import explain

@@ -18,7 +18,7 @@ import torch
 from perflab.lab.models.memory import Mode
 from perflab.lab.train import PRECISIONS, TrainingConfig
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.machine.allocator import keep_freed_memory
+from perflab.measure.machine.devices import keep_freed_memory
 from perflab.measurement.measurement import stopwatch_for
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.results.profile import Profile

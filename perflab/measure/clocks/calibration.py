@@ -4,7 +4,7 @@ The three kinds of work must never change, because baselines carry their reading
 
 - ``interpreter``: a Python loop in one thread. It slows down with the clock frequency and with stolen time.
 - ``memory``: a block, allocated and filled. Its cost is bandwidth, and page faults where freed memory cannot be kept
-  (``measure/machine/allocator.py``).
+  (``measure/machine/devices.py``).
 - ``threads``: small matrix products on PyTorch's intra-op pool. A neighbour that takes one core away makes threads
   wait at barriers for each other, and slows such work many times, while a single thread notices nothing. The judge
   uses this reading for cases that keep more than one core busy.

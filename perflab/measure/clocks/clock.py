@@ -17,7 +17,7 @@ from perflab.devices.kinds import kind_of
 
 if TYPE_CHECKING:
     from perflab.measure.calls.workload import Outputs, Workload
-    from perflab.measure.clocks.span import Reading
+    from perflab.measure.clocks.device_clock import Reading
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

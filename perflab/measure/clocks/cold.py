@@ -16,7 +16,7 @@ from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import HostStopwatch, Sample, Stopwatch
-from perflab.measure.clocks.span import DeviceSpan, elapsed_ns, timing_events
+from perflab.measure.clocks.device_clock import DeviceSpan, elapsed_ns, timing_events
 from perflab.measure.machine.caches import Eviction
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from perflab.devices.kinds import backend_of
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.clock import Sample, Stopwatch
 from perflab.measure.clocks.cold import ColdDeviceStopwatch
-from perflab.measure.clocks.span import DeviceSpan, elapsed_ns, timing_events
+from perflab.measure.clocks.device_clock import DeviceSpan, elapsed_ns, timing_events
 from perflab.measure.machine.devices import collector_off
 
 if TYPE_CHECKING:

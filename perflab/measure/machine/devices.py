@@ -1,10 +1,14 @@
-"""What measuring asks of any device: wait, free memory, choose a precision, and recognise that memory ran out."""
+"""What measuring asks of any device: wait, free or keep memory, choose a precision, tell its matmul rate."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import gc
 import re
+import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,6 +24,18 @@ PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+) ?(bytes|[KMGT]iB|B)\b")
 _CACHED = re.compile(r"([0-9.]+) ?(bytes|[KMGT]iB|B) is reserved by PyTorch but unallocated")
 _RAN_OUT = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# Parameters of mallopt(3), and their values; _KEEP_BYTES and _LARGEST_MMAP_THRESHOLD are the largest that are allowed.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_KEEP_BYTES = 2**31 - 1
+_PAD_BYTES = 64 << 20
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+"""Size in bytes above which blocks are mapped anew at every call, in every process alike."""
+_SECONDS = 0.3
+_ANOTHER_LOOK_SECONDS = 0.03
+_SEED = 0
+_FLOAT32 = {"tf32": "tf32", "bf16": "float32 as bf16"}
+"""Names of the lower precisions in which PyTorch may compute float32 products, by its ``fp32_precision``."""
+_rates: dict[tuple[str, str], float] = {}
 
 
 def identity_of(device: torch.device | str) -> str:
@@ -119,3 +135,71 @@ def _bytes(match: re.Match[str] | None) -> int | None:
     if match is None:
         return None
     return round(float(match[1]) * (1 if match[2] == "bytes" else BYTES_PER[match[2]]))
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Make this process keep the memory that it frees from now on; return whether the allocator accepted that.
+
+    glibc gives memory at the top of its heap back as soon as enough of it is free, and maps large blocks anew each
+    time. Whether a tensor's block lies at the top depends on the layout of the heap, which differs from process to
+    process. Seen: the same chain of ``tanh`` over 4 MB took 5.1 ms in some processes, without a page fault, and 7.3 to
+    10 ms in others, with 1,922 of them in each call. That is no property of the code. So memory that was freed is kept,
+    as it is in a long-running process whose heap has grown. Only glibc is configured, because other allocators have
+    rules of their own.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        return all(
+            mallopt(parameter, value) == 1
+            for parameter, value in (
+                (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD),
+                (_M_TRIM_THRESHOLD, _KEEP_BYTES),
+                (_M_TOP_PAD, _PAD_BYTES),
+            )
+        )
+    return False
+
+
+def precision_of_products(device: torch.device, dtype: torch.dtype) -> str:
+    """Return the precision in which products of this dtype are computed at present: ``float32`` may mean ``tf32``.
+
+    PyTorch's switches for the precision are global: ``torch.set_float32_matmul_precision`` and the ``fp32_precision``
+    of ``torch.backends``.
+    """
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    if dtype != torch.float32:
+        return name
+    return _FLOAT32.get(backend_of(device).float32_precision(), name)
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the device's matrix-multiply rate in FLOP/s: the best square product that this process has seen so far.
+
+    The rate is that of the precision to which PyTorch is switched now. The first call takes a third of a second, and
+    each later call measures for a moment more, since a disturbance of the first one does not last. The process's own
+    random numbers are left as they are: a replicate needs no rate, and draws the same numbers.
+    """
+    import torch
+
+    key = (identity_of(device), precision_of_products(device, dtype))
+    side = backend_of(device).matmul_side
+    numbers = torch.Generator().manual_seed(_SEED)  # a CPU's: not every kind of device has one
+    left = torch.rand(side, side, generator=numbers).to(device, dtype)
+    with torch.inference_mode():
+        if key not in _rates:
+            left @ left  # the first product of a dtype sets libraries up for as long as a second
+        deadline = time.perf_counter() + (_SECONDS if key not in _rates else _ANOTHER_LOOK_SECONDS)
+        best = float("inf")
+        while best == float("inf") or time.perf_counter() < deadline:
+            synchronize(device)
+            start = time.perf_counter()
+            left @ left
+            synchronize(device)
+            best = min(best, time.perf_counter() - start)
+    _rates[key] = max(_rates.get(key, 0.0), 2.0 * side**3 / best)
+    return _rates[key]

@@ -17,8 +17,7 @@ from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import mark_cuda_memory
 from perflab.measure.machine.devices import as_out_of_memory, collector_off
-from perflab.measure.memory.cpu_history import cpu_history
-from perflab.measure.memory.cuda_history import cuda_history
+from perflab.measure.memory.histories import cpu_history, cuda_history
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from perflab.base.identity import test_of
-from perflab.measure.sampling.statistics import SHARES, quantile, quantile_interval
-from perflab.measured.report.judged import Reading, judged
-from perflab.measured.report.matmul_rate import share_of_rate
+from perflab.judging.statistics import SHARES, quantile, quantile_interval
+from perflab.measured.report.judged import Reading, judged, share_of_rate
 from perflab.results.measurement import (
     PER_TOKEN,
     Beside,
@@ -148,6 +147,19 @@ class Column:
         if time is None or more <= 0:
             return None
         return Ratio(value=more / time.value, low=more / time.high, high=more / time.low)
+
+
+def in_blocks(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Return the indices of columns of these widths in blocks, each with as many columns as fit beside each other."""
+    blocks: list[list[int]] = [[]]
+    left = room
+    for at, width in enumerate(widths):
+        if width > left and blocks[-1]:
+            blocks.append([])
+            left = room
+        blocks[-1].append(at)
+        left -= width
+    return blocks
 
 
 def named(name: str, phases: Collection[str] = ()) -> Column:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from perflab.base.user_lines import CALLERS
-from perflab.measured.report.launching import launching_text
-from perflab.measured.report.not_compared import in_words, listed, reasons_of
+from perflab.measured.report.facts import in_words, launching_text, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, Row, explanation_rows, peak_rows
 from perflab.results.measurement import Paired, Record
 from perflab.results.profile import Explanation

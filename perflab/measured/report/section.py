@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from perflab.measured.report.columns import ordered, own_columns
-from perflab.measured.report.judged import judged
-from perflab.measured.report.matmul_rate import NO_TELLING, share_of_rate, with_best_rates
-from perflab.measured.report.not_compared import what_was_compared
+from perflab.measured.report.facts import what_was_compared
+from perflab.measured.report.judged import NO_TELLING, judged, share_of_rate, with_best_rates
 from perflab.measured.report.side_by_side import (
     Group,
     in_brief,
@@ -171,7 +170,8 @@ def _in_brief(
     """
     elsewhere = {case for group in groups for case in group.cases} | {one.case for one in measured if one.study}
     undecided = [one for one in measured if one.case in elsewhere and one.judgement.verdict is Verdict.INCONCLUSIVE]
-    passed_over = {one.case for one in sorted(undecided, key=_looks_slower, reverse=True)[_MOST_UNDECIDED:]}
+    undecided.sort(key=lambda one: -one.judgement.latency.ratio if one.judgement.latency is not None else 0.0)
+    passed_over = {one.case for one in undecided[_MOST_UNDECIDED:]}
     listed = [
         one for one in measured if one.case not in elsewhere or (needs_a_look(one) and one.case not in passed_over)
     ]
@@ -185,11 +185,6 @@ def _in_brief(
     said = [f"{len(passed_over)} more inconclusive, which look less slow (-v: all)"] if passed_over else []
     said += [f"{more} more in the tables below, with nothing to report"] if more else []
     return listed, shown, [*said, f"with -v: {', '.join(left_out)}"]
-
-
-def _looks_slower(result: Result) -> float:
-    latency = result.judgement.latency
-    return latency.ratio if latency is not None else 0.0
 
 
 _NO_LIMIT = 1.0

@@ -25,14 +25,13 @@ from perflab.measured.report.columns import (
     turns_with,
     without_ratio,
 )
-from perflab.measured.report.judged import judged
-from perflab.measured.report.matmul_rate import share_of_rate, with_best_rates
+from perflab.measured.report.judged import judged, share_of_rate, with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.results.measurement import Record
 from perflab.results.records import Environment
 from perflab.results.result import Result, parameters_of
 from perflab.tables.escaping import escape
-from perflab.tables.lines import Line, short_name, with_mark, wrap_facts
+from perflab.tables.lines import Line, cut, short_name, with_mark, wrap_facts
 from perflab.tables.text_bars import bars_block
 from perflab.units import format_ns, format_rate
 
@@ -181,7 +180,7 @@ def side_by_side_lines(groups: Sequence[Group], width: int = 80) -> list[Line]:
             if level.result is None and len(name) > names:  # show a source in full, even out of its column
                 text = f"{name}  {level.cells['median']}"[: max(width, 80)]
             else:
-                shown = (name if len(name) <= names else name[: names - 1] + "…").ljust(names)
+                shown = cut(name, names).ljust(names)
                 text = (shown + "".join(level.cells.get(title, "").rjust(size) for title, size in used)).rstrip()
             lines.append(Line(text))
             lines += [Line(f"    {text}") for text in wrap_facts(level.phases, max(width, 80) - 4)]

@@ -25,8 +25,7 @@ from perflab.measured.report.columns import (
     told,
     without_ratio,
 )
-from perflab.measured.report.judged import judged
-from perflab.measured.report.matmul_rate import with_best_rates
+from perflab.measured.report.judged import judged, with_best_rates
 from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.results.environment import slug
 from perflab.results.measurement import Ratio

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perflab.base.data import to_plain
-from perflab.measured.report.columns import Column, Value
+from perflab.measured.report.columns import Column, Value, in_blocks
 from perflab.measured.report.studies import Study, StudyRow, StudyTable
 from perflab.results.records import Environment
 from perflab.tables.escaping import code, escape
-from perflab.tables.lines import Line, shorten, wrap_facts
+from perflab.tables.lines import Line, cut, shorten, wrap_facts
 from perflab.tables.text_bars import bars_block
 from perflab.tables.view import CHARTED
 
@@ -33,26 +33,13 @@ def study_lines(found: Sequence[Study], width: int = 80) -> list[Line]:
             if table.nothing:
                 lines.append(table.nothing)
                 continue
-            for columns in _blocks(table, width):
+            room = width - _label_width(table, width)
+            widths = [_GAP + sum(_widths(table, at, room - _GAP)) for at in range(len(table.columns))]
+            for columns in in_blocks(widths, room):
                 lines += _block(table, columns, width)
             lines += [text for one in (*table.untold, *_sources(table)) for text in _wrapped(one, width)]
         lines += [text for finding in study.findings for line in finding.splitlines() for text in _wrapped(line, width)]
     return [Line(text) for text in lines]
-
-
-def _blocks(table: StudyTable, width: int) -> list[list[int]]:
-    """Return blocks of column indices: each block has as many columns as fit beside each other, in their order."""
-    room = width - _label_width(table, width)
-    blocks: list[list[int]] = [[]]
-    left = room
-    for at in range(len(table.columns)):
-        needed = _GAP + sum(_widths(table, at, room - _GAP))
-        if needed > left and blocks[-1]:
-            blocks.append([])
-            left = room
-        blocks[-1].append(at)
-        left -= needed
-    return blocks
 
 
 def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
@@ -61,7 +48,7 @@ def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
     sizes = [_widths(table, at, width - labels - _GAP) for at in columns]
     is_first = not columns or columns[0] == 0
     heads = "".join(
-        " " * _GAP + _cut(table.columns[at].title, sum(size)).rjust(sum(size))
+        " " * _GAP + cut(table.columns[at].title, sum(size)).rjust(sum(size))
         for at, size in zip(columns, sizes, strict=True)
     )
     lines = [(shorten(table.head, labels).ljust(labels) + heads).rstrip()]
@@ -77,7 +64,7 @@ def _block(table: StudyTable, columns: Sequence[int], width: int) -> list[str]:
         elif not row.said:
             cells = [row.cells[at] for at in columns]
             shown = "".join(
-                " " * _GAP + _cut(cell.text, text).rjust(text) + (" " + cell.change).rjust(change)[:change]
+                " " * _GAP + cut(cell.text, text).rjust(text) + (" " + cell.change).rjust(change)[:change]
                 for cell, (text, change) in zip(cells, sizes, strict=True)
             )
             lines.append((label + shown).rstrip())
@@ -94,10 +81,6 @@ def _widths(table: StudyTable, at: int, room: int) -> tuple[int, int]:
 
 def _label_width(table: StudyTable, width: int) -> int:
     return min(max(map(len, [table.head, *(row.marked for row in table.rows)])), width - _GAP - _LEAST_COLUMN)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

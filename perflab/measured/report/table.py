@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from perflab.measured.report.columns import (
     Column,
+    in_blocks,
     named,
     ordered,
     own_columns,
@@ -25,9 +26,8 @@ from perflab.measured.report.columns import (
     whole,
     work_title,
 )
+from perflab.measured.report.facts import launching_fact, ranks_facts
 from perflab.measured.report.judged import Reading, judged
-from perflab.measured.report.launching import launching_fact
-from perflab.measured.report.ranks import ranks_facts
 from perflab.results.measurement import PER_TOKEN, Record
 from perflab.results.records import Verdict
 from perflab.results.result import Result
@@ -56,7 +56,9 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
         names = [with_mark(name, disturbed=is_disturbed(result)) for name, result in zip(names, results, strict=True)]
     phases = phases_of(results)
     columns = [_Cells.of(named(name, phases), results) for name in view.columns]
-    *before, last = _blocks(columns, width - _name_width(names, 0), verdict_width)
+    widths = [cells.width + verdict_width * (cells is columns[-1]) for cells in columns]
+    blocks = in_blocks(widths, width - _name_width(names, 0))
+    *before, last = ([columns[at] for at in block] for block in blocks)
     lines = []
     for block in before:
         name_width = _name_width(names, width - sum(cells.width for cells in block))
@@ -67,7 +69,8 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
     name_width = _name_width(names, width - verdict_width - sum(cells.width for cells in last))
     header = _joined("case", [cells.column.title for cells in last], last, name_width)
     lines.append(Line(f"{header}  verdict"))
-    shared = _shared_reasons(results) if view.brief else {}
+    often = Counter((one.judgement.verdict, reason) for one in results for reason in one.judgement.reasons)
+    shared = {reason: many for reason, many in often.items() if many > 1 and view.brief}
     for at, (name, result) in enumerate(zip(names, results, strict=True)):
         in_line = _skipped_in_line(shorten(name, name_width).ljust(name_width), result, width)
         if in_line is not None:
@@ -79,12 +82,6 @@ def table(results: Sequence[Result], width: int = 80, view: View = DEFAULT_VIEW)
         lines += [Line(f"  {part}") for part in [*facts, *_why(result, width - 2, shared, brief=view.brief), *beside]]
     said = (f"{many} {verdict}: {reason}" for (verdict, reason), many in shared.items())
     return [*lines, *(Line(text) for one in said for text in textwrap.wrap(one, width, subsequent_indent="  "))]
-
-
-def _shared_reasons(results: Sequence[Result]) -> dict[tuple[Verdict, str], int]:
-    """Return (verdict, reason) -> number of cases, for reasons that several cases give for one verdict."""
-    often = Counter((one.judgement.verdict, reason) for one in results for reason in one.judgement.reasons)
-    return {reason: many for reason, many in often.items() if many > 1}
 
 
 @dataclass(frozen=True)
@@ -100,17 +97,6 @@ class _Cells:
         texts = [column.text(column.value(result)) for result in results]
         least = _LEAST_WIDTH.get(column.unit, _LEAST_OTHER_WIDTH)
         return cls(column, texts, max([least, *(1 + len(text) for text in [column.title, *texts])]))
-
-
-def _blocks(columns: Sequence[_Cells], room: int, verdict_width: int) -> list[list[_Cells]]:
-    """Return blocks of columns that fit beside each other, in their order; the last block has room for the verdict."""
-    blocks: list[list[_Cells]] = [[]]
-    for cells in columns:
-        needed = cells.width + (verdict_width if cells is columns[-1] else 0)
-        if blocks[-1] and sum(one.width for one in blocks[-1]) + needed > room:
-            blocks.append([])
-        blocks[-1].append(cells)
-    return blocks
 
 
 def _name_width(names: Sequence[str], room: int) -> int:

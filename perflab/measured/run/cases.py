@@ -2,14 +2,13 @@
 
 It gives each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and attaches
 the result to the test's own report as plain data. The reports of a case that needs a re-check wait:
-``held_reports.py``.
+``recheck.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 from collections.abc import Generator
 from functools import partial
@@ -17,30 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.base.data import Parameters, changed, to_plain
+from perflab.base.data import changed, to_plain
 from perflab.base.errors import PerflabError, UsageError
 from perflab.base.identity import identity
 from perflab.devices.environment import current_environment
 from perflab.devices.kinds import resolve_device
 from perflab.judging.counts import exactly_worse
 from perflab.measure.machine.devices import as_out_of_memory
-from perflab.measure.sampling.stopping import Progress
+from perflab.measure.stopping import Progress
+from perflab.measured.run.before import Before, CaseTurns
 from perflab.measured.run.callgrind import check_callgrind
-from perflab.measured.run.cuda_graphs import no_graph_for
-from perflab.measured.run.device_turns import CaseTurns
-from perflab.measured.run.held_reports import HeldReports
-from perflab.measured.run.recheck import Recheck, needs_recheck
-from perflab.measured.run.state import Learned
-from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged
+from perflab.measured.run.recheck import HeldReports, Recheck, needs_recheck
+from perflab.measured.run.state import Learned, no_graph_for
+from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged, parameters_of, result_of
 from perflab.measured.run.ways import Callgrind, InRank, InStep, Local, Replicate, Served, Serves, profile_plan
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
-from perflab.predicted.settings import place_asked_for, predicts_by_itself
+from perflab.predicted.settings import predicts_by_itself
 from perflab.processes.channel import say
 from perflab.ranks.group import together
-from perflab.results.records import Judgement, Verdict
-from perflab.results.result import Result
 from perflab.running.case.hanging import expect, suspended
 from perflab.running.case.locks import device_turn
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
@@ -55,12 +50,11 @@ from perflab.running.case.ranked import (
 )
 from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
-from perflab.running.case.verdicts import unmeasured
 from perflab.running.config.kinds import measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case
 from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
-from perflab.settings.total_budget import GRACE_S, TotalBudget
+from perflab.settings.total_budget import TotalBudget
 from perflab.store.json_files import check_writable
 from perflab.tiers.job import Job, JobResult, Stated
 from perflab.turns.evidence import kept_s
@@ -100,7 +94,7 @@ class Cases:
             config.pluginmanager.register(self._held_reports, "perflab-held-reports")
             config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
             config.pluginmanager.register(self._turns, "perflab-turns")  # a fresh process uses its parent's device
-            config.pluginmanager.register(_Before(self._budget), "perflab-before")
+            config.pluginmanager.register(Before(self._budget), "perflab-before")
 
     # --- before anything runs -------------------------------------------------------------------------------
 
@@ -230,7 +224,7 @@ class Cases:
 
     def _begin(self, item: pytest.Item) -> None:
         settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
-        state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=_parameters(item))
+        state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=parameters_of(item))
         state.part(Learned)  # creates this part: the compiler's state is read now
         if settings.predict and settings.world_size > 1:
             try:
@@ -310,7 +304,7 @@ class Cases:
             self._budget.case_done()
 
     def _attach(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        result = _result_of(item.stash[STATE], report)
+        result = result_of(item.stash[STATE], report)
         if result is not None:
             report.perflab = to_plain(result)  # type: ignore[attr-defined]
 
@@ -362,19 +356,6 @@ class Cases:
         item.stash[STATE].result = one.result
 
 
-def _parameters(item: pytest.Item) -> Parameters:
-    callspec = getattr(item, "callspec", None)
-    given: dict[str, Any] = dict(callspec.params) if callspec is not None else {}
-    return {name: value if _is_plain(value) else str(value) for name, value in given.items()}
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold the value unchanged; it cannot hold subclasses (NumPy's numbers) and infinities."""
-    if type(value) is float:
-        return math.isfinite(value)
-    return type(value) in (str, int, bool, type(None))
-
-
 def _stated(state: CaseState) -> Stated:
     return Stated(
         environment=state.part(Learned).environment,
@@ -384,33 +365,6 @@ def _stated(state: CaseState) -> Stated:
         matmul_flops_per_second=state.matmul_flops_per_second,
         matmul_precision=state.matmul_precision,
     )
-
-
-def _result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
-    """Return the case's result from a test report; None if the report is not final."""
-    result = _said_of(state, report)
-    if result is None:
-        return None
-    wanted = state.settings.side_by_side
-    result = changed(
-        result,
-        parameters=state.parameters if result.record is None else {},
-        side_by_side=wanted if wanted in state.parameters else None,
-        place=place_asked_for(state.settings) if result.outcome is None else None,
-    )
-    return state.settings.told_in(result)
-
-
-def _said_of(state: CaseState, report: pytest.TestReport) -> Result | None:
-    if report.when == "teardown":
-        return None
-    if state.subtest_failures:
-        failed = Judgement(verdict=Verdict.FAILED, reasons=[state.problem or "a subtest failed"])
-        return Result(case=state.case, judgement=failed, failure="\n\n".join(state.subtest_failures))
-    result = state.result
-    if result is not None and not (report.failed and result.judgement.verdict is Verdict.OK):
-        return result
-    return unmeasured(state.case, state.problem, report, state.short_of)
 
 
 def run(
@@ -429,28 +383,3 @@ def run(
         config.pluginmanager.register(cases, "perflab-cases")
         cases.check(items)
     return []
-
-
-class _Before:
-    """Skips a case, or has it fail, before anything of it is set up.
-
-    ``Cases`` cannot: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their
-    teardown.
-    """
-
-    def __init__(self, budget: TotalBudget) -> None:
-        self._budget = budget
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a case that would begin when the run's time is long over, and raise why its rank cannot be played.
-
-        If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A
-        test that does much work before that, or never states its cost, must not delay the end of the run.
-        """
-        state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
-        if state is not None and left_s is not None and left_s < -GRACE_S:
-            state.skip_for_time()
-        error = state.part(Instead).not_joined if state is not None else None
-        if error is not None:
-            raise error

@@ -109,8 +109,7 @@ class Evidence:
         return unpacked(times.profile) if times is not None and times.profile is not None else None
 
     def _in_turns(self, one: Judged) -> Found:
-        device, case, code = one.state.device, one.case, self._code(one)
-        assert device is not None
+        device, case, code = one.device, one.case, self._code(one)
         assert code.commit is not None
         release_memory(device)
         show = self._progress.show
@@ -140,9 +139,8 @@ class Evidence:
         )
 
     def _by_stored(self, one: Judged) -> Explanation:
-        before, device = self._stored(one), one.state.device
+        before, device = self._stored(one), one.device
         assert before is not None
-        assert device is not None
         against = "the profile stored with its baseline"
         left_s, over = self._budget.left_s(), one.settings.over_before("it could be profiled")
         if left_s is not None and left_s < least_s(one.judgement):

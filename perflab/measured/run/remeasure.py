@@ -11,7 +11,7 @@ from perflab.base.errors import FreshProcessError
 from perflab.judging.counts import FAILS_ALREADY, exactly_worse
 from perflab.judging.interference import disturbances
 from perflab.measure.machine.devices import available_bytes, release_memory
-from perflab.measure.sampling.stopping import CALLS_AT_LEAST
+from perflab.measure.stopping import CALLS_AT_LEAST
 from perflab.measured.run.verdict import Judged
 from perflab.measurement.measurement import replicate_of
 from perflab.results.measurement import Record, Replicate
@@ -96,17 +96,16 @@ class Remeasuring:
 
     def _measure_again(self, one: Judged, among: int) -> Replicate | str:
         """Return a replicate from a fresh process, or the reason why there is none."""
-        state, left_s = one.state, self._budget.measuring_s()
-        assert state.device is not None
-        release_memory(state.device)
+        device, left_s = one.device, self._budget.measuring_s()
+        release_memory(device)
         if left_s is not None and left_s < _least_s(one.record):
             return one.settings.over_before(_AGAIN)
-        problem = no_room(one.record, state.device)
+        problem = no_room(one.record, device)
         if problem is None:
             budget_s = self._budget.share_s(among)
             try:
                 cases = {one.case: one.settings.world_size}
-                found = measure_fresh(self._config, cases, str(state.device), budget_s, left_s=left_s)[one.case]
+                found = measure_fresh(self._config, cases, str(device), budget_s, left_s=left_s)[one.case]
             except FreshProcessError as error:
                 if left_s is not None and (self._budget.measuring_s() or 0.0) <= 0.0:
                     return one.settings.over_before(_AGAIN)

@@ -8,8 +8,8 @@ from statistics import median
 import pytest
 
 from perflab.base.errors import FreshProcessError
-from perflab.judging.fitness import Fitness, calmest, fitness
 from perflab.judging.interference import disturbances
+from perflab.judging.kept import Fitness, calmest, fitness
 from perflab.measured.run.remeasure import FURTHER_PROCESSES, PROCESS_S
 from perflab.measurement.measurement import replicate_of
 from perflab.profiles.stored import packed
@@ -51,23 +51,19 @@ class Replicates:
         self._wanted = wanted
         self._budget = budget
         self._notes = notes
+        self._results: dict[str, Result] = {}
         self._records: dict[str, Record] = {}
-        self._policies: dict[str, Policy] = {}
         self._taken: dict[str, list[Replicate]] = {}
         self._profiles: dict[str, Profile] = {}
         self._took_s: dict[str, float] = {}
         """Case -> its share, in seconds, of the last fresh process's time; only if the run's time is limited."""
-        self._world_sizes: dict[str, int] = {}
-        """Case -> the number of processes that run it at once."""
         self._given_up: set[str] = set()
         """Cases of a device whose last process failed: the next one would fail too."""
         self._to_profile: list[str] = []
         """Cases whose next replicate is also profiled."""
         for result in chosen:
             if result.record is not None and result.record.summary is not None:
-                self._records[result.case] = result.record
-                self._world_sizes[result.case] = result.mode.world_size
-                self._policies[result.case] = result.policy or Policy()
+                self._results[result.case], self._records[result.case] = result, result.record
                 self._taken[result.case] = [result.record.summary]
                 profile = result.record.measurement.profile if result.record.measurement is not None else None
                 if profile is not None:
@@ -93,7 +89,7 @@ class Replicates:
     def fitness(self) -> dict[str, Fitness]:
         """Return the fitness of the kept replicates, by case."""
         return {
-            case: fitness(self.kept(case), record.environment, self._policies[case])
+            case: fitness(self.kept(case), record.environment, self._results[case].policy or Policy())
             for case, record in self._records.items()
         }
 
@@ -143,7 +139,7 @@ class Replicates:
             profiled = [case for case in here if case in self._to_profile]
             try:
                 with device_turn(device, ProgressLine(self._config).waiting):
-                    world_sizes = {case: self._world_sizes[case] for case in here}
+                    world_sizes = {case: self._results[case].mode.world_size for case in here}
                     found = measure_fresh(self._config, world_sizes, device, budget_s, profiled=profiled)
             except FreshProcessError as error:
                 self._notes.append(f"baselines with fewer replicates: {error}")

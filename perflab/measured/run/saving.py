@@ -8,26 +8,36 @@ from dataclasses import replace
 
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError
-from perflab.judging.anchor import exact_successor, is_past_anchor, is_past_memory_anchor, times_successor
-from perflab.judging.fitness import Fitness, fitness
-from perflab.judging.local_history import Reading, Step
+from perflab.judging.exact import DECIDES, saved_elsewhere
+from perflab.judging.kept import (
+    Fitness,
+    Reading,
+    Step,
+    exact_successor,
+    fitness,
+    is_past_anchor,
+    is_past_memory_anchor,
+    times_successor,
+)
 from perflab.measure.calls.nvtx import ranges_asked
+from perflab.measured.baselines import Baselines
+from perflab.measured.exact import split
 from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
 from perflab.measured.run.verdict import baselines_of
-from perflab.measured.store.baselines import Baselines
-from perflab.measured.store.exact import split
-from perflab.measured.store.other_environments import beside_others
 from perflab.profiles.stored import packed
-from perflab.results.environment import is_fleeting
+from perflab.results.environment import differing, is_fleeting
 from perflab.results.measured import Entry, Exact, MeasuredCase
 from perflab.results.measurement import OutOfMemory, Record, Replicate
-from perflab.results.records import Policy, Verdict
+from perflab.results.records import Change, Policy, Verdict
 from perflab.results.result import Result
 from perflab.running.config.folder import own_folder
 from perflab.tables.drift import REASON_TO_FILL_IN
 from perflab.tables.lines import short_name
 from perflab.tiers.saving import Saving
-from perflab.units import format_count, format_names
+from perflab.units import format_bytes, format_change, format_count, format_names
+
+_MOST = 8
+"""Lines of one list, the largest changes first. The file that was written has all of them."""
 
 
 def save(saving: Saving) -> None:
@@ -261,3 +271,45 @@ def _history_notes(steps: Mapping[str, Step], *, is_named: bool) -> list[str]:
 
 def _named(said: Mapping[str, str]) -> str:
     return format_names([f"{short_name(case)} ({text})" for case, text in said.items()], most=3)
+
+
+def beside_others(saved: Mapping[str, tuple[Exact, Exact]]) -> list[str]:
+    """Return lines on quantities that differ: a headline for each pair of environments, then a line a case.
+
+    Args:
+        saved: a case's name -> the quantities stored for the closest other environment, and those saved here.
+    """
+    lists: dict[str, list[tuple[float, str]]] = {}
+    for name, (there, here) in saved.items():
+        fields = differing(there.environment, here.environment)
+        changes = _changes(there, here)
+        if not changes or not fields or fields.keys() & set(DECIDES):  # nothing is comparable across programs
+            continue
+        said = ", ".join(_said(quantity, change) for quantity, change in changes.items())
+        farthest = max(max(change.ratio, 1.0 / max(change.ratio, 1e-9)) for change in changes.values())
+        head = saved_elsewhere(fields, there.environment, here.environment)
+        lists.setdefault(head, []).append((farthest, f"  {name}: {said}"))
+    lines = []
+    for head, cases in lists.items():
+        lines.append(f"memory and counts saved for this environment differ from those {head}:")
+        cases.sort(key=lambda case: -case[0])
+        lines += [line for _, line in cases[:_MOST]]
+        lines += [f"  and {format_count(len(cases) - _MOST, 'more case')}"] if len(cases) > _MOST else []
+    return lines
+
+
+def _changes(there: Exact, here: Exact) -> dict[str, Change]:
+    pairs = {name: (value, here.counts[name]) for name, value in there.counts.items() if name in here.counts}
+    if there.peak_bytes and here.peak_bytes:
+        pairs = {"memory": (max(there.peak_bytes), max(here.peak_bytes)), **pairs}
+    return {
+        name: Change(before=old, now=new, ratio=new / old if old else 1.0 + new)
+        for name, (old, new) in pairs.items()
+        if old != new
+    }
+
+
+def _said(quantity: str, change: Change) -> str:
+    old, new = int(change.before), int(change.now)
+    values = (format_bytes(old), format_bytes(new)) if quantity == "memory" else (str(old), str(new))
+    return f"{quantity.replace('_', ' ')} {values[0]} there, {values[1]} here ({format_change(change.ratio)})"

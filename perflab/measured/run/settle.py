@@ -13,8 +13,8 @@ from perflab.base.data import changed
 from perflab.base.errors import RivalError
 from perflab.base.git import CodeOf, code_of, differs_from
 from perflab.base.identity import file_of
+from perflab.judging.finding import turns_policy
 from perflab.judging.paired import Stage, latency_findings
-from perflab.judging.unsettled import turns_policy
 from perflab.measure.machine.devices import release_memory
 from perflab.measured.run.remeasure import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
@@ -69,7 +69,7 @@ class Settling:
     def has_code(self, one: Judged) -> bool:
         """Whether there is a commit with which a case could be interleaved."""
         entry = one.baseline.times
-        return entry is not None and _is_wanted(one) and self.code("baseline", entry).commit is not None
+        return entry is not None and _is_wanted(one) and self.code_of("baseline", entry).commit is not None
 
     def settle(self, one: Judged) -> Judged:
         """Interleave the case with the code of its baseline, of its anchor or of both, and judge it again.
@@ -84,9 +84,9 @@ class Settling:
         same_code = False
         for what in one.judgement.unsettled:
             saved = entry.anchor if what == "anchor" and entry.anchor is not None else entry
-            code = self.code(what, saved)
+            code = self.code_of(what, saved)
             if code.commit is None:
-                notes.append(code.told)
+                notes.append(code.told if code.is_here or not code.told else f"no A/B re-run: {code.told}")
                 same_code |= code.is_here
                 continue
             there = f"{code.commit[:7]}, {code.told}"
@@ -113,15 +113,8 @@ class Settling:
             judgement = changed(judgement, reasons=[*judgement.reasons, *filter(None, notes)])
         return replace(one, judgement=judgement)
 
-    def code(self, what: str, saved: Saved) -> CodeOf:
-        """Return the commit to compare with, or the reason why there is none, as ``no A/B re-run: ...``."""
-        code = self.code_of(what, saved)
-        if code.commit is None and code.told and not code.is_here:
-            return CodeOf(None, f"no A/B re-run: {code.told}")
-        return code
-
     def code_of(self, what: str, saved: Saved) -> CodeOf:
-        """Return the commit to compare with, or the reason why there is none, without a prefix."""
+        """Return the commit to compare with, or the reason why there is none."""
         root, baselines = self._config.rootpath.resolve(), self._directory
         code = self._code_of(what, root, baselines, saved.recorded, saved.commit)
         if code.commit is None or self._differs_from(code.commit, root, baselines):
@@ -132,11 +125,9 @@ class Settling:
 
     def _in_turns(self, one: Judged, commit: str) -> Comparison | NoTurns:
         """Interleave the case with the commit; return the comparison if it is decided, else the reason why not."""
-        device = one.state.device
-        assert device is not None
-        release_memory(device)
+        release_memory(one.device)
         there, left_s = (commit, file_of(one.case)), self._budget.measuring_s()
-        problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, device, PROCESSES)
+        problem = self._unusable.get(there) or _too_long(one) or no_room(one.record, one.device, PROCESSES)
         if problem is not None:
             return NoTurns(problem)
         if left_s is not None and left_s < LEAST_S:
@@ -159,7 +150,7 @@ class Settling:
 
     def _compare(self, one: Judged, commit: str, found: Comparison) -> None:
         case, moved, show = one.case, one.old_name, self._progress.show
-        device = str(one.state.device)
+        device = str(one.device)
         with two_sides(self._config, commit, [case], device, self._progress.waiting) as (starts, _base):
             compare(
                 [case],

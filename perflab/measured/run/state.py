@@ -1,4 +1,4 @@
-"""The measured tier's part of a running case's state."""
+"""The measured tier's part of a running case's state, and the reasons why a case cannot be measured."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perflab.base.errors import UsageError
-from perflab.measure.counts.compiling import CompilerState, compiler_state
+from perflab.base.errors import SettingError, UsageError
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import backend_of
+from perflab.measure.counts.counter import CompilerState, compiler_state
 from perflab.results.measurement import Measurement, OutOfMemory
 from perflab.results.records import Environment
+from perflab.settings.settings import Settings
 
 if TYPE_CHECKING:
+    import torch
+
     from perflab.running.case.perf import CaseState
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -44,3 +49,20 @@ def no_work(state: CaseState) -> UsageError:
 def no_time(state: CaseState) -> UsageError:
     """Return the error for a measured time of zero or less."""
     return UsageError(f"{state.case}: the clock did not move while it was measured", "measure more work in a call")
+
+
+def no_graph_for(case: str, settings: Settings, device: torch.device) -> str | None:
+    """Return why a case is skipped on this device; None if it is measured.
+
+    Raises:
+        SettingError: an option or ini key asks for graphs, so every case would be skipped.
+    """
+    if not settings.cuda_graph or backend_of(device).tells(Quantity.GRAPHS):
+        return None
+    if settings.graph_by_mark:
+        return "a CUDA graph needs a GPU"
+    raise SettingError(
+        f"--perf-cuda-graph (perf_cuda_graph) needs CUDA: {case} is measured on {device}",
+        "leave it out there, or mark what is to have a graph, @pytest.mark.perf(cuda_graph=True): such cases alone "
+        "are skipped without a GPU; cache='cold' works on every device",
+    )

@@ -18,7 +18,7 @@ from perflab.base.data import changed
 from perflab.base.errors import PerflabError
 from perflab.judging.interleave import Reading
 from perflab.judging.paired import PairedPolicy, calls_judged, log_of
-from perflab.judging.trimmed import LEAST_PAIRS, estimate
+from perflab.judging.statistics import LEAST_PAIRS, estimate
 from perflab.measure.calls.nvtx import ranges_asked
 from perflab.measured.report.columns import shown_ns
 from perflab.measured.report.side_by_side import levels_with_bases

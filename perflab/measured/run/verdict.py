@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.base.data import changed
+from perflab.base.data import Parameters, changed
 from perflab.base.identity import identity, without_mode
 from perflab.judging.counts import exactly_worse
 from perflab.judging.judge import judge
-from perflab.judging.leaks import leak_text
+from perflab.judging.memory_texts import leak_text
+from perflab.measured.baselines import Baselines
 from perflab.measured.run.memory_snapshots import with_snapshots
 from perflab.measured.run.state import Learned
-from perflab.measured.store.baselines import Baselines
 from perflab.measurement.measurement import replicate_of
+from perflab.predicted.settings import place_asked_for
 from perflab.results.measured import Baseline, MeasuredCase
 from perflab.results.measurement import Record
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from perflab.running.case import verdicts
 from perflab.running.case.perf import CaseState
-from perflab.running.case.verdicts import compared_with, unless_beyond, unless_unchecked
+from perflab.running.case.verdicts import compared_with, unless_beyond, unless_unchecked, unmeasured
 from perflab.running.config.folder import OWN_TIMES
 from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
 from perflab.units import format_count, format_names
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,12 @@ class Judged:
     def settings(self) -> Settings:
         """The case's own settings."""
         return self.state.settings
+
+    @property
+    def device(self) -> torch.device:
+        """The device that measured the case."""
+        assert self.state.device is not None
+        return self.state.device
 
     @property
     def old_name(self) -> dict[str, str]:
@@ -158,3 +170,39 @@ def failure_of(config: pytest.Config, one: Judged) -> str | None:
         is_judged=is_judged,
         is_whole=judgement.verdict is not Verdict.OOM and not one.record.out_of_memory,
     )
+
+
+def parameters_of(item: pytest.Item) -> Parameters:
+    """Return a test's parameters; values that JSON cannot hold unchanged become text.
+
+    It cannot hold subclasses (NumPy's numbers) and infinities.
+    """
+
+    def is_plain(value: Any) -> bool:
+        return math.isfinite(value) if type(value) is float else type(value) in (str, int, bool, type(None))
+
+    callspec = getattr(item, "callspec", None)
+    given: dict[str, Any] = dict(callspec.params) if callspec is not None else {}
+    return {name: value if is_plain(value) else str(value) for name, value in given.items()}
+
+
+def result_of(state: CaseState, report: pytest.TestReport) -> Result | None:
+    """Return the case's result from a test report; None if the report is not final."""
+    if report.when == "teardown":
+        return None
+    result = state.result
+    if state.subtest_failures:
+        failed = Judgement(verdict=Verdict.FAILED, reasons=[state.problem or "a subtest failed"])
+        result = Result(case=state.case, judgement=failed, failure="\n\n".join(state.subtest_failures))
+    elif result is None or (report.failed and result.judgement.verdict is Verdict.OK):
+        result = unmeasured(state.case, state.problem, report, state.short_of)
+    if result is None:
+        return None
+    wanted = state.settings.side_by_side
+    result = changed(
+        result,
+        parameters=state.parameters if result.record is None else {},
+        side_by_side=wanted if wanted in state.parameters else None,
+        place=place_asked_for(state.settings) if result.outcome is None else None,
+    )
+    return state.settings.told_in(result)

@@ -18,18 +18,17 @@ from perflab.base.data import changed
 from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, ResultsError, UsageError
 from perflab.base.identity import DEFAULT, identity
 from perflab.judging.counts import CALLGRIND
-from perflab.measure.calls.forks import calling
+from perflab.measure.calls.strays import BetweenSamples, calling
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter
 from perflab.measure.machine.devices import as_out_of_memory, available_bytes, current_device, release_memory
-from perflab.measure.sampling.stopping import Progress
-from perflab.measured.run.between_samples import BetweenSamples
+from perflab.measure.stopping import Progress
 from perflab.measured.run.callgrind import count_under_callgrind, run_counted
-from perflab.measured.run.cuda_graphs import no_graph_for
 from perflab.measured.run.memory_snapshots import record_where_asked
-from perflab.measured.run.state import Learned, no_time, no_work
+from perflab.measured.run.state import Learned, no_graph_for, no_time, no_work
 from perflab.measurement.callables import Comparison, Limits, in_turns
-from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure, with_what_was_alive
+from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure
+from perflab.measurement.passes import with_what_was_alive
 from perflab.profiles.take import ProfilePlan
 from perflab.ranks.group import together
 from perflab.results.measurement import Measurement, per_call_ns

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from perflab.base.data import changed, to_json, to_plain
-from perflab.measure.calls.forks import one_process
+from perflab.measure.calls.strays import one_process
 from perflab.measure.machine.watchdog import Watchdog
 from perflab.noting import NOTES, AllNotes, case_id
 from perflab.processes.channel import Alive, say, to_parent

@@ -14,12 +14,11 @@ import pytest
 from perflab.base.amounts import positive, refuse_no_count, refuse_uncallable
 from perflab.base.data import Parameters
 from perflab.base.errors import UsageError
-from perflab.measure.calls.forks import calling
+from perflab.measure.calls.strays import calling
 from perflab.measure.calls.workload import Step, Workload, chain
 from perflab.measure.clocks.set_up import workload_of
-from perflab.measure.machine.devices import as_dtype
-from perflab.measure.machine.matmul_rate import matmul_flops_per_second, precision_of_products
-from perflab.measure.sampling.generation import Generating, TokenHook
+from perflab.measure.generation import Generating, TokenHook
+from perflab.measure.machine.devices import as_dtype, matmul_flops_per_second, precision_of_products
 from perflab.measurement.callables import Comparison, checked
 from perflab.results.measurement import Quote
 from perflab.results.records import Shortage, TierRecord

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from perflab.measure.sampling.stopping import Progress
+from perflab.measure.stopping import Progress
 from perflab.noting import case_id
 from perflab.running.case.hanging import beat
 from perflab.running.config.kinds import is_worker

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perflab.base.amounts import positive, refuse_no_count, refuse_uncallable
 from perflab.base.data import Parameters, speakable
 from perflab.base.errors import UsageError
-from perflab.measure.sampling.stopping import CALLS_AT_LEAST, ESTIMATE_SLACK
+from perflab.measure.stopping import CALLS_AT_LEAST, ESTIMATE_SLACK
 from perflab.results.records import Shortage
 from perflab.tables.view import STANDARD
 from perflab.units import format_bytes, format_ns

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
-    from perflab.measure.sampling.stopping import Warmup
+    from perflab.measure.stopping import Warmup
     from perflab.running.case.perf import Perf
 
 PERF_FOR: pytest.StashKey[Callable[[pytest.Item, torch.device], Perf]] = pytest.StashKey()
@@ -90,7 +90,7 @@ def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]
 def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:
     """Return the value of the ``warmup`` fixture."""
     from perflab.measure.calls.workload import Workload
-    from perflab.measure.sampling.stopping import Warmup, warm_up
+    from perflab.measure.stopping import Warmup, warm_up
     from perflab.measurement.measurement import stopwatch_for
 
     plan = settings_of(request.config).plan

@@ -14,7 +14,7 @@ import pytest
 
 from perflab.base.errors import UsageError
 from perflab.devices.kinds import resolve_device
-from perflab.measure.calls.forks import calling
+from perflab.measure.calls.strays import calling
 from perflab.measure.machine.devices import (
     as_out_of_memory,
     available_bytes,

@@ -14,6 +14,7 @@ from statistics import NormalDist, fmean, median
 
 from perflab.base.data import changed
 from perflab.judging.exact import judge_memory, peaks_of
+from perflab.judging.finding import turns_policy
 from perflab.judging.interleave import Reading
 from perflab.judging.judge import judge
 from perflab.judging.null_control import wants_more
@@ -29,9 +30,8 @@ from perflab.judging.paired import (
     log_of,
     stage,
 )
-from perflab.judging.unsettled import turns_policy
+from perflab.measured.exact import split
 from perflab.measured.run.remeasure import cleared
-from perflab.measured.store.exact import split
 from perflab.results.measured import Entry, MeasuredCase
 from perflab.results.measurement import Paired, Replicate
 from perflab.results.records import Environment, Policy, Verdict

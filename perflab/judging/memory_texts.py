@@ -1,4 +1,4 @@
-"""Describes a case that ran out of memory: bytes asked for, memory alive, and ways to free some of it. Pure."""
+"""Describes cases that ran out of memory, with ways to free some of it, and memory that calls keep. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from perflab.base.user_lines import with_callers
-from perflab.results.measurement import OutOfMemory
+from perflab.results.measurement import Leak, OutOfMemory
 from perflab.results.peak import PeakPart
-from perflab.units import format_bytes
+from perflab.units import format_bytes, format_count
 
 MOST = 5
 """Number of groups of live memory to list; the results file has all of them."""
 _WORTH = 0.05
 """Share of the live memory that a remedy must free to be reported."""
 FORWARD, OPTIMIZER = "made by the forward", "made by the optimizer"
+_MOST = 3
+"""Number of places to name; the results file has all of them."""
 
 
 def out_of_memory_texts(found: OutOfMemory) -> list[str]:
@@ -72,3 +74,19 @@ def place(part: PeakPart) -> str:
     where = f" in {part.module}" if part.module else ""
     line = f" ({with_callers(part.line, part.stack)})" if part.line else ""
     return f"{part.operator or 'code'}{where}{line}" if part.operator or part.line else ""
+
+
+def leak_text(leak: Leak) -> str:
+    """Format a leak.
+
+    ``memory held grows in each of 5 calls, by 4.00 KiB a call: 4.00 KiB of aten::mul (train.py:12); kept ...``.
+    """
+    grown_bytes = sum(leak.grown_bytes) // len(leak.grown_bytes)
+    kept_bytes = max(grown_bytes, sum(part.size_bytes for part in leak.kept))  # with graphs, which Python does not see
+    calls = format_count(len(leak.grown_bytes), "call")
+    text = f"memory held grows in each of {calls}, by {format_bytes(kept_bytes)} a call"
+    said = [f"{format_bytes(part.size_bytes)} of {place(part) or 'unknown origin'}" for part in leak.kept[:_MOST]]
+    more = len(leak.kept) - _MOST
+    said += [f"{format_count(more, 'smaller part')}"] if more > 0 else []
+    keeper = next(filter(None, (one.place for one in leak.keepers)), "")
+    return f"{text}{': ' * bool(said)}{', '.join(said)}{f'; kept {keeper}' if keeper else ''}"

@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 from perflab.base.errors import UsageError
+from perflab.judging.statistics import SHARES, quantile, quantile_interval
 from perflab.measure.calls.workload import Mark, Outputs, Phased
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.sampling.statistics import SHARES, quantile, quantile_interval
 from perflab.results.measurement import PER_TOKEN, Generation, Statistic, formula_of
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours

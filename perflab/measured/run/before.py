@@ -1,4 +1,4 @@
-"""Holds the device lock for a case, from before its fixtures until it is judged.
+"""Hooks before a case's fixtures: they skip a case that is too late, and hold the device until it is judged.
 
 A case's preparation loads the machine as much as its measurement: it builds, trains and compiles models, and probes the
 device's matmul rate. The case therefore holds the lock for all of it, and no case begins while another one runs.
@@ -11,6 +11,10 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from perflab.predicted.run.predicting import Instead
+from perflab.running.case.perf import STATE
+from perflab.settings.total_budget import GRACE_S, TotalBudget
 
 if TYPE_CHECKING:
     import torch
@@ -65,3 +69,28 @@ class CaseTurns:
     def _release(self) -> None:
         self._device = None
         self._held.close()
+
+
+class Before:
+    """Skips a case, or has it fail, before anything of it is set up.
+
+    ``Cases`` cannot: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their
+    teardown.
+    """
+
+    def __init__(self, budget: TotalBudget) -> None:
+        self._budget = budget
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip a case that would begin when the run's time is long over, and raise why its rank cannot be played.
+
+        If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A
+        test that does much work before that, or never states its cost, must not delay the end of the run.
+        """
+        state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
+        if state is not None and left_s is not None and left_s < -GRACE_S:
+            state.skip_for_time()
+        error = state.part(Instead).not_joined if state is not None else None
+        if error is not None:
+            raise error

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from perflab.judging.statistics import relative_half_width
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
-from perflab.measure.sampling.statistics import relative_half_width
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

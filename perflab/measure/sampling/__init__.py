@@ -1,1 +1,0 @@
-"""Sampling: how long to warm up, when to stop, and statistics of samples."""

@@ -1,0 +1,221 @@
+"""Stored numbers of measured cases: exact quantities for all machines, times by machine, and a machine's own history.
+
+Committed times have precedence. A machine without committed times keeps the times of its runs in a separate folder,
+which is not committed, so that a second run has something to compare with. Here are also the files in a directory, for
+pruning and joining, and the judgement on a run whose baseline is another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from perflab.base.data import changed
+from perflab.judging.exact import DECIDES
+from perflab.judging.judge import judge
+from perflab.judging.kept import Reading, Step, next_step, unexplained
+from perflab.measured.exact import ExactStore, split
+from perflab.measured.exact import Variants as Exacts
+from perflab.results.environment import differences, differing, exact_environment, exact_slug, slug, whole_slug
+from perflab.results.measured import Baseline, Entry, Exact
+from perflab.results.measurement import Record, Replicate
+from perflab.results.records import Environment, Judgement, Policy
+from perflab.results.result import Result
+from perflab.store.case_files import CaseFiles, name_of
+from perflab.store.join import Part, case_at
+from perflab.store.json_files import is_exact_file
+from perflab.store.stale import Stored, StoredFile
+from perflab.store.times import BaselineStore
+from perflab.store.times import Variants as Times
+
+ExactSuccessor = Callable[[str, Exact | None, Exact], Exact]
+TimesSuccessor = Callable[[str, Entry | None, Entry], Entry]
+One = TypeVar("One", Entry, Exact)
+
+
+class Baselines:
+    """Every place in which numbers of measured cases are stored. ``CaseFiles`` documents the errors.
+
+    Args:
+        directory: baselines that are committed.
+        own: this machine's own history.
+    """
+
+    def __init__(self, directory: Path, own: Path) -> None:
+        self.exact = ExactStore(directory)
+        self.times = BaselineStore(directory)
+        self._own = BaselineStore(own, whole_slug)
+
+    def of(self, case: str, environment: Environment) -> Baseline:
+        """Return the numbers that a case is compared with.
+
+        If none are comparable, return the closest ones, so that the judge can say what differs.
+        """
+        committed = self.times.entries(case, environment)
+        known = [*committed, *self._own.entries(case, environment)]
+        times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
+        exact = self.exact.of(case, environment)
+        return Baseline(exact=exact, times=times, times_are_own=times is not None and times not in committed)
+
+    def has_exact(self, case: str, environment: Environment) -> bool:
+        """Whether exact quantities of the case are stored for exactly this environment."""
+        exact = self.exact.of(case, environment)
+        return exact is not None and exact.environment == exact_environment(environment)
+
+    def has_times(self, case: str, environment: Environment) -> bool:
+        """Whether times of the case are committed for exactly this environment."""
+        times = self.times.entries(case, environment)
+        return bool(times) and not differences(times[0].environment, environment)
+
+    def save(
+        self,
+        exacts: Mapping[str, Entry],
+        times: Mapping[str, Entry],
+        exact_successor: ExactSuccessor,
+        times_successor: TimesSuccessor,
+    ) -> list[Path]:
+        """Store the exact quantities of ``exacts`` and the times of ``times``. Return the files written.
+
+        Args:
+            exacts: node id -> a measurement with all its replicates.
+            times: node id -> a measurement with all its replicates; mostly the cases of ``exacts``.
+            exact_successor: ``(case, old, new)`` returns the exact quantities to store if the file holds ``old``.
+            times_successor: ``(case, old, new)`` returns the times to store if the file holds ``old``.
+        """
+        found = {case: exact for case, entry in exacts.items() if (exact := split(entry).exact) is not None}
+        own = {case: one for case, entry in times.items() if (one := split(entry).times) is not None}
+        paths = self.times.save(own, times_successor) if own else []
+        self._forget(self._own, own)
+        differing = {
+            case: entry
+            for case, entry in exacts.items()
+            if case not in found and any(one.memory is not None and one.memory.least for one in entry.replicates)
+        }
+        self._forget(self.exact, differing)
+        return [*paths, *(self.exact.save(found, exact_successor) if found else [])]
+
+    def _forget(self, store: BaselineStore | ExactStore, cases: Mapping[str, Entry]) -> None:
+        """Remove the cases from a store's files of their environments."""
+        names: dict[Path, list[str]] = {}
+        for case, entry in cases.items():
+            path = store.path_for(case, entry.environment)
+            if path.exists():
+                names.setdefault(path, []).append(name_of(case))
+        if names:
+            store.remove(names)
+
+    def keep(self, runs: Mapping[str, Reading]) -> dict[str, Step]:
+        """Keep times of cases without committed times in this machine's own history. Return the step of each history.
+
+        Args:
+            runs: node id -> a run's measurement of a case without committed times.
+        """
+        steps: dict[str, Step] = {}
+
+        def successor(case: str, old: Entry | None, new: Entry) -> Entry:
+            steps[case] = next_step(old, new, runs[case].policy)
+            return steps[case].entry
+
+        entries = {case: one for case, reading in runs.items() if (one := split(reading.entry).times) is not None}
+        joining = {case: one for case, one in entries.items() if not runs[case].is_worse}
+        if joining:
+            self._own.save(joining, successor)
+        for case, new in entries.items():
+            for old in self._own.entries(case, new.environment)[:1] if runs[case].is_worse else ():
+                steps[case] = Step(old, left_out=unexplained(old, new))
+        return steps
+
+
+def judge_runs(before: Result, now: Result, policy: Policy) -> Judgement | None:
+    """Return the judgement of ``now`` against ``before``; None if one has no record, or ``before`` no times.
+
+    A run that measured in one process does not know its noise. It is believed if all other evidence agrees, like a
+    machine's own history of few runs.
+    """
+    base, head = before.record, now.record
+    if base is None or head is None or base.summary is None:
+        return None
+    replicates = _judged(base, base.summary)
+    if head.summary is not None:
+        own = _judged(head, head.summary)
+        middle = sorted(own, key=lambda one: one.median_ns)[len(own) // 2]
+        fresh = own if len(own) > 1 and len(replicates) > 1 else []
+        head = changed(head, summary=middle, fresh=fresh, paired=None, paired_to_anchor=None)
+    entry = Entry(environment=base.environment, recorded="", replicates=replicates)
+    parts = split(entry)
+    return judge(head, Baseline(exact=parts.exact, times=parts.times, times_are_own=True), policy)
+
+
+def _judged(record: Record, summary: Replicate) -> list[Replicate]:
+    """Return the replicates on which the run's own verdict rests."""
+    return record.fresh or [summary]
+
+
+def stored(directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
+    """Yield the files of these environments: times first, then exact quantities."""
+    times, exact = BaselineStore(directory), ExactStore(directory)
+    for environment in dict.fromkeys(environments):
+        for path in sorted((directory / slug(environment)).glob("*.json")):
+            yield StoredFile(
+                path,
+                times,
+                lambda path=path, here=environment: _times(times, path, here),  # type: ignore[misc]
+            )
+    for environment in dict.fromkeys(environments):
+        for path in sorted((directory / exact_slug(exact_environment(environment))).glob("*.json")):
+            yield StoredFile(
+                path,
+                exact,
+                lambda path=path, here=environment: _exact(exact, path, here),  # type: ignore[misc]
+            )
+
+
+def _times(store: BaselineStore, path: Path, environment: Environment) -> dict[str, Stored]:
+    return {
+        name: Stored(all(one.environment == environment for one in ones), ones[0].recorded, ones[0].commit)
+        for name, ones in store.load(path).items()
+    }
+
+
+def _exact(store: ExactStore, path: Path, environment: Environment) -> dict[str, Stored]:
+    here = exact_environment(environment)
+
+    def is_ours(variants: Exacts) -> bool:
+        return any(not differing(one.environment, here).keys() & set(DECIDES) for one in variants)
+
+    return {name: Stored(is_ours(ones), ones[0].recorded, ones[0].commit) for name, ones in store.load(path).items()}
+
+
+def join(paths: Sequence[Path]) -> Part:
+    """Join files: keep the latest record of each case and environment.
+
+    Raises:
+        BaselineError: a file is damaged or foreign.
+    """
+    times: dict[str, dict[str, Times]] = {}
+    exact: dict[str, dict[str, Exacts]] = {}
+    for path in paths:
+        directory, folder = path.parent.parent, path.parent.name
+        if is_exact_file(path):
+            _join(ExactStore(directory), path, exact.setdefault(folder, {}))
+        else:
+            _join(BaselineStore(directory), path, times.setdefault(folder, {}))
+
+    def write(output: Path) -> set[Path]:
+        files = {file for cases in times.values() for file in BaselineStore(output).put(cases)}
+        return files | {file for cases in exact.values() for file in ExactStore(output).put(cases)}
+
+    # A measured case with both exact quantities and times counts as one baseline.
+    return Part(max(sum(map(len, exact.values())), sum(map(len, times.values()))), write)
+
+
+def _join(store: CaseFiles[tuple[One, ...]], path: Path, joined: dict[str, tuple[One, ...]]) -> None:
+    """Add a file's cases to ``joined``, keeping the latest record of each environment."""
+    for name, variants in store.load(path).items():
+        case = case_at(path, name)
+        latest = {one.environment: one for one in joined.get(case, ())}
+        for one in variants:
+            if one.environment not in latest or one.recorded >= latest[one.environment].recorded:
+                latest[one.environment] = one
+        joined[case] = tuple(latest.values())

@@ -1,1 +1,0 @@
-"""Stored baselines of measured cases: exact quantities for all machines, times for each machine."""
