@@ -10,7 +10,7 @@ import gc
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from perflab.attribution.live_tensors import held_storages
+from perflab.attribution.held import held_storages
 from perflab.measure.machine.devices import collector_off, synchronize
 from perflab.ranks.together import together
 from perflab.results.measurement import Leak
@@ -43,7 +43,7 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
                 return None
     from perflab.measurement.measurement import tried
     from perflab.profiles.keepers import take_keepers
-    from perflab.profiles.take_kept import take_kept
+    from perflab.profiles.take_peak import take_kept
 
     kept, _ = tried(lambda: take_kept(workload, device))
     keepers, _ = tried(lambda: take_keepers(workload, device))

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 from perflab.attribution.places import MARK, Where
 from perflab.nsys.launches import COPY, GRAPH, Launch
-from perflab.nsys.names import named, place_or_node, shapes_of
+from perflab.nsys.reading_ranges import named, place_or_node, shapes_of
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
-from perflab.profiles.device import Kernel
+from perflab.profiles.divided import Kernel, Known
 from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Known
 from perflab.profiles.placed import NOWHERE, Phase, placed, within
 
 Flops = Callable[[str, Sequence[Sequence[int]]], int]

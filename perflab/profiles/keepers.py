@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perflab.attribution.live_tensors import storages_of
+from perflab.attribution.held import storages_of
 from perflab.base.user_lines import line_of, shown_file
 from perflab.measure.machine.devices import collector_off, synchronize
 from perflab.results.peak import Keeper

@@ -8,8 +8,7 @@ from math import hypot
 from statistics import median
 
 from perflab.base.data import changed
-from perflab.profiles.facts import HALF, Key, Total, shifts_of
-from perflab.profiles.new_calls import Calls, Shifts
+from perflab.profiles.facts import HALF, Calls, Key, Shifts, Total, shifts_of
 from perflab.results.profile import GAPS, OTHER_THREAD, PYTHON, UNNAMED, Part
 
 SPREADS = 4.0

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from perflab.base.data import changed
 from perflab.measure.counts.events import kind_of
-from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
-from perflab.profiles.new_calls import parsed
+from perflab.profiles.facts import HALF, Change, Key, Total, is_whole, parsed
 from perflab.profiles.wholes import Again, Layers
 from perflab.results.profile import (
     BACKWARD,

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from math import hypot, inf
 
-from perflab.profiles.facts import HALF
+from perflab.profiles.facts import HALF, parsed
 from perflab.profiles.longer import OWN_SHARE, SPREADS, WORTH
-from perflab.profiles.new_calls import parsed
 from perflab.results.profile import CALLED_FIRST, PYTHON, OnLine, Part, ProfileRow
 
 _DEPTH = 50

@@ -13,7 +13,7 @@ from perflab.base.kernel_names import kernel_name
 from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
 from perflab.measure.clocks.clock import wait_for_devices
 from perflab.measure.counts.profiler import profiler
-from perflab.profiles.device import Kernel
+from perflab.profiles.divided import Kernel
 from perflab.profiles.events import CALL, COMPILED_REGION, PHASE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase, operators

@@ -7,13 +7,13 @@ and lines may change the memory that a call needs: then fewer marks are set, unt
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perflab.attribution.held import held_by_address
-from perflab.attribution.live_tensors import held_bytes, held_storages
+from perflab.attribution.held import held_by_address, held_bytes, held_storages
 from perflab.attribution.places import Places, module_names
 from perflab.base.data import changed
 from perflab.base.reachable import reachable
@@ -30,7 +30,7 @@ from perflab.measure.counts.profiler import profiler
 from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
 from perflab.measure.memory.graph_pools import free_bytes_in, replayed_pools
 from perflab.profiles.keepers import take_keepers
-from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
+from perflab.profiles.peak import Askers, alive_after, kept_before, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
 from perflab.results.peak import INPUTS, KEPT, LET_GO, Peak, PeakPart
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _AROUND = "perflab: peak memory"
+_CALLS = 3
+"""The number of calls that show what a call keeps. The first lets the profiler know the blocks that the second frees;
+the third frees the blocks that live from one call to the next."""
 _Marking = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -194,3 +197,26 @@ def run_within_a_range(workload: Workload, marking: _Marking) -> Any:
 
     with torch.profiler.record_function(_AROUND), marking():
         return run_marked(workload)
+
+
+def take_kept(workload: Workload, device: torch.device) -> list[PeakPart]:
+    """Return the blocks that one call allocates and a later call has not freed, the largest first.
+
+    Raises:
+        UsageError: another profiler runs, or perflab's own recorded nothing.
+        Exception: whatever the workload raises.
+    """
+    refuse_another_profiler("look for leaks")
+    places = Places(module_names(reachable(workload.roots)))
+    with collector_off(), profiler(device.type, profile_memory=True) as watching:
+        for _ in range(_CALLS):
+            run_within_a_range(workload, places.marking)
+            synchronize(device)
+            gc.collect()
+    calls = recorded_calls(watching, _CALLS, details=True)
+    began_ns, ended_ns = (call.root.event.start_ns for call in calls[1:])
+    found = [one for call in calls for one in placed(call.roots, call.phases, places.named)]
+    askers = Askers(found, [(phase.start_ns, phase.name) for call in calls for phase in call.phases])
+    there = alive_after(block_events(kineto_results(watching), device))
+    made = (event for event in there if began_ns <= event.time_ns < ended_ns)
+    return summed(askers.at(event).part(KEPT, event.size_bytes, 1) for event in made)

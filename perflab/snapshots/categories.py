@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perflab.results.peak import CATEGORIES, UNKNOWN
+from perflab.snapshots.analysis import Thread, root_of
 from perflab.snapshots.model import Block, Stack, Stage
-from perflab.snapshots.stacks import Thread, root_of
 
 MOST_FOREIGN = 12
 """The most categories of a file's own that keep their names."""

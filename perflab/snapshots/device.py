@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from perflab.base.errors import SnapshotError
+from perflab.snapshots.analysis import Thread, root_of
 from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
+from perflab.snapshots.events import ACTIONS, Rows, text_of
 from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
-from perflab.snapshots.rows import ACTIONS, Rows, text_of
-from perflab.snapshots.stacks import Thread, root_of
 from perflab.snapshots.stages import of_annotations, of_threads, steps_of
 
 BLOCK_BYTES = 512

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from perflab.snapshots.analysis import Thread
 from perflab.snapshots.model import Stage
-from perflab.snapshots.stacks import Thread
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from perflab.nsys.export import opened
-from perflab.nsys.names import case_and_pass, named, shapes_of
 from perflab.nsys.ranges import NONE, Opened, Ranges
 from perflab.nsys.reading import Reading, chosen_process, read
+from perflab.nsys.reading_ranges import case_and_pass, named, shapes_of
 from perflab.nsys.text import lines
 from perflab.profiles.events import shown_shapes
 from perflab.results.profile import GAPS

@@ -10,7 +10,7 @@ from perflab.base.data import changed
 from perflab.profiles.difference import explain
 from perflab.profiles.events import name_and_scope
 from perflab.profiles.explanation_text import explanation_texts
-from perflab.profiles.new_calls import Calls, Place, Shifts, same_calls, unmatched
+from perflab.profiles.facts import Calls, Place, Shifts, same_calls, unmatched
 from perflab.results.profile import CudaCall, Profile, ProfileRow
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.turns import evidence

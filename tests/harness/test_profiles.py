@@ -17,18 +17,16 @@ from perflab.base.errors import UsageError
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.cost import Cost
-from perflab.profiles.device import Kernel, device_sums
 from perflab.profiles.difference import explain
+from perflab.profiles.divided import Kernel, Known, Sum, device_sums, faster_half, host_sums, matched
 from perflab.profiles.events import CALL, NODE, PHASE, RANGE_SCOPE, Event, name_and_scope, nested
 from perflab.profiles.explanation_text import explanation_texts
 from perflab.profiles.export import chrome_trace, folded_stacks
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Known, Sum, faster_half, host_sums, matched
 from perflab.profiles.placed import Phase, operators, placed, within
-from perflab.profiles.reading import Reading, known_of
+from perflab.profiles.reading import Reading, known_of, summed_up
 from perflab.profiles.recording import Recorded
 from perflab.profiles.stored import packed, unpacked
-from perflab.profiles.sum_up import summed_up
 from perflab.profiles.take import LEAST_CALLS, _turns
 from perflab.profiles.text import by_category, lines, notes_of
 from perflab.results.profile import Explanation, Part, Profile, ProfileRow

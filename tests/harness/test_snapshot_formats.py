@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perflab.snapshots.picture import COLORS
-from perflab.snapshots.tables import shown
+from perflab.snapshots.report import shown
 from perflab.tables.escaping import one_line
 from perflab.units import format_bytes
 from tests.harness.browser import needs_browser, opened

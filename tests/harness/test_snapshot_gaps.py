@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import SnapshotError
-from perflab.snapshots.devices import choose
-from perflab.snapshots.reading import read_snapshots
-from perflab.snapshots.stacks import is_user_s
+from perflab.snapshots.analysis import is_user_s
+from perflab.snapshots.reading import choose, read_snapshots
 from perflab.snapshots.stages import of_marks, steps_of
 from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, read, segment, written
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perflab.snapshots.analysis import categories_of, levels
-from perflab.snapshots.at_once import Events
+from perflab.snapshots.events import Events
 from perflab.snapshots.model import Stage
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import picture

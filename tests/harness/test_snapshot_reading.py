@@ -17,10 +17,9 @@ import torch
 from perflab.base.errors import SnapshotError
 from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.snapshots.analysis import alike, alive_at
-from perflab.snapshots.at_once import Events
-from perflab.snapshots.devices import choose
+from perflab.snapshots.events import Events
 from perflab.snapshots.model import Stage
-from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.reading import choose, read_snapshots
 from perflab.snapshots.unpickling import Unpickling
 from tests.harness.made_snapshots import (
     ADDRESS,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perflab.internals.of_torch import FakeTensorMode
 from perflab.internals.of_torch.dispatch import aten, without_dispatch_modes
-from perflab.internals.of_torch.fakes import shape_rule_replaced_in
+from perflab.internals.of_torch.tracing import shape_rule_replaced_in
 from perflab.predicted.cuda.patching import shape_rules_replaced
 
 _REFUSED = (torch.float16, torch.bfloat16, torch.bool)

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from perflab.attribution.held import held_tensors, optimizer_states
-from perflab.attribution.live_tensors import tensors_kept_in
+from perflab.attribution.held import held_tensors, optimizer_states, tensors_kept_in
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.trace.modules import ModuleBook
 from perflab.predicted.trace.trace import Layer

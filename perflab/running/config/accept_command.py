@@ -11,7 +11,7 @@ from perflab.base.identity import file_of
 from perflab.options import OPTIONS
 from perflab.results.records import Verdict
 from perflab.running.config.command_line import without, without_positionals
-from perflab.tables.drift import REASON_TO_FILL_IN
+from perflab.tables.failing import REASON_TO_FILL_IN
 from perflab.units import parse_seconds
 
 _OUTPUT = ("-r", "--tb", "--capture", "--show-capture", "--color", "--durations", "--durations-min", "--verbosity")
