@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from perflab.base.data import changed
 from perflab.internals.of_torch.machine import BlockEvent
-from perflab.profiles.events import NODE, Call
+from perflab.profiles.events import NODE, Innermost
 from perflab.profiles.placed import Placed, role_of
 from perflab.results.peak import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.results.profile import BACKWARD, OPTIMIZER
@@ -58,39 +58,24 @@ class Askers:
         ``phases_at`` has when each phase began, in order; empty if the calls have no phases.
         """
         self._placed = {id(one.call): one for one in found}
-        self._by_thread: dict[int, list[Call]] = {}
-        for one in self._placed.values():
-            self._by_thread.setdefault(one.call.event.thread, []).append(one.call)
-        for calls in self._by_thread.values():
-            calls.sort(key=lambda call: (call.event.start_ns, -call.event.end_ns))
-        self._starts = {thread: [one.event.start_ns for one in calls] for thread, calls in self._by_thread.items()}
+        self._innermost = Innermost(one.call for one in self._placed.values())
         self._phases_at = phases_at
 
     def at(self, event: BlockEvent) -> Asked:
         """Return the origin of an event: the innermost operator running on its thread that does more than allocate."""
-        call = self._running(event)
-        while call is not None and call.name.startswith(_ONLY_ALLOCATE):
-            above = next((one for one in call.above() if id(one) in self._placed), None)
-            if above is None or above.name.startswith(NODE):
+        open_calls = self._innermost.at(event.thread, event.time_ns)
+        running = [self._placed[id(call)] for call in open_calls if id(call) in self._placed]
+        if not running:
+            number = bisect_right(self._phases_at, event.time_ns, key=lambda one: one[0]) - 1
+            phase = self._phases_at[number][1] if number >= 0 else ""
+            return Asked(phase, role_of(phase))
+        one, *outer = running
+        for above in outer:
+            if not one.call.name.startswith(_ONLY_ALLOCATE) or above.call.name.startswith(NODE):
                 break
-            call = above
-        if call is None:
-            return Asked(phase := self._phase_at(event.time_ns), role_of(phase))
-        one = self._placed[id(call)]
-        operator = "" if call.name.startswith(NODE) else call.name
+            one = above
+        operator = "" if one.call.name.startswith(NODE) else one.call.name
         return Asked(one.phase, one.role, operator, *one.where)
-
-    def _running(self, event: BlockEvent) -> Call | None:
-        calls = self._by_thread.get(event.thread, [])
-        number = bisect_right(self._starts.get(event.thread, []), event.time_ns) - 1
-        call = calls[number] if number >= 0 else None
-        while call is not None and (call.event.end_ns < event.time_ns or id(call) not in self._placed):
-            call = call.parent
-        return call
-
-    def _phase_at(self, time_ns: int) -> str:
-        number = bisect_right(self._phases_at, time_ns, key=lambda one: one[0]) - 1
-        return self._phases_at[number][1] if number >= 0 else ""
 
 
 def alive_after(events: Iterable[BlockEvent]) -> list[BlockEvent]:

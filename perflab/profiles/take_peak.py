@@ -62,9 +62,7 @@ class _Pass:
 
     def parts(self, places: Places) -> list[PeakPart]:
         """Return all parts that are alive at the peak of the second call, the largest first."""
-        found = [one for call in self.calls for one in placed(call.roots, call.phases, places.named)]
-        phases_at = [(phase.start_ns, phase.name) for call in self.calls for phase in call.phases]
-        askers, call = Askers(found, phases_at), self.calls[1].root.event
+        askers, call = _askers(self.calls, places), self.calls[1].root.event
         made = made_by_call(self.events, call.start_ns, askers, ended_ns=call.end_ns)
         kept = kept_before(self.events, call.start_ns, askers)
         inputs = {address: one.size_bytes for address, one in self.held.items() if one.category == INPUTS}
@@ -79,6 +77,11 @@ class _Pass:
         ]
         pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
         return sorted([*summed(held), *pools, *made], key=lambda part: -abs(part.size_bytes))
+
+
+def _askers(calls: Sequence[Recorded], places: Places) -> Askers:
+    found = [one for call in calls for one in placed(call.roots, call.phases, places.named)]
+    return Askers(found, [(phase.start_ns, phase.name) for call in calls for phase in call.phases])
 
 
 def _with_line(held: PeakPart, called: Sequence[str]) -> PeakPart:
@@ -150,8 +153,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
         return None
     failed_ns, thread = ran_out[-1].start_ns(), ran_out[-1].start_thread_id()
     (call,) = recorded_calls(watching, 1, details=True)
-    found_calls = placed(call.roots, call.phases, places.named)
-    askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
+    askers = _askers([call], places)
     events, began_ns = block_events(results, device), call.root.event.start_ns
     # Which held blocks the call has freed is read from the objects: the profiler records this for CUDA alone.
     anew = {event.address for event in events if event.size_bytes > 0 and event.time_ns >= began_ns}
@@ -215,8 +217,7 @@ def take_kept(workload: Workload, device: torch.device) -> list[PeakPart]:
             gc.collect()
     calls = recorded_calls(watching, _CALLS, details=True)
     began_ns, ended_ns = (call.root.event.start_ns for call in calls[1:])
-    found = [one for call in calls for one in placed(call.roots, call.phases, places.named)]
-    askers = Askers(found, [(phase.start_ns, phase.name) for call in calls for phase in call.phases])
+    askers = _askers(calls, places)
     there = alive_after(block_events(kineto_results(watching), device))
     made = (event for event in there if began_ns <= event.time_ns < ended_ns)
     return summed(askers.at(event).part(KEPT, event.size_bytes, 1) for event in made)

@@ -22,6 +22,7 @@ from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, 
 from perflab.snapshots.report import Report, Table, shown
 from perflab.snapshots.timeline import REST, Stacking, by_category, by_largest, by_largest_of_both, thinned
 from perflab.tables.escaping import one_line
+from perflab.tables.lines import cut
 from perflab.units import format_bytes
 
 _TITLES = {"category": "category", "largest": "largest allocations at the peak"}
@@ -181,8 +182,7 @@ def _steps(values: Sequence[int]) -> list[int]:
 
 
 def _short(text: str) -> str:
-    line = one_line(text)
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    return cut(one_line(text), _LONGEST)
 
 
 def _left_out(snapshot: Snapshot, kept: Sequence[int], *, is_timed: bool) -> str:
@@ -218,19 +218,17 @@ class _Listing:
     def kept(self) -> list[int]:
         """Return the numbers of the blocks that fit, in order of allocation."""
         found: list[int] = []
-        for number in self._by_importance():
+        blocks, peak = self.snapshot.blocks, peak_moment(levels(self.snapshot))
+        most_important_first = sorted(
+            range(len(blocks)), key=lambda number: (not blocks[number].is_there(peak), -blocks[number].size_bytes)
+        )
+        for number in most_important_first:
             self.kind(number)
             self.characters += _OF_A_BLOCK
             if self.characters > MOST_CHARACTERS:
                 break
             found.append(number)
-        return sorted(found, key=lambda number: (self.snapshot.blocks[number].allocated_at, number))
-
-    def _by_importance(self) -> list[int]:
-        blocks, peak = self.snapshot.blocks, peak_moment(levels(self.snapshot))
-        return sorted(
-            range(len(blocks)), key=lambda number: (not blocks[number].is_there(peak), -blocks[number].size_bytes)
-        )
+        return sorted(found, key=lambda number: (blocks[number].allocated_at, number))
 
     def kind(self, number: int) -> int:
         """Return the number of a block's kind: its size, texts, call stack and bands."""

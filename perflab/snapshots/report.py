@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perflab.tables.escaping import escape, one_line
+from perflab.tables.lines import columns, cut, cut_begin
 from perflab.units import format_bytes, format_count, format_ns, format_percent
 
 Kind = Literal["text", "bytes", "exact", "change", "count", "share", "ns"]
@@ -119,11 +120,8 @@ def _text(report: Report) -> Iterator[str]:
             [_short(shown(value, column.kind), column) for value, column in zip(row, table.columns, strict=True)]
             for row in table.rows
         ]
-        heads = [column.title for column in table.columns]
-        widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-        for line in (heads, *cells):
-            row = zip(line, widths, table.columns, strict=True)
-            yield ("  " + "  ".join(_aligned(cell, wide, column) for cell, wide, column in row)).rstrip()
+        numbers = [at for at, column in enumerate(table.columns) if column.kind != "text"]
+        yield from columns([[column.title for column in table.columns], *cells], numbers)
         if not cells:
             yield "  (nothing)"
         if table.note:
@@ -134,23 +132,16 @@ def _text(report: Report) -> Iterator[str]:
 
 
 def _short(text: str, column: Column) -> str:
-    line = one_line(text)
-    if len(line) <= _WIDEST:
-        return line
     # The end of a path, its file and line, distinguishes it from other paths.
-    return "…" + line[1 - _WIDEST :] if column.key == "line" else line[: _WIDEST - 1] + "…"
+    return (cut_begin if column.key == "line" else cut)(one_line(text), _WIDEST)
 
 
-def _aligned(cell: str, width: int, column: Column) -> str:
-    return f"{cell:<{width}}" if column.kind == "text" else f"{cell:>{width}}"
-
-
-def first_changes(report: Report, most: int = 3) -> list[str]:
-    """Return the beginning of a comparison, for a failure's text: the peak's change, and the rows that change most."""
+def first_changes(report: Report) -> list[str]:
+    """Return the beginning of a comparison, for a failure's text: the peak's change, and the three largest changes."""
     change = next(fact.value for fact in report.facts if fact.key == "change_bytes")
     found = next(table for table in report.tables if table.key == "changes")
     lines = [f"memory: peak of the snapshot {shown(change, 'change')}" + (", of which" if found.rows else "")]
-    for row in found.rows[:most]:
+    for row in found.rows[:3]:
         line, module, category, size, *_ = row
         where = " in ".join(str(part) for part in (line, module) if part)
         lines.append(one_line(f"  {shown(size, 'change')} {category}: {where}".rstrip(": ")))

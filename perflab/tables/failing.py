@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perflab.results.records import Change, Drift, Judgement
+from perflab.tables.lines import columns
 from perflab.units import format_bytes, format_change, format_interval, format_percent
 
 REASON_TO_FILL_IN = '--perf-reason="…"'
@@ -80,14 +81,8 @@ class Quantity:
 def failing_table(head: Sequence[str], rows: Sequence[Quantity]) -> list[str]:
     """Return the table's lines, with ``head`` first; names are aligned left, all other cells right."""
     ordered = sorted(rows, key=lambda row: not row.failed)
-    lines = [(head, ""), *((row.cells, MARK if row.failed else "") for row in ordered)]
-    widths = [max(len(cells[column]) for cells, _ in lines) for column in range(len(head))]
-    return [
-        "  ".join(
-            [cells[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(cells[1:], widths[1:], strict=True)), mark]
-        ).rstrip()
-        for cells, mark in lines
-    ]
+    cells = [(*head, ""), *((*row.cells, MARK if row.failed else "") for row in ordered)]
+    return columns(cells, range(1, len(head)), indent="")
 
 
 def changed(counts: Mapping[str, Change]) -> dict[str, Change]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from perflab.base.identity import test_of
@@ -151,6 +151,24 @@ def shorten(name: str, width: int) -> str:
 def cut(line: str, width: int) -> str:
     """Cut a line at its end."""
     return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def cut_begin(line: str, width: int) -> str:
+    """Cut a line at its beginning: the end of a path says more."""
+    return line if len(line) <= width else f"…{line[1 - width :]}"
+
+
+def columns(cells: Sequence[Sequence[str]], numbers: Collection[int], indent: str = "  ") -> list[str]:
+    """Return the lines of a table, with the columns ``numbers`` aligned to the right and other columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        indent
+        + "  ".join(
+            text.rjust(size) if at in numbers else text.ljust(size)
+            for at, (text, size) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
 
 
 def with_mark(name: str, *, disturbed: bool) -> str:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from perflab.internals.lookup import TORCH, attribute, lookup, missing, needs
+from perflab.internals.lookup import TORCH, attribute, lookup, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,18 +31,14 @@ def is_fake(value: object) -> bool:
     return module is not None and isinstance(value, attribute(TORCH, module, "FakeTensor", "leave fake tensors out"))
 
 
-@needs(
-    TORCH,
-    "torch._functorch.config:fake_tensor_allow_unsafe_data_ptr_access",
-    to="refuse addresses of fake tensors, with which a kernel would crash",
-)
 def refusing_addresses() -> list[tuple[Any, str, Any]]:
     """Return (owner, name, value) to set so that ``data_ptr()`` of a fake tensor raises, since null pointers crash.
 
     No such setting is public.
     """
-    config: Any = importlib.import_module("torch._functorch.config")
-    return [(config, "fake_tensor_allow_unsafe_data_ptr_access", False)]
+    module, setting = "torch._functorch.config", "fake_tensor_allow_unsafe_data_ptr_access"
+    lookup(TORCH, f"{module}:{setting}", "refuse addresses of fake tensors, with which a kernel would crash")
+    return [(importlib.import_module(module), setting, False)]
 
 
 def shape_rule_replaced_in(operator: Any, to: str) -> dict[Any, Any]:
@@ -59,12 +55,9 @@ def shape_rule_replaced_in(operator: Any, to: str) -> dict[Any, Any]:
     return table
 
 
-@needs(TORCH, "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear", to="forget shapes of other rules")
 def forget_shapes() -> None:
     """Forget the shapes that fake tensors computed, which are cached by shape and dtype, whatever rule gave them."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    FakeTensorMode.cache_clear()
+    lookup(TORCH, "torch._subclasses.fake_tensor:FakeTensorMode.cache_clear", "forget shapes of other rules")()
 
 
 def forget_real_tensor(mode: FakeTensorMode, tensor: torch.Tensor) -> None:
