@@ -24,8 +24,7 @@ from perflab.page.table import (
 )
 from perflab.tables.beside_text import cases_of, name_in
 from perflab.tables.contents import Case, Compared, Contents, RunContents
-from perflab.tables.lines import with_mark
-from perflab.tables.tally import LOOK_FIRST, said_of
+from perflab.tables.lines import LOOK_FIRST, said_of, with_mark
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")

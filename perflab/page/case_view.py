@@ -11,7 +11,7 @@ from perflab.page.sentences import sentences_of
 from perflab.page.table import TONES, PageTable
 from perflab.tables.beside_text import amount
 from perflab.tables.contents import CALIBRATION, Case, Quantity, Table
-from perflab.tables.tally import said_of
+from perflab.tables.lines import said_of
 from perflab.units import format_change, format_count
 
 LONGEST_FAILURE = 200

@@ -17,8 +17,7 @@ from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell,
 from perflab.results.records import Environment, Verdict
 from perflab.tables.beside_text import run_facts
 from perflab.tables.contents import Contents, RunContents
-from perflab.tables.lines import MARKED
-from perflab.tables.tally import ACCEPTED, said_of
+from perflab.tables.lines import ACCEPTED, MARKED, said_of
 from perflab.units import format_names
 
 MOST_FINDINGS = 60

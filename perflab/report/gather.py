@@ -14,8 +14,7 @@ from perflab.results.documents import ended_early
 from perflab.results.records import Environment, Verdict
 from perflab.results.result import Document, Result, parameters_of
 from perflab.tables.contents import CALIBRATION, KIND, SCHEMA, Case, Contents, MachineReading, RunContents, counted
-from perflab.tables.lines import names_of
-from perflab.tables.tally import ACCEPTED, outcome, way_of
+from perflab.tables.lines import ACCEPTED, names_of, outcome, way_of
 from perflab.tiers.interface import by_table, tier, tier_of
 
 _WIDE = 10_000

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from perflab.report.summary import hint, unseen_failures
 from perflab.results.result import Document, Result
-from perflab.tables.comment import fitting, link
 from perflab.tables.escaping import code, escape, fenced, for_reading, in_html
-from perflab.tables.lines import Row, shown_verdict
+from perflab.tables.lines import LOOK_FIRST, Row, shown_verdict, tally
+from perflab.tables.markdown import fitting, link
 from perflab.tables.not_run import not_run
-from perflab.tables.tally import LOOK_FIRST, tally
 from perflab.tables.view import DEFAULT_VIEW, View
 from perflab.tiers.interface import by_table, tier
 from perflab.units import format_count

@@ -9,11 +9,10 @@ from dataclasses import replace
 from perflab.results.documents import ended_early
 from perflab.results.records import Verdict
 from perflab.results.result import Document
-from perflab.tables.drift import REASON_TO_FILL_IN
 from perflab.tables.escaping import for_reading, lines_of
-from perflab.tables.lines import Line, short_name, wrap_facts
+from perflab.tables.failing import REASON_TO_FILL_IN
+from perflab.tables.lines import Line, counted, short_name, wrap_facts
 from perflab.tables.not_run import not_run
-from perflab.tables.tally import counted
 from perflab.tables.view import DEFAULT_VIEW, View
 from perflab.tiers.interface import by_table, tier
 from perflab.units import format_count, format_names

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perflab.attribution.live_tensors import held_bytes
+from perflab.attribution.held import held_bytes
 from perflab.base.reachable import reachable
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.calls.workload import Workload

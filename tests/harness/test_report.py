@@ -22,8 +22,7 @@ from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation, Part, Profile
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
-from perflab.tables.lines import short_name, wrap_facts
-from perflab.tables.tally import tally
+from perflab.tables.lines import short_name, tally, wrap_facts
 from perflab.tables.view import View
 from tests.harness.make import (
     CASE,

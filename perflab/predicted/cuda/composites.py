@@ -20,8 +20,8 @@ from torch import Tensor
 
 from perflab.internals.of_torch import FakeTensorMode
 from perflab.internals.of_torch.dispatch import aten, kernels_registered, without_dispatch_modes
-from perflab.internals.of_torch.fakes import shape_rule_replaced_in
 from perflab.internals.of_torch.patched import enter_without_gradients
+from perflab.internals.of_torch.tracing import shape_rule_replaced_in
 from perflab.predicted.cuda.attention import Asked, attend
 from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 

@@ -365,7 +365,7 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
     """Remove fake gradients from real parameters: other tests may train a session-scoped model further."""
     import torch
 
-    from perflab.internals.of_torch.fakes import is_fake
+    from perflab.internals.of_torch.tracing import is_fake
 
     for one in reachable(roots):
         if isinstance(one, torch.nn.Parameter) and not is_fake(one) and is_fake(one.grad):

@@ -21,8 +21,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from perflab.attribution.held import held_tensors, optimizer_states
-from perflab.attribution.live_tensors import tensors_kept_in
+from perflab.attribution.held import held_tensors, optimizer_states, tensors_kept_in
 from perflab.attribution.places import outermost
 from perflab.internals.of_torch.tracing import PARTS_OF_A_MODULE, children_of, set_children
 from perflab.predicted.cuda.devices import on_host

@@ -11,7 +11,6 @@ from torch.distributed import Work
 
 from perflab.internals.of_torch import OpOverload, TorchDispatchMode
 from perflab.internals.of_torch.dispatch import answer_alone, schema_of, without_dispatch_modes, without_torch_function
-from perflab.internals.of_torch.fakes import is_fake
 from perflab.internals.of_torch.patched import (
     backward_of_the_engine,
     before_forward_of_ddp,
@@ -19,7 +18,7 @@ from perflab.internals.of_torch.patched import (
     making_of_ddp,
     parameters_compared_by_ddp,
 )
-from perflab.internals.of_torch.tracing import storage_key
+from perflab.internals.of_torch.tracing import is_fake, storage_key
 from perflab.predicted.cuda.devices import put_on_host
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.operators import tensors_in

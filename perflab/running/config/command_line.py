@@ -11,7 +11,7 @@ import pytest
 from perflab.base.identity import file_of
 from perflab.options import OPTIONS
 from perflab.results.records import Verdict
-from perflab.tables.drift import REASON_TO_FILL_IN
+from perflab.tables.failing import REASON_TO_FILL_IN
 from perflab.units import parse_seconds
 
 _SHORT_WITH_VALUE = frozenset("kmpcoWrn")
