@@ -7,7 +7,7 @@ gradient of input `q` is named `dq`. `verify` decides what is run, and on what; 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,21 +46,8 @@ class Run:
     upstream: Mapping[str, Tensor]
 
 
-class Elsewhere(Protocol):
-    """Runs candidates elsewhere than in this process, as ``run_candidate`` runs them here."""
-
-    def __call__(
-        self,
-        candidate: Function,
-        inputs: Mapping[str, Tensor],
-        task: Task,
-        seed: int,
-        label: str,
-        trusted: Sequence[Function],
-    ) -> Run:
-        """Run a candidate, in a place that does not have the ``trusted`` functions."""
-
-
+Elsewhere = Callable[[Function, Mapping[str, Tensor], Task, int, str, Sequence[Function]], Run]
+"""A function that runs a candidate elsewhere than in this process, with the arguments of ``run_held``."""
 _elsewhere: list[Elsewhere] = []
 
 
@@ -75,14 +62,12 @@ def held_elsewhere(how: Elsewhere) -> Iterator[None]:
 
 
 def run_held(
-    candidate: Function,
-    inputs: Mapping[str, Tensor],
-    task: Task,
-    seed: int,
-    label: str,
-    trusted: Sequence[Function],
+    candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str, trusted: Sequence[Function]
 ) -> Run:
-    """Run the candidate where candidates are run now: here, or elsewhere under ``--perf-adversarial``."""
+    """Run the candidate where candidates are run now: here, or elsewhere under ``--perf-adversarial``.
+
+    Elsewhere is a place that does not have the ``trusted`` functions.
+    """
     if _elsewhere:
         return _elsewhere[-1](candidate, inputs, task, seed, label, trusted)
     return run_candidate(candidate, inputs, task, seed, label)

@@ -1,8 +1,13 @@
 """Finds change points: where a series moved to another level for good, or for a while. Pure.
 
 Each series is searched for its clearest step (``steps.py``), cut at that step, and both parts are searched again. Then
-each step is examined once more between its neighbours. The chance of a score was found by simulation
-(``thresholds.py``).
+each step is examined once more between its neighbours.
+
+The scores are ratios of likelihoods under assumed priors, so theory does not give their chances: these were found by
+simulation. For each length of a series, ``SCORES`` has the scores that 0.8 % and 0.08 % of unchanged series exceed: the
+highest of seven kinds of noise (independent, neighbours that correlate by 0.3 and by 0.6, heavy-tailed, with outliers,
+drifting, wandering), 30,000 series each. These scores are taken for 1 % and 0.1 %: the difference is left for the
+separate search for levels that come and go. ``python -m tests.studies.change_thresholds`` computes the table anew.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ import numpy as np
 
 from perflab.history import steps
 from perflab.history.noise import LONGEST, Floats
-from perflab.history.thresholds import chance
 
 FALSE_ALARMS = 0.01
 """The largest share of unchanged series in which a change is found."""
@@ -36,6 +40,24 @@ _SAME_LEVEL = 0.25
 
 A level has come back if its distance from the old level is at most this share of the step away from the old level.
 """
+SCORES = {
+    8: (3.49, 5.07),
+    9: (3.56, 5.16),
+    10: (3.54, 5.61),
+    12: (3.54, 5.46),
+    15: (3.57, 5.88),
+    20: (3.42, 5.37),
+    25: (3.25, 5.30),
+    30: (2.97, 4.92),
+    40: (2.41, 4.32),
+    50: (2.02, 5.36),
+    60: (2.05, 4.95),
+    75: (2.08, 4.80),
+    100: (2.33, 5.10),
+    150: (2.44, 6.15),
+    200: (2.47, 7.15),
+}
+"""The scores that 1 % and 0.1 % of unchanged series exceed, by the number of points of a series."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,19 @@ class Change:
     """Chance of so much evidence in an unchanged series of this length, whatever its noise; 0 for exact quantities."""
     back_to: int | None = None
     """Index in the list of the change that this change undoes, by restoring the level before it; None: no change."""
+
+
+def chance(score: Floats, points: int) -> Floats:
+    """Return the chance of so high a score in an unchanged series of ``points`` points; at most 1.
+
+    The logarithm of the chance falls in proportion to the score. Between lengths, scores are interpolated over the
+    logarithm of the length. The chance is best known near 1 %; far below 1 % it is extrapolated.
+    """
+    lengths = np.log(list(SCORES))
+    hundredth, thousandth = (
+        np.interp(np.log(points), lengths, scores) for scores in zip(*SCORES.values(), strict=True)
+    )
+    return np.asarray(np.minimum(1.0, 0.01 * 10 ** ((hundredth - score) / (thousandth - hundredth))))
 
 
 Span = tuple[int, int, int]

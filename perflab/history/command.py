@@ -17,7 +17,7 @@ from perflab.base.git import top_of
 from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
-from perflab.report.terminal import page_width
+from perflab.report.summary import page_width
 from perflab.tables.escaping import one_line
 from perflab.units import format_count
 
@@ -74,8 +74,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         recent = _RECENT if given.recent is None else given.recent
         if recent < 1:
             raise UsageError(f"--recent={recent}", "give how many runs are recent, 1 or more")
-        from perflab.history.between import with_between
-        from perflab.history.choice import chosen, newest_alarm
+        from perflab.history.choice import chosen, newest_alarm, with_between
         from perflab.history.telling import contents_of
 
         history = _history(given)
@@ -213,7 +212,7 @@ def _formatted(contents: Contents, form: str) -> str:
         from perflab.history.page import as_page
 
         return as_page(contents)
-    from perflab.history.tables import as_csv
+    from perflab.history.text import as_csv
 
     return to_readable_json(contents) if form == "json" else as_csv(contents)
 

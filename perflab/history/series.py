@@ -13,8 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from perflab.base.identity import file_of, test_of
-from perflab.results.places import Place
-from perflab.results.readings import CALIBRATION, Reading
+from perflab.results.readings import CALIBRATION, Place, Reading
 
 BY_PRODUCTS = ("fastest",)
 """Quantities that follow another quantity: they are read and judged only if they are asked for."""

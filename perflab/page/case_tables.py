@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from perflab.base.identity import file_of
 from perflab.page.case_view import CaseView
-from perflab.page.quantities import change_text, interval_text, title_of
 from perflab.page.table import (
     LONGEST_VALUE,
     TONES,
@@ -18,9 +17,12 @@ from perflab.page.table import (
     PageTable,
     Row,
     change_cell,
+    change_text,
+    interval_text,
     number_cell,
     order,
     short,
+    title_of,
 )
 from perflab.tables.beside_text import cases_of, name_in
 from perflab.tables.contents import Case, Compared, Contents, RunContents

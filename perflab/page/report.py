@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import perflab
 from perflab.base.git import commit_page
 from perflab.page.case_tables import compared_table, identity, rank, run_table
-from perflab.page.case_view import CaseView, case_view
+from perflab.page.case_view import CaseView, case_view, disturbances_of
 from perflab.page.pictures import differences
 from perflab.page.render import render
-from perflab.page.sentences import disturbances_of
 from perflab.page.sets import SetView, sets_of
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, short
 from perflab.results.records import Environment, Verdict

@@ -1,7 +1,9 @@
-"""Renders a whole run as text: tables of all tiers, notes, skipped cases, the tally. Pure."""
+"""Renders a whole run as text: tables of all tiers, notes, skipped cases, the tally; and prints it for commands."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -163,3 +165,20 @@ def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
     if not lost:
         return []
     return [f"findings left out, because no part has all results of the study: {format_names(list(lost))}"]
+
+
+def show(document: Document, notes: Sequence[str], *, accept: str | None = None) -> None:
+    """Print a run as text; see ``summary``."""
+    for line in summary(document, page_width(), notes, accept=accept):
+        print(line.text)
+
+
+def page_width() -> int:
+    """Return the width of text in columns: the terminal's, but at least 80."""
+    return max(80, shutil.get_terminal_size((80, 24)).columns)
+
+
+def progress(text: str) -> None:
+    """Write a line of progress over the last one on a terminal; write nothing to a log."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ from perflab.running.config.folder import own_folder
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
-from perflab.store.join import join_baselines
+from perflab.store.case_files import join_baselines
 from perflab.sweeps.plan import Case, Cluster, Job, pack, read_cluster
 from perflab.sweeps.reports import JobFile, Reader
 from perflab.sweeps.submitting import Submitted, command_of

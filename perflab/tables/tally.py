@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perflab.results.outcomes import name_of, names
 from perflab.results.records import Verdict
-from perflab.results.result import Result
+from perflab.results.result import Result, name_of, names
 
 ACCEPTED = "accepted"
 """The word for a change that was saved as the new baseline: it was not examined further, and fails no run."""

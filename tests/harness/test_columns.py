@@ -14,8 +14,8 @@ from perflab.measured.report.columns import interval_ns, named, ordered
 from perflab.measured.report.table import table
 from perflab.options import OPTIONS
 from perflab.report.markdown import markdown
-from perflab.results.compared import ComparedCase
 from perflab.results.documents import write_document
+from perflab.results.measured import ComparedCase
 from perflab.results.measurement import Measurement, Paired, summarize
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result

@@ -15,8 +15,7 @@ from perflab.cli import main
 from perflab.report.gather import Source, gather
 from perflab.report.markdown import markdown
 from perflab.results.compiled import CompiledCase
-from perflab.results.documents import read_document, write_document
-from perflab.results.journals import read_journal
+from perflab.results.documents import read_document, read_journal, write_document
 from perflab.results.measurement import Measurement, Paired
 from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation

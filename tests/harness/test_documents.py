@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from perflab.base.data import changed, to_json
 from perflab.base.errors import DocumentError
 from perflab.report.gather import Source, gather
-from perflab.results.compared import ComparedCase
-from perflab.results.documents import in_order, merge, read_document, weave, write_document
-from perflab.results.journals import read_journal
+from perflab.results.documents import in_order, merge, read_document, read_journal, weave, write_document
+from perflab.results.measured import ComparedCase
 from perflab.results.predicted import DryRun, PredictedCase
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.results.result import Document, Result

@@ -10,8 +10,7 @@ import pytest
 
 from perflab.cli import main
 from perflab.history.change_points import Change as Shift
-from perflab.history.judging import Found
-from perflab.history.machine import without_the_machine
+from perflab.history.judging import Found, without_the_machine
 from perflab.history.series import Series
 from perflab.history.text import as_text
 from tests.harness.command import Command

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perflab.cli import main
-from perflab.results.compared import ComparedCase
 from perflab.results.documents import write_document
+from perflab.results.measured import ComparedCase
 from perflab.results.measurement import Measurement, Paired
 from perflab.results.records import Change, Judgement, Uncompared, Verdict
 from perflab.results.result import Result

@@ -22,10 +22,9 @@ from perflab.history.series import History, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
 from perflab.measured.store.baselines import Baselines
-from perflab.results.compared import ComparedCase
 from perflab.results.documents import write_document
-from perflab.results.places import Place
-from perflab.results.readings import Reading
+from perflab.results.measured import ComparedCase
+from perflab.results.readings import Place, Reading
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Document
 from perflab.store.times import BaselineStore

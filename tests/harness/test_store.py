@@ -18,9 +18,8 @@ from perflab.results.measured import Accepted, Anchor, Entry
 from perflab.results.measurement import Memory, OutOfMemory
 from perflab.results.records import Environment
 from perflab.store.case_files import module_of, path_of
-from perflab.store.json_files import check_writable
+from perflab.store.json_files import LOCK_NAME, check_writable, locked
 from perflab.store.times import BaselineStore
-from perflab.store.write_lock import LOCK_NAME, locked
 from tests.harness.make import CASE, closest, entry, environment, quiet, replicate
 
 OTHER = "tests/perf/test_transformer.py::test_forward[tiny]"

@@ -12,8 +12,7 @@ from perflab.measured.store.exact import Variants as Exacts
 from perflab.results.environment import differing, exact_environment, exact_slug, slug
 from perflab.results.measured import Entry, Exact
 from perflab.results.records import Environment
-from perflab.store.case_files import CaseFiles
-from perflab.store.join import Part, case_at
+from perflab.store.case_files import CaseFiles, Part, case_at
 from perflab.store.json_files import is_exact_file
 from perflab.store.stale import Stored, StoredFile
 from perflab.store.times import BaselineStore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perflab.predicted.store.predictions import PredictedStore
 from perflab.results.predicted import PredictedBaseline
-from perflab.store.join import Part, case_at
+from perflab.store.case_files import Part, case_at
 from perflab.store.json_files import PREDICTED
 from perflab.store.stale import Stored, StoredFile
 

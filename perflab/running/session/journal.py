@@ -15,7 +15,7 @@ from perflab.base.data import changed, to_json
 from perflab.base.files import abandoned, sweep, try_lock
 from perflab.results.result import Result
 from perflab.running.config.folder import OWN_TIMES, own_folder
-from perflab.store.write_lock import forget_dead_lock
+from perflab.store.json_files import forget_dead_lock
 
 _KEPT = 20
 """The number of journals that are kept, not counting the journals of running sessions."""

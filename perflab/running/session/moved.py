@@ -16,8 +16,7 @@ from perflab.results.records import Environment
 from perflab.running.session.prune import COLLECTION, missing_from
 from perflab.settings.settings import Settings
 from perflab.store.case_files import path_of
-from perflab.store.sources import moved_from
-from perflab.store.stale import Stored
+from perflab.store.stale import Stored, moved_from
 from perflab.tiers.interface import tier
 
 
