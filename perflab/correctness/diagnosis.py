@@ -170,11 +170,7 @@ def _kind(x: Tensor) -> Tensor:
 
 
 def find_hints(
-    got: Tensor,
-    wanted: Tensor,
-    *,
-    dimensions: Sequence[str] = (),
-    factors: Mapping[str, float] | None = None,
+    got: Tensor, wanted: Tensor, *, dimensions: Sequence[str] = (), factors: Mapping[str, float] | None = None
 ) -> tuple[str, ...]:
     """Return hints about one wrong result.
 

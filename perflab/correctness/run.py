@@ -93,7 +93,12 @@ def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task,
             watched[f"the gradient of {name}"] = upstream[name]
             before[f"the gradient of {name}"] = storage_bytes(upstream[name]).clone()
         if task.gradient_of:
-            _require_gradients(returned, task.gradient_of)
+            for name in task.gradient_of:
+                if not returned[name].requires_grad:
+                    raise AssertionError(
+                        f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
+                        f"or detaches; leave {name} out of gradient_of if that is intended"
+                    )
             with PoisonedMemory():
                 gradients = _gradients(returned, leaves, upstream)
                 results |= {name: None if x is None else x.clone() for name, x in gradients.items()}
@@ -153,24 +158,12 @@ def _named(returned: Tensor | Sequence[Tensor], names: Sequence[str], exactly: b
     return dict(zip(names, tensors, strict=False))
 
 
-def _require_gradients(returned: Mapping[str, Tensor], names: Sequence[str]) -> None:
-    for name in names:
-        if not returned[name].requires_grad:
-            raise AssertionError(
-                f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
-                f"or detaches; leave {name} out of gradient_of if that is intended"
-            )
-
-
 def _gradients(
     returned: Mapping[str, Tensor], leaves: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
 ) -> dict[str, Tensor | None]:
     """Return {"d" + input: gradient} from autograd.grad, which, unlike .backward(), adds and copies nothing."""
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     gradients = torch.autograd.grad(
-        [returned[name] for name in upstream],
-        list(wanted.values()),
-        list(upstream.values()),
-        allow_unused=True,
+        [returned[name] for name in upstream], list(wanted.values()), list(upstream.values()), allow_unused=True
     )
     return {f"d{name}": gradient for name, gradient in zip(wanted, gradients, strict=True)}

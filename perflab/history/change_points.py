@@ -98,27 +98,27 @@ Span = tuple[int, int, int]
 """A part of a series: the series' number, the part's first point, and the point after the part's last one."""
 
 
-def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_ALARMS) -> list[list[Change]]:
+def find_changes(series: Sequence[Sequence[float]]) -> list[list[Change]]:
     """Return the changes of each series, oldest first.
 
     Values are 0 or more, oldest first; series may be of any lengths. No change is found in a series with fewer than
-    ``SHORTEST`` points. ``false_alarms`` is the largest ``p`` of a change.
+    ``SHORTEST`` points. ``FALSE_ALARMS`` is the largest ``p`` of a change.
     """
     values = [_logs(one) for one in series]
     cuts: list[list[int]] = [[] for _ in values]
     spans = [(number, 0, len(one)) for number, one in enumerate(values)]
     while spans:
         parts: list[Span] = []
-        for span, seen in zip(spans, _look(values, spans, false_alarms), strict=True):
+        for span, seen in zip(spans, _look(values, spans), strict=True):
             number, start, end = span
-            places = [seen.at] if seen.p <= false_alarms else _there_and_back(values[number], span, seen, false_alarms)
+            places = [seen.at] if seen.p <= FALSE_ALARMS else _there_and_back(values[number], span, seen)
             before = steps.LAST if start == 0 else steps.BETWEEN
             after = steps.LAST if end == len(values[number]) else steps.BETWEEN
             if places and places[0] - start >= before and end - places[-1] >= after:
                 cuts[number] += places
                 parts += [(number, *ends) for ends in pairwise([start, *places, end])]
         spans = parts
-    return [_changes(one, sorted(places), false_alarms) for one, places in zip(values, cuts, strict=True)]
+    return [_changes(one, sorted(places)) for one, places in zip(values, cuts, strict=True)]
 
 
 def find_exact_changes(values: Sequence[float]) -> list[Change]:
@@ -170,7 +170,7 @@ class _Seen:
     """The stretch's distance in standard errors, its first point, and the point after its last one."""
 
 
-def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) -> list[_Seen]:
+def _look(values: Sequence[Floats], spans: Sequence[Span]) -> list[_Seen]:
     windows = [(whole, window) for whole, span in enumerate(spans) for window in _windows(span)]
     by_length: dict[int, list[tuple[int, Span]]] = {}
     for whole, window in windows:
@@ -191,17 +191,17 @@ def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) 
     return seen
 
 
-def _there_and_back(values: Floats, span: Span, seen: _Seen, false_alarms: float) -> list[int]:
+def _there_and_back(values: Floats, span: Span, seen: _Seen) -> list[int]:
     """Return the first point of a level that came and went again, and the point after its last; empty if there is none.
 
     A single step explains such a level badly. The stretch was chosen among many, so the ``p`` of both its ends must be
-    at most a tenth of ``false_alarms``.
+    at most a tenth of ``FALSE_ALARMS``.
     """
     z, first, last = seen.stretch
     if z < _WORTH_A_LOOK:
         return []
     ends = (_between(values, span[1], first, last), _between(values, first, last, span[2]))
-    return [first, last] if max(end.p for end in ends) <= false_alarms / 10 else []
+    return [first, last] if max(end.p for end in ends) <= FALSE_ALARMS / 10 else []
 
 
 def _windows(span: Span) -> list[Span]:
@@ -211,7 +211,7 @@ def _windows(span: Span) -> list[Span]:
     return [*((number, one, one + LONGEST) for one in starts), (number, start, min(end, start + LONGEST))]
 
 
-def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Change]:
+def _changes(values: Floats, cuts: list[int]) -> list[Change]:
     """Return the changes at the cuts, each examined between its neighbours.
 
     While the least likely cut is no change there, it is dropped, and the others are examined again.
@@ -221,7 +221,7 @@ def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Chang
         found = [_between(values, ends[n], ends[n + 1], ends[n + 2]) for n in range(len(cuts))]
         weakest = max(range(len(cuts)), key=lambda n: found[n].p)
         ends = [0, *(change.at for change in found), len(values)]
-        if found[weakest].p <= false_alarms and ends == sorted(set(ends)):
+        if found[weakest].p <= FALSE_ALARMS and ends == sorted(set(ends)):
             levels = [exp(float(np.median(values[a:b]))) for a, b in pairwise(ends)]
             margins = [log(one.high / one.low) / 2 if one.low and one.high else 0.0 for one in found]
             return _undone(found, levels, margins)

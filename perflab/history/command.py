@@ -110,7 +110,12 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
 
 def _history(given: argparse.Namespace) -> History:
     history = read_history(given.folder, given.branch, given.git, given.quantity)
-    history.finish(_date(given.since))
+    try:
+        since = datetime.fromisoformat(given.since) if given.since is not None else None
+    except ValueError:
+        problem = f"--since={given.since} is not a date"
+        raise UsageError(problem, "write it like 2026-11-01 or 2026-11-01T06:00") from None
+    history.finish(since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since)
     return history
 
 
@@ -191,16 +196,6 @@ def read_history(folder: str | None, branch: str | None, git: bool, quantity: st
             "name a folder of results files (--perf-json), or --git for accepted baselines",
         )
     return read_folder(Path(folder) if folder is not None else _JOURNALS, skipped)
-
-
-def _date(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--since={text} is not a date", "write it like 2026-11-01 or 2026-11-01T06:00") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _formatted(contents: Contents, form: str) -> str:

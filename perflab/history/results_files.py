@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from statistics import median
 
@@ -120,7 +120,9 @@ def read_into(history: History, raw: bytes, file: str) -> None:
             raise DocumentError(f"it has schema {head.schema}, and perflab reads schema {read} only", _AGAIN)
         if head.kind == REPORT:
             runs = msgspec.json.decode(raw, type=Report).runs
-            _refuse_nowhere(runs)
+            for case, environments in ((case, run.environments) for run in runs for case in run.cases):
+                if case.environment is not None and not 0 <= case.environment < len(environments):
+                    raise DocumentError(f"{case.case} names an environment that is not there", "write the report again")
             for run in runs:
                 _add_report(history, run, file)
         else:
@@ -179,14 +181,6 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
     commit = next((one.commit for one in results.values()), None)
     _add_results(history, Document(created, list(results.values()), commit), file, is_journal=True)
-
-
-def _refuse_nowhere(runs: Sequence[ReportRun]) -> None:
-    """Raise DocumentError for a case that names an environment that its run does not have."""
-    for run in runs:
-        for case in run.cases:
-            if case.environment is not None and not 0 <= case.environment < len(run.environments):
-                raise DocumentError(f"{case.case} names an environment that is not there", "write the report again")
 
 
 def _add_report(history: History, run: ReportRun, file: str) -> None:

@@ -216,7 +216,8 @@ def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
     gone: set[int] = set()
     for one, other in pairs:
         poorer, richer = sorted((one, other), key=lambda run: (-len(numbers[run]), run))[::-1]
-        if not gone & {poorer, richer} and _holds(numbers[richer], numbers[poorer]):
+        is_held = numbers[poorer].items() <= numbers[richer].items()
+        if numbers[poorer] and is_held and not gone & {poorer, richer}:
             gone.add(poorer)
     return gone
 
@@ -233,7 +234,3 @@ def _pairs(runs: Sequence[Run]) -> list[tuple[int, int]]:
             begun = journal.created
             pairs += [(at, other) for created, other in ended if begun < created <= begun + _LONGEST_RUN]
     return [(a, b) for a, b in pairs if None in (runs[a].commit, runs[b].commit) or runs[a].commit == runs[b].commit]
-
-
-def _holds(richer: Mapping[int, float], poorer: Mapping[int, float]) -> bool:
-    return bool(poorer) and all(richer.get(at) == value for at, value in poorer.items())

@@ -114,6 +114,11 @@ def _series(
         for first, end in pairwise(starts)
         if first < end
     ]
+    if one.is_exact:
+        ratio = levels[-1].value / levels[0].value if levels[0].value else None
+    else:
+        known = [found.change.ratio for _, found in parts if found.change.low is not None]
+        ratio = _finite(math.prod(known)) if len(known) == len(parts) else None
     return SeriesRow(
         case=one.case,
         variant=one.variant,
@@ -124,7 +129,7 @@ def _series(
         environment=environment,
         judged=is_sure or len(one.values) >= FEWEST,
         points=len(one.values),
-        ratio=_over_all(one, levels, parts),
+        ratio=ratio,
         difference=levels[-1].value - levels[0].value,
         runs=list(one.runs),
         values=list(one.values),
@@ -134,13 +139,6 @@ def _series(
         creep=None if accepted else creep_of(one, [found for _, found in parts]),
         gone=gone,
     )
-
-
-def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, Found]]) -> float | None:
-    if not one.is_exact:
-        known = [found.change.ratio for _, found in parts if found.change.low is not None]
-        return _finite(math.prod(known)) if len(known) == len(parts) else None
-    return levels[-1].value / levels[0].value if levels[0].value else None
 
 
 def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
@@ -224,12 +222,8 @@ def _finite(ratio: float | None) -> float | None:
 
 def _told_apart(texts: Sequence[str]) -> list[str]:
     """Return the environments' texts; if two are equal, the second gets a number."""
-    seen: dict[str, int] = {}
-    found = []
-    for text in texts:
-        seen[text] = seen.get(text, 0) + 1
-        found.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
-    return found
+    often = [texts[: at + 1].count(text) for at, text in enumerate(texts)]
+    return [text if number == 1 else f"{text} ({number})" for text, number in zip(texts, often, strict=True)]
 
 
 def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[BreakRow]:
@@ -256,8 +250,13 @@ def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[
             note(old, new, *_differing(*(environments[series[at].environment] for at in (old, new))))
     for old, new in _renamed(series):
         note(old, new, *(_parts(series[at].case)[1] for at in (old, new)))
+
+    def rank(one: BreakMember) -> int:
+        quantity = series[one.before].quantity
+        return _FIRST.index(quantity) if quantity in _FIRST else len(_FIRST)
+
     return [
-        BreakRow(run=run, before=before, now=now, members=sorted(members, key=lambda one: _rank(series[one.before])))
+        BreakRow(run=run, before=before, now=now, members=sorted(members, key=rank))
         for (run, before, now), members in sorted(found.items())
     ]
 
@@ -288,7 +287,3 @@ def _differing(before: str, now: str) -> tuple[str, str]:
     """Return the parts in which two environments differ: ``torch 2.13.0``, ``torch 2.14.0``."""
     old, new = (text.split(" · ") for text in (before, now))
     return " · ".join(one for one in old if one not in new), " · ".join(one for one in new if one not in old)
-
-
-def _rank(row: SeriesRow) -> int:
-    return _FIRST.index(row.quantity) if row.quantity in _FIRST else len(_FIRST)

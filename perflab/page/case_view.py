@@ -9,7 +9,7 @@ from perflab.page.pictures import Picture, pictures_of
 from perflab.page.table import LONGEST_VALUE, TONES, PageTable, page_table, quantity_table, short
 from perflab.results.measurement import Evidence
 from perflab.tables.beside_text import amount
-from perflab.tables.contents import CALIBRATION, Case, Quantity, Table
+from perflab.tables.contents import CALIBRATION, Case, Table
 from perflab.tables.tally import said_of
 from perflab.units import format_change, format_count, format_ns, format_percent
 
@@ -83,12 +83,9 @@ def _brief(case: Case) -> str:
         if one is not None:
             least = "at least " if name == "bound" else ""
             unit = " registers" if name == "registers" else ""
-            shown.append(f"{least}{amount(one.now, one.unit)}{unit}{_changed(one)}")
+            change = f" {format_change(one.ratio)}" if one.ratio is not None and one.ratio != 1.0 else ""
+            shown.append(f"{least}{amount(one.now, one.unit)}{unit}{change}")
     return " · ".join(shown)
-
-
-def _changed(one: Quantity) -> str:
-    return f" {format_change(one.ratio)}" if one.ratio is not None and one.ratio != 1.0 else ""
 
 
 def sentences_of(case: Case) -> dict[str, list[str]]:

@@ -242,7 +242,13 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
     notes = ["read from the journal of a run: it has the cases that finished, but not how the run ended"]
     if half:
         notes.append(f"the last line of {path.name} is half-written and left out: a case was being written")
-    whole = [line for number, line in enumerate(lines, 1) if _is_whole(line, number, path)]
+    whole = {number: line for number, line in enumerate(lines, 1) if line.strip()}
+    for number, line in whole.items():
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError) as problem:
+            remedy = "remove that line to see the others"
+            raise DocumentError(f"{path} is damaged at line {number}: {problem}", remedy) from problem
     head = json.dumps(
         {
             "schema": SCHEMA,
@@ -253,7 +259,7 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
             "threshold": 0.05,
         }
     )
-    text = head.encode()[:-1] + b', "results": [' + b",".join(whole) + b"]}"
+    text = head.encode()[:-1] + b', "results": [' + b",".join(whole.values()) + b"]}"
     document = decoded(
         text,
         Document,
@@ -269,14 +275,3 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
     document = merge([changed(document, results=plain, commit=commit)])
     failed = any(result.failure for result in document.results)
     return changed(document, exitstatus=FAILED if failed else PASSED), notes
-
-
-def _is_whole(line: bytes, number: int, path: Path) -> bool:
-    if not line.strip():
-        return False
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        remedy = "remove that line to see the others"
-        raise DocumentError(f"{path} is damaged at line {number}: {problem}", remedy) from problem
-    return True

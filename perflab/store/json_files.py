@@ -30,14 +30,7 @@ PREDICTED = "predicted-"
 LOCK_NAME = ".lock"
 
 
-def read_checked(
-    path: Path,
-    kind: type[T],
-    schema: int,
-    *,
-    what: str,
-    remedy: str,
-) -> T | None:
+def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: str) -> T | None:
     """Return a file's content as ``kind``; None if there is no such file.
 
     Args:
@@ -161,8 +154,7 @@ def is_exact_file(path: Path) -> bool:
 def unwritable(path: Path, error: OSError) -> BaselineError:
     """Return the error for a path that cannot be written to."""
     return BaselineError(
-        f"cannot write baselines to {path}: {error.strerror}",
-        "name a writable directory with --perf-baselines=DIR",
+        f"cannot write baselines to {path}: {error.strerror}", "name a writable directory with --perf-baselines=DIR"
     )
 
 

@@ -7,7 +7,7 @@ back is not stale. Test files are read as text: which names they bind, and wheth
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,12 +54,7 @@ class Missing(NamedTuple):
 
 
 def find_missing(
-    module: str,
-    entries: Mapping[str, Stored],
-    collection: Collection,
-    root: Path,
-    *,
-    is_ours: bool,
+    module: str, entries: Mapping[str, Stored], collection: Collection, root: Path, *, is_ours: bool
 ) -> Missing:
     """Return the entries of a baseline file whose cases this session has not collected.
 
@@ -74,8 +69,11 @@ def find_missing(
     if not _is_file(root / path):
         return Missing(stale=sorted(entries) if is_ours else [])
     collected = collection.files.get(path)
-    missing = [name for name in sorted(entries) if collected is not None and not _is_collected(name, collected)]
-    if collected is None or not missing:
+    if collected is None:
+        return Missing()
+    plain = {name: without_mode(name) for name in sorted(entries)}  # an option may bring every mode back
+    missing = [name for name, one in plain.items() if {one, without_group(one)}.isdisjoint(collected)]
+    if not missing:
         return Missing()
     known, bindings = {function_of(name) for name in collected}, bindings_in((root / path).read_bytes())
     bound = {name for name, _ in bindings} if bindings is not None else set()
@@ -91,11 +89,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return True  # the file cannot be looked at, so it may exist
-
-
-def _is_collected(name: str, collected: Container[str]) -> bool:
-    name = without_mode(name)  # an option may bring every mode back
-    return name in collected or without_group(name) in collected
 
 
 def bindings_in(text: str | bytes) -> list[tuple[str, ast.AST]] | None:

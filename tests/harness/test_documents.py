@@ -106,11 +106,8 @@ def test_of_a_case_in_several_parts_the_one_written_last_counts_in_whichever_ord
         assert {one.case: one.failure for one in merged.results} == {"a": None, "b": None}
         assert merged.exitstatus == 0
         assert merged.created == late.created
-
-
-def test_of_a_case_twice_in_one_part_or_in_parts_of_one_moment_the_last_counts() -> None:
-    assert merge([part(failed("a"), result("a"))]).results == [result("a")]
-    assert merge([part(failed("a")), part(result("a"))]).results == [result("a")]
+    for parts in ([part(failed("a"), result("a"))], [part(failed("a")), part(result("a"))]):  # and of one moment
+        assert merge(parts).results == [result("a")]
 
 
 SLOWER = Change(before=1.0, now=2.0, ratio=2.0, limit=1.05)

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.measured import Entry
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Result

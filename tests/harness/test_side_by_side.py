@@ -9,8 +9,7 @@ import pytest
 
 from perflab.base.data import changed
 from perflab.measured.report.side_by_side import levels_with_bases, side_by_side, side_by_side_data, side_by_side_lines
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.documents import merge, write_document
 from perflab.results.measured import MeasuredCase
 from perflab.results.measurement import Beside, OutOfMemory, Quote
