@@ -21,12 +21,11 @@ from perflab.base.errors import PerflabError, UsageError
 from perflab.history.command import history_command
 from perflab.nsys.command import nsys_command
 from perflab.report.command import compare_command, report_command
-from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures
-from perflab.report.terminal import show
+from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures, show
 from perflab.results.documents import PASSED, merge, read_document, write_document
 from perflab.results.environment import cpu_name, thread_count, usable_cores
 from perflab.snapshots.command import memory_command
-from perflab.store.join import join_baselines
+from perflab.store.case_files import join_baselines
 from perflab.tables.escaping import for_reading, lines_of, one_line
 from perflab.tiers.interface import Run, by_folder, tiers
 from perflab.units import format_count

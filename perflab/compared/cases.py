@@ -35,7 +35,7 @@ from perflab.running.case.verdicts import failure_of
 from perflab.running.config.marker import for_case
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import TotalBudget
-from perflab.store.sources import moved_from
+from perflab.store.stale import moved_from
 from perflab.turns.checkout import Tree
 from perflab.turns.comparison import BASE, HEAD, WEIGHING_ROUNDS, Compared, Comparison, Limits, compare
 from perflab.turns.conclusions import conclude, without_numbers

@@ -20,8 +20,7 @@ from perflab.base.errors import BaselineError
 from perflab.predicted.judge.judge import baseline_of
 from perflab.results.peak import PeakPart
 from perflab.results.predicted import REAL, Cost, PredictedBaseline, PredictedCase, SavedTensors, gpu_of
-from perflab.store.case_files import CaseFiles, module_of, name_of
-from perflab.store.join import Part, case_at
+from perflab.store.case_files import CaseFiles, Part, case_at, module_of, name_of
 from perflab.store.json_files import PREDICTED, as_json, read_checked, writable, write_text
 from perflab.store.stale import Stored, StoredFile
 from perflab.tiers.saving import Saving

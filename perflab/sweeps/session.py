@@ -29,7 +29,7 @@ from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
 from perflab.running.session.workers import log_reports, report_of, report_of_lost
-from perflab.store.join import join_baselines
+from perflab.store.case_files import join_baselines
 from perflab.sweeps.jobs import Case, Cluster, Job, Submitted, command_of, pack, read_cluster
 from perflab.sweeps.reports import JobFile, Reader
 from perflab.tiers.interface import by_folder

@@ -16,6 +16,7 @@ REASON_TO_FILL_IN = '--perf-reason="…"'
 """The option with a reason to fill in; it is refused as it stands, since the reason must be in the user's words."""
 
 WORSE = {"latency": "is slower", "memory": "needs more memory", "counts": "has higher counts"}
+_BRIEFLY = {"latency": "slower", "memory": "more memory", "counts": "higher counts"}
 
 
 IMPROVED = "is better than its baseline, and --perf-fail-improved fails such cases: save the new numbers"
@@ -38,8 +39,7 @@ def headline(judgement: Judgement, base: str) -> str:
 
 def drift_sentences(judgement: Judgement) -> list[str]:
     """Return why a case is ``regressed`` although it passes against its last baseline; empty for every other case."""
-    words = {"latency": "slower", "memory": "more memory"}
-    return [f"{words[name]} than {_since(name, drift)}" for name, drift in _deciding(judgement).items()]
+    return [f"{_BRIEFLY[name]} than {_since(name, drift)}" for name, drift in _deciding(judgement).items()]
 
 
 def _deciding(judgement: Judgement) -> dict[str, Drift]:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from perflab.base.identity import test_of
-from perflab.results import outcomes
 from perflab.results.records import Verdict
-from perflab.results.result import Result
+from perflab.results.result import Result, names
+from perflab.results.result import name_of as tier_of
 
 ACCEPTED = "accepted"
 """The word for a change that was saved as the new baseline: it was not examined further, and fails no run."""
@@ -30,7 +30,7 @@ def said_of(verdict: str, *, saved: bool) -> str:
 
 def way_of(result: Result) -> str:
     """Return the tier of a case's outcome: ``measured``, ``predicted``; ``""`` if there is no outcome."""
-    return outcomes.name_of(result.outcome) if result.outcome is not None else ""
+    return tier_of(result.outcome) if result.outcome is not None else ""
 
 
 def counted(results: Sequence[Result]) -> list[str]:
@@ -43,7 +43,7 @@ def counted(results: Sequence[Result]) -> list[str]:
     stand_in = any(result.outcome is not None and result.outcome.stands_in for result in results)
     if len(ways - {""}) <= 1 and not stand_in:
         return _said("", results)
-    known = outcomes.names()
+    known = names()
     said = [part for way in known for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
     none = [f"0 {known[0]}"] if stand_in and known[0] not in ways else []
     return [*said, *none, *_said("", [one for one in results if not way_of(one)])]

@@ -16,7 +16,7 @@ from perflab.judging.judge import launching
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings, log_of
 from perflab.measure.calls.outputs import distance
 from perflab.measurement.measurement import replicate_of
-from perflab.results.compared import ComparedCase
+from perflab.results.measured import ComparedCase
 from perflab.results.measurement import CallTimes, Evidence, Measurement, Paired, Replicate
 from perflab.results.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results.result import Result

@@ -109,7 +109,7 @@ ROOMS = {
     "sweeps": Room(packages="pytest msgspec submitit"),
     "plugin": Room(packages="pytest", torch=When.CALLED),
     "history": Room(packages="msgspec markupsafe"),
-    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps", "thresholds"]},
+    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps"]},
     "cli": Room(packages="msgspec", torch=When.CALLED),
     "__main__": Room(),
     "perflab": Room(),
@@ -124,7 +124,6 @@ ROOMS = {
 
 TIERS_AS_TEXT = {
     "options.py": "of which tier a fixture makes a test a case",
-    "history/results_files.py": "which of a case's two readings of a run stands",
 }
 """Common files that hold a tier's name as a text."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.report.markdown import markdown
+from perflab.report.summary import markdown
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.escaping import code

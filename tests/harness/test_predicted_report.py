@@ -8,8 +8,7 @@ from perflab.measured.report.side_by_side import side_by_side
 from perflab.measured.report.studies import studies
 from perflab.predicted.report.failure import explain_prediction
 from perflab.predicted.report.table import prediction_head, prediction_notes, prediction_table
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.predicted import Prediction
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Result

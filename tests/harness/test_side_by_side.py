@@ -14,8 +14,7 @@ from perflab.judging.interleave import Reading
 from perflab.judging.statistics import LEAST_PAIRS
 from perflab.measured.report.side_by_side import levels_with_bases, side_by_side, side_by_side_data, side_by_side_lines
 from perflab.measured.run.tables import ROUNDS, Row, ratio_of
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.documents import merge, write_document
 from perflab.results.measured import MeasuredCase
 from perflab.results.measurement import Beside, OutOfMemory, Quote

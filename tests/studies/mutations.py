@@ -106,7 +106,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a journal with a failed case is a failed run",
-        "results/journals.py",
+        "results/documents.py",
         "exitstatus=FAILED if failed else PASSED",
         "exitstatus=PASSED",
         "tests/harness/test_documents.py",
@@ -212,7 +212,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a renamed case goes on in its history",
-        "history/breaks.py",
+        "history/telling.py",
         "if len(ended) == len(begun) == 1:",
         "if len(ended) == len(begun) == 2:",
         "tests/harness/test_history_text.py",

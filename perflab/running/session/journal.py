@@ -24,7 +24,7 @@ from perflab.base.identity import parameters_of
 from perflab.results.measurement import Measurement, Record, per_call_ns
 from perflab.results.result import Result
 from perflab.running.config.folder import OWN_TIMES, own_folder
-from perflab.store.write_lock import forget_dead_lock
+from perflab.store.json_files import forget_dead_lock
 
 _KEPT = 20
 """The number of journals that are kept, not counting the journals of running sessions."""

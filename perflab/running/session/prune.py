@@ -19,8 +19,7 @@ from perflab.base.identity import file_of
 from perflab.results.records import Environment
 from perflab.settings.settings import Settings
 from perflab.store.case_files import path_of
-from perflab.store.sources import moved_from
-from perflab.store.stale import Collection, Missing, Stored, StoredFile, find_missing
+from perflab.store.stale import Collection, Missing, Stored, StoredFile, find_missing, moved_from
 from perflab.tiers.interface import tier, tiers
 from perflab.tiers.saving import shown
 from perflab.units import format_count, format_names
