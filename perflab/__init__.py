@@ -59,32 +59,25 @@ __all__ = [
     "verify",
 ]
 
-_HOMES = {
-    "ARCHITECTURES": "perflab.compiled.compiler.architectures",
-    "Budget": "perflab.correctness",
-    "Comparison": "perflab.measurement.callables",
-    "Document": "perflab.results.result",
-    "Judgement": "perflab.results.records",
-    "KernelExample": "perflab.compiled.compiler.example",
-    "KernelResources": "perflab.results.compiled",
-    "Measurement": "perflab.results.measurement",
-    "OutOfMemory": "perflab.results.measurement",
-    "Perf": "perflab.running.case.perf",
-    "PerflabError": "perflab.base.errors",
-    "Prediction": "perflab.results.predicted",
-    "Profile": "perflab.results.profile",
-    "ProfileRow": "perflab.results.profile",
-    "Record": "perflab.results.measurement",
-    "Replicate": "perflab.results.measurement",
-    "Result": "perflab.results.result",
-    "Settings": "perflab.settings.settings",
-    "Verdict": "perflab.results.records",
-    "compare": "perflab.measurement.callables",
-    "own_folder": "perflab.running.config.folder",
-    "read_document": "perflab.results.documents",
-    "settings_of": "perflab.running.config.reading",
-    "verify": "perflab.correctness",
+_NAMES = {
+    "perflab.base.errors": "PerflabError",
+    "perflab.compiled.compiler.architectures": "ARCHITECTURES",
+    "perflab.compiled.compiler.example": "KernelExample",
+    "perflab.correctness": "Budget verify",
+    "perflab.measurement.callables": "Comparison compare",
+    "perflab.results.compiled": "KernelResources",
+    "perflab.results.documents": "read_document",
+    "perflab.results.measurement": "Measurement OutOfMemory Record Replicate",
+    "perflab.results.predicted": "Prediction",
+    "perflab.results.profile": "Profile ProfileRow",
+    "perflab.results.records": "Judgement Verdict",
+    "perflab.results.result": "Document Result",
+    "perflab.running.case.perf": "Perf",
+    "perflab.running.config.folder": "own_folder",
+    "perflab.running.config.reading": "settings_of",
+    "perflab.settings.settings": "Settings",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 """Public name -> the module that defines it, which is imported when the name is first used (PEP 562)."""
 
 

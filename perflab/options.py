@@ -1,6 +1,6 @@
 """The plugin's options, each on the command line and as an ini key of the same name, and the marker's arguments.
 
-``config/given.py``, ``config/reading.py`` and ``config/marker.py`` define how values are parsed.
+``settings/given.py``, ``running/config/reading.py`` and ``running/config/marker.py`` define how values are parsed.
 """
 
 from __future__ import annotations

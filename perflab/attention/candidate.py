@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from perflab.attention.grid import HEAD_DIMS, Claims
-from perflab.correctness.layouts import DTYPES
+from perflab.correctness.operator import DTYPES
 from perflab.lab.attention import IMPLEMENTATIONS, BackendRefusedError, attention, attention_with_logsumexp
 from perflab.lab.attention.registry import FEATURES
 from perflab.lab.attention.scoring import ALIGNMENTS

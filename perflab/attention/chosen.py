@@ -17,8 +17,8 @@ from perflab.attention.candidate import Candidate, CandidateError, from_callable
 from perflab.base.errors import PerflabError
 from perflab.devices.kinds import resolve_device
 from perflab.lab.attention import IMPLEMENTATIONS
+from perflab.running.config.kinds import worker_number
 from perflab.running.config.reading import settings_of
-from perflab.running.config.stash import worker_number
 
 
 def attention_candidates(config: pytest.Config, device: torch.device | None = None) -> tuple[Candidate, ...]:

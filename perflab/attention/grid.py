@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from perflab.correctness.covering import Level, Pair, cover
-from perflab.correctness.layouts import DTYPES, LAYOUTS, UPSTREAMS
+from perflab.correctness.operator import DTYPES, LAYOUTS, UPSTREAMS
 from perflab.correctness.verify import MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS
 from perflab.lab.attention.registry import FEATURES
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perflab.attention.grid import Case
-from perflab.correctness.layouts import DTYPES, LAYOUTS, upstream_in
+from perflab.correctness.operator import DTYPES, LAYOUTS, upstream_in
 from perflab.lab.attention.scoring import expand_heads
 
 # With a score of 4 |k|^2 / sqrt(D), and |k|^2 near D, one key takes all of a row.

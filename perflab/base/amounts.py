@@ -1,4 +1,4 @@
-"""Checks numbers from user code early, so that an error can name the argument."""
+"""Checks numbers and functions from user code early, so that an error can name the argument."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def positive(call: str, amount: Any, wanted: str, scale: float = 1.0, *, or_none
     if not _is_number(amount):
         raise UsageError(f"{call}...) got {type(amount).__name__!r}", wanted)
     if not 0 < amount <= _MOST and not (or_none and amount == 0):
-        shown = _in_bits(amount) if isinstance(amount, int) and abs(amount) > _MOST else repr(amount)
-        raise UsageError(f"{call}{shown})", wanted)
+        is_huge = isinstance(amount, int) and abs(amount) > _MOST  # Python may refuse to write its digits
+        raise UsageError(f"{call}{f'an int of {amount.bit_length()} bits' if is_huge else repr(amount)})", wanted)
     return float(amount) * scale
 
 
@@ -38,6 +38,21 @@ def _is_number(amount: Any) -> bool:
     return isinstance(amount, Real) and not isinstance(amount, bool)
 
 
-def _in_bits(amount: int) -> str:
-    """Describe a huge int by its bits; Python may refuse to write its digits."""
-    return f"an int of {amount.bit_length()} bits"
+def refuse_uncallable(call: str, value: object, remedy: str) -> None:
+    """Refuse a value that is to be called and cannot be. ``call``: the call that gave it, for the error.
+
+    Raises:
+        UsageError: the value cannot be called.
+    """
+    if not callable(value):
+        raise UsageError(f"{call} got {type(value).__name__!r}, which cannot be called", remedy)
+
+
+def refuse_no_count(call: str, value: object, remedy: str) -> None:
+    """Refuse a value that is no int of 1 or more. ``call``: the call with the value, for the error.
+
+    Raises:
+        UsageError: the value is no such int.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(call, remedy)

@@ -32,14 +32,7 @@ class _DamageError(ValueError):
 
 
 def decoded(
-    raw: bytes,
-    kind: type[T],
-    *,
-    schema: int,
-    file: str,
-    wanted: str,
-    remedy: str,
-    error: type[PerflabError],
+    raw: bytes, kind: type[T], *, schema: int, file: str, wanted: str, remedy: str, error: type[PerflabError]
 ) -> T:
     """Return a file's content as ``kind``.
 

@@ -73,16 +73,13 @@ _PACKAGES = ("site-packages/", "dist-packages/")
 @cache
 def shown_file(filename: str) -> str | None:
     """Return a user's file relative to the working directory if it lies there; None for PyTorch, Python and perflab."""
-    if filename.startswith(("<", *_not_the_code())) or _is_pythons(filename):
+    library = f"{sysconfig.get_path('stdlib')}/"
+    is_pythons = filename.startswith(library) and not filename.removeprefix(library).startswith(_PACKAGES)
+    if is_pythons or filename.startswith(("<", *_not_the_code())):
         return None
     with contextlib.suppress(ValueError):
         return Path(filename).relative_to(Path.cwd()).as_posix()
     return filename
-
-
-def _is_pythons(filename: str) -> bool:
-    library = f"{sysconfig.get_path('stdlib')}/"
-    return filename.startswith(library) and not filename.removeprefix(library).startswith(_PACKAGES)
 
 
 @cache

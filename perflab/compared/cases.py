@@ -29,18 +29,18 @@ from perflab.noting import NOTES, AllNotes, case_id
 from perflab.results.environment import differences
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.running.case.device_lock import device_turn
+from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.verdicts import failure_of
 from perflab.running.config.marker import for_case
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import TotalBudget
-from perflab.store.sources import moved_from
+from perflab.store.stale import moved_from
 from perflab.turns import evidence
+from perflab.turns.checkout import Tree
 from perflab.turns.comparison import BASE, HEAD, WEIGHING_ROUNDS, Compared, Comparison, Limits, compare
 from perflab.turns.conclusions import conclude, without_numbers
-from perflab.turns.sides.checkout import Tree
-from perflab.turns.sides.process import ANSWER_WITHIN_S
+from perflab.turns.process import ANSWER_WITHIN_S
 from perflab.turns.start_sides import Starts, turns_ns, two_sides, witness_of_host
 from perflab.units import format_count, format_names, format_ns
 

@@ -24,7 +24,7 @@ import pytest
 
 from perflab.base.data import Data, changed
 from perflab.base.errors import UsageError
-from perflab.base.mode import DEFAULT
+from perflab.base.identity import DEFAULT
 from perflab.measure.calls.outputs import outputs_of
 from perflab.measured.run.state import Learned, no_time, no_work
 from perflab.measurement.measurement import is_as_fast_as_none
@@ -38,9 +38,8 @@ from perflab.running.case.fresh_process import START_S, ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.running.case.ranked import ranks_on_a_device
 from perflab.tiers.job import Job, Serve
-from perflab.turns.sides import messages
-from perflab.turns.sides.imports import copies
-from perflab.turns.sides.stirring import stir
+from perflab.turns import messages
+from perflab.turns.start_sides import copies, stir
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perflab.base.errors import UsageError
 from perflab.compiled.compiler.architectures import parse_architectures
-from perflab.report.terminal import progress, show
+from perflab.report.summary import progress, show
 from perflab.results.documents import write_document
 from perflab.tables.escaping import lines_of
 from perflab.tiers.interface import Run

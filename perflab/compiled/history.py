@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perflab.results.places import basis_text, places_of
 from perflab.results.readings import (
     Amount,
     Level,
@@ -15,7 +14,9 @@ from perflab.results.readings import (
     Reading,
     WrittenBaselines,
     WrittenResult,
+    basis_text,
     exact_readings,
+    places_of,
 )
 
 

@@ -19,7 +19,7 @@ direction without being better or worse: they are only shown. Results are compar
 
 from __future__ import annotations
 
-from perflab.base.arch import Arch, name_of_arch
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, KernelResources, LoopCounts
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result

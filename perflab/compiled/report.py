@@ -6,16 +6,15 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import changed as with_data
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.machine.telling import loop_lines
 from perflab.results.compiled import CompiledCase, KernelResources, case_of
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.contents import Case, exact_quantities
-from perflab.tables.drift import IMPROVED
 from perflab.tables.escaping import lines_of
-from perflab.tables.failing_table import WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
+from perflab.tables.failing import IMPROVED, WIDTH, Quantity, changed, count_fact, count_row, failing_table, wrapped
 from perflab.tables.lines import Line, Row, Section, shown_verdict, verdict_text, wrap_facts
 from perflab.tables.view import View
 from perflab.units import format_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perflab.base.arch import Arch
+from perflab.base.gpu_names import Arch
 from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.settings.given import Given
 

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from perflab.base.arch import Arch
 from perflab.base.data import Amount, Data, to_json, to_plain
 from perflab.base.errors import BaselineError
+from perflab.base.gpu_names import Arch
 from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources, case_of
-from perflab.store.join import Part
+from perflab.store.case_files import Part
 from perflab.store.json_files import as_json, named, read_checked, write_text, writing
 
 SCHEMA = 3

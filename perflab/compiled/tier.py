@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perflab.results.result import Document, Result
     from perflab.settings.given import Given
     from perflab.settings.settings import Settings
-    from perflab.store.join import Part
+    from perflab.store.case_files import Part
     from perflab.tables.contents import Case
     from perflab.tables.lines import Line, Section
     from perflab.tables.view import View

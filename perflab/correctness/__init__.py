@@ -4,15 +4,14 @@
 
 `budget` computes how far off a tensor may be, `compare` how far off the tensor is and where, `poison` makes
 memory that was never written visible, and `verify` puts a candidate through all of these checks. `diagnosis`
-and `hints` look for the cause of an error. `configurations` and `forced` run an autotuned kernel in each
+looks for the cause of an error. `configurations` and `forced` run an autotuned kernel in each
 configuration that its tuner may choose. Nothing here knows attention, or pytest.
 """
 
 from perflab.correctness.budget import Budget, Errors, derive_budget, measure_errors, rounding_band
 from perflab.correctness.compare import Numbers, Report, TensorReport, compare, compare_all
-from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, explained, find_causes
+from perflab.correctness.diagnosis import Evidence, Explanation, Hypothesis, explained, find_causes, find_hints
 from perflab.correctness.forced import PrunedError, forced
-from perflab.correctness.hints import find_hints
 from perflab.correctness.one_process import Cause, NotOneProcessError, RankStep, same_as_one_process
 from perflab.correctness.operator import Operator, OperatorCase
 from perflab.correctness.poison import PoisonedMemory

@@ -157,7 +157,10 @@ def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
     errors = errors_of(error, size)
     error = torch.where(non_finite, torch.inf, error)
     off = (error > budget.limit.max) | _in_a_wrong_row(error, size, budget.limit.worst_row)
-    index = _worst_index(torch.where(off, error, -1.0) if off.any() else error)
+    judged = torch.where(off, error, -1.0) if off.any() else error
+    index = tuple(map(int, torch.unravel_index(judged.argmax(), judged.shape))) if judged.numel() else ()
+    places = off.nonzero()
+    ends = (places.amin(dim=0).tolist(), places.amax(dim=0).tolist()) if len(places) else ((), ())
     return Numbers(
         errors=errors,
         budget=budget,
@@ -167,7 +170,7 @@ def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
         wanted=reference[index].item() if got.numel() else 0.0,
         off=int(off.sum()),
         non_finite=int(non_finite.sum()),
-        region=_bounding_box(off),
+        region=tuple(zip(*ends, strict=True)),
     )
 
 
@@ -180,19 +183,6 @@ def _in_a_wrong_row(error: Tensor, size: Tensor, limit: float) -> Tensor:
     share = limit * row_scales(size) / length**0.5
     off: Tensor = wrong[:, None] & (error.reshape(-1, length) > share[:, None])
     return off.reshape(error.shape)
-
-
-def _worst_index(error: Tensor) -> tuple[int, ...]:
-    if error.numel() == 0:
-        return ()
-    return tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
-
-
-def _bounding_box(off: Tensor) -> tuple[tuple[int, int], ...]:
-    if not off.any():
-        return ()
-    indices = off.nonzero()
-    return tuple((int(low), int(high)) for low, high in zip(indices.amin(dim=0), indices.amax(dim=0), strict=True))
 
 
 def _passed(report: TensorReport, numbers: Numbers) -> str:
@@ -221,7 +211,8 @@ def _failed(report: TensorReport, numbers: Numbers) -> str:
         )
     if numbers.off:
         lines.append(f"  {numbers.off} of {count} elements are off ({numbers.off / count:.2%}).")
-        lines.append(f"  all of them within [{_region(numbers.region)}]")
+        region = [str(low) if low == high else f"{low}:{high + 1}" for low, high in numbers.region]
+        lines.append(f"  all of them within [{', '.join(region)}]")
     else:
         lines.append("  no element alone is past its budget: the error is small and everywhere")
     multiple = f"{numbers.budget.multiple:g} x plain"
@@ -229,15 +220,8 @@ def _failed(report: TensorReport, numbers: Numbers) -> str:
     for name, error in numbers.errors.items():
         limit = getattr(numbers.budget.limit, name)
         plain = numbers.budget.multiple * getattr(numbers.budget.plain, name)
-        verdict = f"  {_times(error, limit)} over" if name in numbers.exceeded else ""
+        times = f"{error / limit:.3g}x" if limit > 0.0 else "any is"
+        verdict = f"  {times} over" if name in numbers.exceeded else ""
         band = getattr(numbers.budget.band, name)
         lines.append(f"  {METRIC_NAMES[name]:9}  {error:9.2e}  {limit:9.2e} = {plain:9.2e} + {band:9.2e}{verdict}")
     return "\n".join(lines)
-
-
-def _times(error: float, limit: float) -> str:
-    return f"{error / limit:.3g}x" if limit > 0.0 else "any is"
-
-
-def _region(region: tuple[tuple[int, int], ...]) -> str:
-    return ", ".join(str(low) if low == high else f"{low}:{high + 1}" for low, high in region)

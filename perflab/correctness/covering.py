@@ -39,7 +39,8 @@ def cover(
     rows: list[Row] = []
     while open_pairs:
         first = next(iter(open_pairs))
-        best = max(search.rows_with(dict(first), open_pairs), key=lambda row: _gain(row, open_pairs), default=None)
+        found = search.rows_with(dict(first), open_pairs)
+        best = max(found, key=lambda row: sum(pair in open_pairs for pair in pairs_in(row)), default=None)
         if best is None:
             del open_pairs[first]  # impossible
             continue
@@ -63,10 +64,6 @@ def pairs_of(factors: Mapping[str, Sequence[Level]]) -> Iterator[Pair]:
 def pairs_in(row: Mapping[str, Level]) -> Iterator[Pair]:
     """Yield the pairs that one row holds."""
     return combinations(row.items(), 2)
-
-
-def _gain(row: Mapping[str, Level], open_pairs: Mapping[Pair, None]) -> int:
-    return sum(pair in open_pairs for pair in pairs_in(row))
 
 
 class _Search:

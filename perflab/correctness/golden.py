@@ -81,8 +81,11 @@ def differences(got: str, kept: str) -> Iterator[str]:
 def _worst(shape: list[int], got: list[float], kept: list[float]) -> str:
     largest = max((abs(x) for x in kept if math.isfinite(x)), default=0.0)
     budget = ROUNDINGS * torch.finfo(torch.float64).eps * largest
-    errors = [0.0 if _same(a, b) else abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
-              for a, b in zip(got, kept, strict=True)]  # fmt: skip
+    errors = []
+    for a, b in zip(got, kept, strict=True):
+        is_same = a == b or (math.isnan(a) and math.isnan(b))
+        both_finite = math.isfinite(a) and math.isfinite(b)
+        errors.append(0.0 if is_same else abs(a - b) if both_finite else math.inf)
     off = sum(error > budget for error in errors)
     if not off:
         return ""
@@ -92,10 +95,6 @@ def _worst(shape: list[int], got: list[float], kept: list[float]) -> str:
         f"{index}: got {got[position]!r}, kept {kept[position]!r}, error {errors[position]:.3g}, budget {budget:.3g}; "
         f"{off} of {len(kept)} elements are off"
     )
-
-
-def _same(a: float, b: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b))
 
 
 def _numbers(block: Mapping[str, Any]) -> list[float]:

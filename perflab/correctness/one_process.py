@@ -9,6 +9,7 @@ process against float64.
 """
 
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,7 +131,7 @@ def same_as_one_process(
     """
     if world_size < 2:
         raise UsageError(f"same_as_one_process(world_size={world_size})", "give the number of processes, 2 or more")
-    train = _Trainings(make_model, make_step, world_size, steps, seed, backend, limit_s)
+    train = _Training(make_model, make_step, world_size, steps, seed, backend, limit_s)
     every = tuple(range(world_size))
     one, *wide = train.in_one([_Job(every)] if exact else [_Job(every), _Job(every, torch.float64)])
     ranks = [states[0] for states in train.in_ranks()]
@@ -152,8 +153,8 @@ def same_as_one_process(
 
 
 @dataclass(frozen=True)
-class _Trainings:
-    """The ways to train the same model: in ranks, and in one process on any shards."""
+class _Training:
+    """A training of one model, and the ways to do it: in ranks, and in one process on any shards."""
 
     make_model: Callable[[], nn.Module]
     make_step: MakeStep
@@ -175,44 +176,28 @@ class _Trainings:
 
     def _trained(self, jobs: Sequence[Sequence[_Job]]) -> list[list[State]]:
         threads = max(1, usable_cores() // self.world_size)  # sums of as many parts in every run
-        call = (self.make_model, self.make_step, jobs, self.world_size, self.steps, self.seed)
         limit_s = self.limit_s * len(jobs[0])
-        return in_ranks(_train_all, len(jobs), *call, backend=self.backend, threads=threads, limit_s=limit_s)
+        return in_ranks(_train_all, len(jobs), self, jobs, backend=self.backend, threads=threads, limit_s=limit_s)
 
 
-def _train_all(
-    make_model: Callable[[], nn.Module],
-    make_step: MakeStep,
-    jobs: Sequence[Sequence[_Job]],
-    num_shards: int,
-    steps: int,
-    seed: int,
-) -> list[State]:
+def _train_all(train: _Training, jobs: Sequence[Sequence[_Job]]) -> list[State]:
     """Do this rank's jobs, which are as many in each rank."""
-    own = jobs[torch.distributed.get_rank()]
-    return [_train(make_model, make_step, job, num_shards, steps, seed) for job in own]
+    return [_train(train, job) for job in jobs[torch.distributed.get_rank()]]
 
 
-def _train(
-    make_model: Callable[[], nn.Module],
-    make_step: MakeStep,
-    job: _Job,
-    num_shards: int,
-    steps: int,
-    seed: int,
-) -> State:
+def _train(train: _Training, job: _Job) -> State:
     """Train in this process, a rank of a group; return parameters and optimizer state, whole, on the CPU.
 
     Buffers are left out: statistics such as BatchNorm's are of each rank's own shard.
     """
-    torch.manual_seed(seed)
-    model = make_model()
+    torch.manual_seed(train.seed)
+    model = train.make_model()
     if job.dtype is not None:
         model = _cast(model, job.dtype)
-    torch.manual_seed(seed)
+    torch.manual_seed(train.seed)
     try:
-        step = make_step(model, job.shards, num_shards)
-        for _ in range(steps if job.steps is None else job.steps):
+        step = train.make_step(model, job.shards, train.world_size)
+        for _ in range(train.steps if job.steps is None else job.steps):
             step.run()
     except Exception as error:
         if job.dtype is not None:
@@ -269,7 +254,7 @@ def _apart(ranks: Sequence[State]) -> list[str]:
     return lines
 
 
-def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> tuple[list[Cause], list[str]]:
+def _causes(train: _Training, ranks: Sequence[State], one: State) -> tuple[list[Cause], list[str]]:
     """Return the mistakes whose result the ranks have, the likeliest first, and where the first step shows them."""
     every = range(train.world_size)
     alone = [_Job((rank,)) for rank in every]
@@ -287,10 +272,10 @@ def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> tuple[list
         causes.append(Cause.SAME_SHARD)
     elif 0 < len(apart) < len(early[0]):
         causes.append(Cause.LEFT_OUT)
-    scale = _scale_of_gradients(ranks[0], one)
-    if scale is not None and abs(scale - train.world_size) < _ALIKE * train.world_size:
+    scale = _factor(*_gradients(ranks[0], one))
+    if abs(scale - train.world_size) < _ALIKE * train.world_size:
         causes.append(Cause.SUMMED)
-    if scale is not None and abs(scale * train.world_size - 1) < _ALIKE:
+    if abs(scale * train.world_size - 1) < _ALIKE:
         causes.append(Cause.DIVIDED_TWICE)
     where = [f"after one step the ranks differ in {format_names(apart, _NAMED)}"] if Cause.LEFT_OUT in causes else []
     if causes:
@@ -307,7 +292,9 @@ def _causes(train: _Trainings, ranks: Sequence[State], one: State) -> tuple[list
     ):
         told = [", ".join(f"{weight:.3g}" for weight in some) for some in (got, wanted)]
         return [Cause.WEIGHTED], [f"after one step the gradient is {told[0]} times those of the ranks, not {told[1]}"]
-    factors = _factors(early[0], one_early)
+    ours, theirs = _moments(early[0], one_early)
+    every_factor = {name: _factor(gradient, theirs[name]) for name, gradient in ours.items()}
+    factors = {name: factor for name, factor in every_factor.items() if not math.isnan(factor)}
     odd = [name for name, factor in factors.items() if abs(factor - 1) > _UNLIKE]
     if 0 < len(odd) < len(factors):
         told = [f"{factors[name]:.3g} times that of {name}" for name in odd[:_SHOWN]]
@@ -331,12 +318,14 @@ def _moments(*states: State) -> list[dict[str, Tensor]]:
     return [{name.rpartition(" ")[0]: one[name].double().flatten() for name in names} for one in states]
 
 
+def _gradients(*states: State) -> list[Tensor]:
+    """Return the moments that all states have, as one vector a state: empty if they have none in common."""
+    return [torch.cat([torch.empty(0, dtype=torch.float64), *one.values()]) for one in _moments(*states)]
+
+
 def _is_rounded(state: State, one: State) -> bool:
     """Whether the gradients of the first step, by the optimizer's moments, are off by what 16 bits round away."""
-    ours, theirs = _moments(state, one)
-    if not ours:
-        return False
-    got, wanted = torch.cat(list(ours.values())), torch.cat(list(theirs.values()))
+    got, wanted = _gradients(state, one)
     off = ((got - wanted).abs() / wanted.abs())[wanted != 0]
     least, most = _NARROW
     return bool(off.numel()) and least < float(off.median()) < most
@@ -344,26 +333,19 @@ def _is_rounded(state: State, one: State) -> bool:
 
 def _weights(state: State, ranks: Sequence[State]) -> list[float] | None:
     """Return the factors by which the gradients of the ranks alone add up to those of a state; None if none do."""
-    ours, *theirs = _moments(state, *ranks)
-    if not ours:
+    got, *own = _gradients(state, *ranks)
+    if not got.numel():
         return None
-    got, *own = (torch.cat(list(one.values())) for one in (ours, *theirs))
     basis = torch.stack(own, dim=1)
     found = torch.linalg.lstsq(basis, got[:, None]).solution
     weights: list[float] = found[:, 0].tolist()
     return weights if (basis @ found[:, 0] - got).norm() <= _ALIKE * got.norm() else None
 
 
-def _factors(state: State, one: State) -> dict[str, float]:
-    """Return the factor between the gradients of a rank and of one process, by parameter, where there is one."""
-    found = {}
-    ours, theirs = _moments(state, one)
-    for name, got in ours.items():
-        wanted = theirs[name]
-        factor = float(got @ wanted / (wanted @ wanted))
-        if (got - factor * wanted).norm() <= _ALIKE * got.norm():
-            found[name] = factor
-    return found
+def _factor(got: Tensor, wanted: Tensor) -> float:
+    """Return the one factor between two vectors; NaN if there is none."""
+    factor = float(got @ wanted / (wanted @ wanted))
+    return factor if (got - factor * wanted).norm() <= _ALIKE * got.norm() else math.nan
 
 
 def _alike(state: State, other: State, share: float = _ALIKE) -> bool:
@@ -372,13 +354,3 @@ def _alike(state: State, other: State, share: float = _ALIKE) -> bool:
         (tensor.double() - other[name].double()).norm() <= share * other[name].double().norm()
         for name, tensor in state.items()
     )
-
-
-def _scale_of_gradients(state: State, one: State) -> float | None:
-    """Return the factor between the gradients of a rank and of one process; None if there is no one factor."""
-    ours, theirs = _moments(state, one)
-    if not ours:
-        return None
-    got, wanted = torch.cat(list(ours.values())), torch.cat(list(theirs.values()))
-    factor = float(got @ wanted / (wanted @ wanted))
-    return factor if (got - factor * wanted).norm() <= _ALIKE * got.norm() else None

@@ -23,14 +23,7 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 aten = torch.ops.aten
 _ALLOCATING = frozenset(
-    (
-        aten.empty,
-        aten.empty_like,
-        aten.empty_strided,
-        aten.empty_permuted,
-        aten.new_empty,
-        aten.new_empty_strided,
-    )
+    (aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty, aten.new_empty_strided)
 )
 _PYTORCH_NAMESPACES = frozenset(("aten", "prim", "prims"))
 

@@ -7,7 +7,7 @@ gradient of input `q` is named `dq`. `verify` decides what is run, and on what; 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,21 +46,8 @@ class Run:
     upstream: Mapping[str, Tensor]
 
 
-class Elsewhere(Protocol):
-    """Runs candidates elsewhere than in this process, as ``run_candidate`` runs them here."""
-
-    def __call__(
-        self,
-        candidate: Function,
-        inputs: Mapping[str, Tensor],
-        task: Task,
-        seed: int,
-        label: str,
-        trusted: Sequence[Function],
-    ) -> Run:
-        """Run a candidate, in a place that does not have the ``trusted`` functions."""
-
-
+Elsewhere = Callable[[Function, Mapping[str, Tensor], Task, int, str, Sequence[Function]], Run]
+"""A function that runs a candidate elsewhere than in this process, with the arguments of ``run_held``."""
 _elsewhere: list[Elsewhere] = []
 
 
@@ -75,14 +62,12 @@ def held_elsewhere(how: Elsewhere) -> Iterator[None]:
 
 
 def run_held(
-    candidate: Function,
-    inputs: Mapping[str, Tensor],
-    task: Task,
-    seed: int,
-    label: str,
-    trusted: Sequence[Function],
+    candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str, trusted: Sequence[Function]
 ) -> Run:
-    """Run the candidate where candidates are run now: here, or elsewhere under ``--perf-adversarial``."""
+    """Run the candidate where candidates are run now: here, or elsewhere under ``--perf-adversarial``.
+
+    Elsewhere is a place that does not have the ``trusted`` functions.
+    """
     if _elsewhere:
         return _elsewhere[-1](candidate, inputs, task, seed, label, trusted)
     return run_candidate(candidate, inputs, task, seed, label)
@@ -108,7 +93,12 @@ def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task,
             watched[f"the gradient of {name}"] = upstream[name]
             before[f"the gradient of {name}"] = storage_bytes(upstream[name]).clone()
         if task.gradient_of:
-            _require_gradients(returned, task.gradient_of)
+            for name in task.gradient_of:
+                if not returned[name].requires_grad:
+                    raise AssertionError(
+                        f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
+                        f"or detaches; leave {name} out of gradient_of if that is intended"
+                    )
             with PoisonedMemory():
                 gradients = _gradients(returned, leaves, upstream)
                 results |= {name: None if x is None else x.clone() for name, x in gradients.items()}
@@ -168,24 +158,12 @@ def _named(returned: Tensor | Sequence[Tensor], names: Sequence[str], exactly: b
     return dict(zip(names, tensors, strict=False))
 
 
-def _require_gradients(returned: Mapping[str, Tensor], names: Sequence[str]) -> None:
-    for name in names:
-        if not returned[name].requires_grad:
-            raise AssertionError(
-                f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
-                f"or detaches; leave {name} out of gradient_of if that is intended"
-            )
-
-
 def _gradients(
     returned: Mapping[str, Tensor], leaves: Mapping[str, Tensor], upstream: Mapping[str, Tensor]
 ) -> dict[str, Tensor | None]:
     """Return {"d" + input: gradient} from autograd.grad, which, unlike .backward(), adds and copies nothing."""
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     gradients = torch.autograd.grad(
-        [returned[name] for name in upstream],
-        list(wanted.values()),
-        list(upstream.values()),
-        allow_unused=True,
+        [returned[name] for name in upstream], list(wanted.values()), list(upstream.values()), allow_unused=True
     )
     return {f"d{name}": gradient for name, gradient in zip(wanted, gradients, strict=True)}

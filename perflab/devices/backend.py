@@ -252,6 +252,20 @@ class Backend:
         return lambda: None
 
 
+class Single(Backend):
+    """A device of which a machine has one, and of which PyTorch has no properties."""
+
+    @property
+    def index(self) -> int:
+        """The number of the device, which is the only one."""
+        return 0
+
+    @property
+    def properties(self) -> Any:
+        """Always None."""
+        return None
+
+
 @cache
 def _used(device: torch.device) -> None:
     """Use the device's allocator, once a process: before its first block it reports no counters, as if it had none."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
 
-from perflab.devices.backend import Backend, Quantity
+from perflab.devices.backend import Quantity, Single
 from perflab.results import environment
 
 
-class Cpu(Backend):
+class Cpu(Single):
     """The host's processor."""
 
     is_host = True
@@ -28,19 +27,9 @@ class Cpu(Backend):
         return 1
 
     @property
-    def index(self) -> int:
-        """The number of the device, which is the only one."""
-        return 0
-
-    @property
     def name(self) -> str:
         """The processor's name, with family and model."""
         return environment.cpu_name()
-
-    @property
-    def properties(self) -> Any:
-        """Always None: PyTorch has no properties of a CPU."""
-        return None
 
     @property
     def identity(self) -> str:
@@ -87,13 +76,8 @@ def resident_bytes() -> int | None:
 
 
 def _proc_available_bytes() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
+    with contextlib.suppress(OSError, KeyError):  # not Linux
+        return 1024 * int(dict(line.split()[:2] for line in _read("/proc/meminfo").splitlines())["MemAvailable:"])
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows has no such function

@@ -45,26 +45,9 @@ class Cuda(Backend):
         return "sees no CUDA device" if built else "was built without CUDA"
 
     @property
-    def module(self) -> Any:
-        """``torch.cuda``."""
-        import torch
-
-        return torch.cuda
-
-    @property
     def index(self) -> int:
         """The GPU's number; that of the current GPU if the ``torch.device`` leaves it open."""
         return self.module.current_device() if self.device.index is None else self.device.index
-
-    @property
-    def name(self) -> str:
-        """The GPU's name as the driver writes it."""
-        return str(self.module.get_device_name(self.device))
-
-    @property
-    def properties(self) -> Any:
-        """The answer of ``torch.cuda.get_device_properties``."""
-        return self.module.get_device_properties(self.index)
 
     @property
     def runtime(self) -> str | None:
@@ -77,10 +60,6 @@ class Cuda(Backend):
     def driver(self) -> str | None:
         """The version of NVIDIA's driver; None if the system does not tell."""
         return _nvidia_driver()
-
-    def synchronize(self) -> None:
-        """Wait until all streams of the GPU are idle."""
-        self.module.synchronize(self.device)
 
     def forget_persisting(self) -> None:
         """Set aside no part of the L2 cache for lines that persist, and make those that do normal again.

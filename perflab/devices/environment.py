@@ -14,20 +14,9 @@ if TYPE_CHECKING:
     import torch
 
 NCCL_VARIABLES = (
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_P2P_LEVEL",
-    "NCCL_SHM_DISABLE",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_NET",
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+    *("NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE"),
+    *("NCCL_CUMEM_ENABLE", "NCCL_NET"),
 )
 """Variables that choose how NCCL sends: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"""
 

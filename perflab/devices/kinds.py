@@ -9,18 +9,12 @@ from perflab.base.errors import DeviceError
 from perflab.devices.backend import Backend
 from perflab.devices.cpu import Cpu
 from perflab.devices.cuda import Cuda, Rocm
-from perflab.devices.mps import Mps
-from perflab.devices.xpu import Xpu
+from perflab.devices.untried import Mps, Xpu
 
 if TYPE_CHECKING:
     import torch
 
-KINDS: dict[str, type[Backend]] = {
-    "cpu": Cpu,
-    "cuda": Cuda,
-    "mps": Mps,
-    "xpu": Xpu,
-}
+KINDS: dict[str, type[Backend]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xpu": Xpu}
 """The kinds of which perflab knows more than ``torch.accelerator`` says, by the type of ``torch.device``."""
 DEVICE_CHOICES = re.compile(r"cpu|(?!cpu\b)[a-z][a-z_]*(:\d+)?")
 """The form of a device's name, ``auto`` among them; whether there is such a device only PyTorch knows."""

@@ -36,11 +36,11 @@ def read_log(directory: Path) -> History:
     history.repository, history.are_accepted = repository_page(top), True
     seen: dict[tuple[str, str, str, str], str] = {}
     names: dict[str, str] = {}
-    with objects_of(top) as objects:
+    with objects_of(top) as read:
         for made, versions in _touching(top, place):
             run: int | None = None
             for path, name in versions:
-                content = objects.read(name)
+                content = read(name)
                 try:
                     if content is None:
                         raise DocumentError("git does not have it", "git fetch --unshallow")

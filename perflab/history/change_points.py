@@ -1,8 +1,13 @@
 """Finds change points: where a series moved to another level for good, or for a while. Pure.
 
 Each series is searched for its clearest step (``steps.py``), cut at that step, and both parts are searched again. Then
-each step is examined once more between its neighbours. The chance of a score was found by simulation
-(``thresholds.py``).
+each step is examined once more between its neighbours.
+
+The scores are ratios of likelihoods under assumed priors, so theory does not give their chances: these were found by
+simulation. For each length of a series, ``SCORES`` has the scores that 0.8 % and 0.08 % of unchanged series exceed: the
+highest of seven kinds of noise (independent, neighbours that correlate by 0.3 and by 0.6, heavy-tailed, with outliers,
+drifting, wandering), 30,000 series each. These scores are taken for 1 % and 0.1 %: the difference is left for the
+separate search for levels that come and go. ``python -m tests.studies.change_thresholds`` computes the table anew.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ import numpy as np
 
 from perflab.history import steps
 from perflab.history.noise import LONGEST, Floats
-from perflab.history.thresholds import chance
 
 FALSE_ALARMS = 0.01
 """The largest share of unchanged series in which a change is found."""
@@ -36,6 +40,24 @@ _SAME_LEVEL = 0.25
 
 A level has come back if its distance from the old level is at most this share of the step away from the old level.
 """
+SCORES = {
+    8: (3.49, 5.07),
+    9: (3.56, 5.16),
+    10: (3.54, 5.61),
+    12: (3.54, 5.46),
+    15: (3.57, 5.88),
+    20: (3.42, 5.37),
+    25: (3.25, 5.30),
+    30: (2.97, 4.92),
+    40: (2.41, 4.32),
+    50: (2.02, 5.36),
+    60: (2.05, 4.95),
+    75: (2.08, 4.80),
+    100: (2.33, 5.10),
+    150: (2.44, 6.15),
+    200: (2.47, 7.15),
+}
+"""The scores that 1 % and 0.1 % of unchanged series exceed, by the number of points of a series."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +81,44 @@ class Change:
     """Index in the list of the change that this change undoes, by restoring the level before it; None: no change."""
 
 
+def chance(score: Floats, points: int) -> Floats:
+    """Return the chance of so high a score in an unchanged series of ``points`` points; at most 1.
+
+    The logarithm of the chance falls in proportion to the score. Between lengths, scores are interpolated over the
+    logarithm of the length. The chance is best known near 1 %; far below 1 % it is extrapolated.
+    """
+    lengths = np.log(list(SCORES))
+    hundredth, thousandth = (
+        np.interp(np.log(points), lengths, scores) for scores in zip(*SCORES.values(), strict=True)
+    )
+    return np.asarray(np.minimum(1.0, 0.01 * 10 ** ((hundredth - score) / (thousandth - hundredth))))
+
+
 Span = tuple[int, int, int]
 """A part of a series: the series' number, the part's first point, and the point after the part's last one."""
 
 
-def find_changes(series: Sequence[Sequence[float]], false_alarms: float = FALSE_ALARMS) -> list[list[Change]]:
+def find_changes(series: Sequence[Sequence[float]]) -> list[list[Change]]:
     """Return the changes of each series, oldest first.
 
     Values are 0 or more, oldest first; series may be of any lengths. No change is found in a series with fewer than
-    ``SHORTEST`` points. ``false_alarms`` is the largest ``p`` of a change.
+    ``SHORTEST`` points. ``FALSE_ALARMS`` is the largest ``p`` of a change.
     """
     values = [_logs(one) for one in series]
     cuts: list[list[int]] = [[] for _ in values]
     spans = [(number, 0, len(one)) for number, one in enumerate(values)]
     while spans:
         parts: list[Span] = []
-        for span, seen in zip(spans, _look(values, spans, false_alarms), strict=True):
+        for span, seen in zip(spans, _look(values, spans), strict=True):
             number, start, end = span
-            places = [seen.at] if seen.p <= false_alarms else _there_and_back(values[number], span, seen, false_alarms)
+            places = [seen.at] if seen.p <= FALSE_ALARMS else _there_and_back(values[number], span, seen)
             before = steps.LAST if start == 0 else steps.BETWEEN
             after = steps.LAST if end == len(values[number]) else steps.BETWEEN
             if places and places[0] - start >= before and end - places[-1] >= after:
                 cuts[number] += places
                 parts += [(number, *ends) for ends in pairwise([start, *places, end])]
         spans = parts
-    return [_changes(one, sorted(places), false_alarms) for one, places in zip(values, cuts, strict=True)]
+    return [_changes(one, sorted(places)) for one, places in zip(values, cuts, strict=True)]
 
 
 def find_exact_changes(values: Sequence[float]) -> list[Change]:
@@ -135,7 +170,7 @@ class _Seen:
     """The stretch's distance in standard errors, its first point, and the point after its last one."""
 
 
-def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) -> list[_Seen]:
+def _look(values: Sequence[Floats], spans: Sequence[Span]) -> list[_Seen]:
     windows = [(whole, window) for whole, span in enumerate(spans) for window in _windows(span)]
     by_length: dict[int, list[tuple[int, Span]]] = {}
     for whole, window in windows:
@@ -156,17 +191,17 @@ def _look(values: Sequence[Floats], spans: Sequence[Span], false_alarms: float) 
     return seen
 
 
-def _there_and_back(values: Floats, span: Span, seen: _Seen, false_alarms: float) -> list[int]:
+def _there_and_back(values: Floats, span: Span, seen: _Seen) -> list[int]:
     """Return the first point of a level that came and went again, and the point after its last; empty if there is none.
 
     A single step explains such a level badly. The stretch was chosen among many, so the ``p`` of both its ends must be
-    at most a tenth of ``false_alarms``.
+    at most a tenth of ``FALSE_ALARMS``.
     """
     z, first, last = seen.stretch
     if z < _WORTH_A_LOOK:
         return []
     ends = (_between(values, span[1], first, last), _between(values, first, last, span[2]))
-    return [first, last] if max(end.p for end in ends) <= false_alarms / 10 else []
+    return [first, last] if max(end.p for end in ends) <= FALSE_ALARMS / 10 else []
 
 
 def _windows(span: Span) -> list[Span]:
@@ -176,7 +211,7 @@ def _windows(span: Span) -> list[Span]:
     return [*((number, one, one + LONGEST) for one in starts), (number, start, min(end, start + LONGEST))]
 
 
-def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Change]:
+def _changes(values: Floats, cuts: list[int]) -> list[Change]:
     """Return the changes at the cuts, each examined between its neighbours.
 
     While the least likely cut is no change there, it is dropped, and the others are examined again.
@@ -186,7 +221,7 @@ def _changes(values: Floats, cuts: list[int], false_alarms: float) -> list[Chang
         found = [_between(values, ends[n], ends[n + 1], ends[n + 2]) for n in range(len(cuts))]
         weakest = max(range(len(cuts)), key=lambda n: found[n].p)
         ends = [0, *(change.at for change in found), len(values)]
-        if found[weakest].p <= false_alarms and ends == sorted(set(ends)):
+        if found[weakest].p <= FALSE_ALARMS and ends == sorted(set(ends)):
             levels = [exp(float(np.median(values[a:b]))) for a, b in pairwise(ends)]
             margins = [log(one.high / one.low) / 2 if one.low and one.high else 0.0 for one in found]
             return _undone(found, levels, margins)

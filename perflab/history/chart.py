@@ -40,7 +40,12 @@ def line_chart(row: SeriesRow, contents: Contents) -> Markup:
         start, end = across(row.runs[level.first]), across(row.runs[level.last])
         parts.append(element("path", d=f"M{rounded(start)} {rounded(up(level.value))}H{rounded(end)}", class_="level"))
     if len(places) <= _MOST_POINTS:
-        parts += [_point(row, contents, at, place) for at, place in enumerate(places)]
+        for run, word, value, (x, y) in zip(row.runs, row.words, row.values, places, strict=True):
+            one = contents.runs[run]
+            commit = f", {short(one.commit)}" if one.commit else ""
+            said = f"{one.created[:16].replace('T', ' ')}{commit}: {value_text(value, row.unit)}"
+            tip = element("title", ", ".join(filter(None, (said, contents.words[word]))))
+            parts.append(element("circle", [tip], cx=rounded(x), cy=rounded(y), r=2.6, class_="dot"))
     return chart(series_name(row), described(row, contents), WIDTH, HEIGHT, parts)
 
 
@@ -120,25 +125,8 @@ def _bands(row: SeriesRow, contents: Contents, across: Scale) -> list[Markup]:
     }
     for (_, before, after), (number, kind) in sorted(number_of.items()):
         start, end = across(row.runs[before]), across(row.runs[after])
-        parts.append(
-            element(
-                "rect",
-                x=rounded(start),
-                y=_TOP,
-                width=rounded(max(end - start, 1.5)),
-                height=HEIGHT - _TOP - _BOTTOM,
-                class_=f"band {kind}",
-            )
-        )
+        width, height = rounded(max(end - start, 1.5)), HEIGHT - _TOP - _BOTTOM
+        parts.append(element("rect", x=rounded(start), y=_TOP, width=width, height=height, class_=f"band {kind}"))
         x = rounded((start + end) / 2)
         parts.append(element("text", f"event {number}", x=x, y=_TOP - 5, class_="faint middle"))
     return parts
-
-
-def _point(row: SeriesRow, contents: Contents, at: int, place: tuple[float, float]) -> Markup:
-    run = contents.runs[row.runs[at]]
-    commit = f", {short(run.commit)}" if run.commit else ""
-    word = contents.words[row.words[at]]
-    said = f"{run.created[:16].replace('T', ' ')}{commit}: {value_text(row.values[at], row.unit)}"
-    tip = element("title", f"{said}, {word}" if word else said)
-    return element("circle", [tip], cx=rounded(place[0]), cy=rounded(place[1]), r=2.6, class_="dot")

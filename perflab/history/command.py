@@ -17,7 +17,7 @@ from perflab.base.git import top_of
 from perflab.history.baseline_log import read_log
 from perflab.history.folder import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
-from perflab.report.terminal import page_width
+from perflab.report.summary import page_width
 from perflab.tables.escaping import one_line
 from perflab.units import format_count
 
@@ -74,8 +74,7 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
         recent = _RECENT if given.recent is None else given.recent
         if recent < 1:
             raise UsageError(f"--recent={recent}", "give how many runs are recent, 1 or more")
-        from perflab.history.between import with_between
-        from perflab.history.choice import chosen, newest_alarm
+        from perflab.history.choice import chosen, newest_alarm, with_between
         from perflab.history.telling import contents_of
 
         history = _history(given)
@@ -111,7 +110,12 @@ def history_command(parser: argparse.ArgumentParser) -> Callable[[argparse.Names
 
 def _history(given: argparse.Namespace) -> History:
     history = read_history(given.folder, given.branch, given.git, given.quantity)
-    history.finish(_date(given.since))
+    try:
+        since = datetime.fromisoformat(given.since) if given.since is not None else None
+    except ValueError:
+        problem = f"--since={given.since} is not a date"
+        raise UsageError(problem, "write it like 2026-11-01 or 2026-11-01T06:00") from None
+    history.finish(since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since)
     return history
 
 
@@ -194,16 +198,6 @@ def read_history(folder: str | None, branch: str | None, git: bool, quantity: st
     return read_folder(Path(folder) if folder is not None else _JOURNALS, skipped)
 
 
-def _date(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"--since={text} is not a date", "write it like 2026-11-01 or 2026-11-01T06:00") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-
-
 def _formatted(contents: Contents, form: str) -> str:
     if form == "text":
         from perflab.history.text import as_text
@@ -213,7 +207,7 @@ def _formatted(contents: Contents, form: str) -> str:
         from perflab.history.page import as_page
 
         return as_page(contents)
-    from perflab.history.tables import as_csv
+    from perflab.history.text import as_csv
 
     return to_readable_json(contents) if form == "json" else as_csv(contents)
 

@@ -80,7 +80,11 @@ def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[li
     left = [(*one.span(series), one) for one in found]
     clusters: list[tuple[list[Found], int, int]] = []
     while left:
-        run = _most_common(left)
+        steps = Counter(first for first, _, _ in left)
+        steps.subtract(last + 1 for _, last, _ in left)
+        runs = sorted(steps)
+        depths = list(accumulate(steps[run] for run in runs))
+        run = runs[depths.index(max(depths))]  # the earliest run that most intervals contain
         members = [(first, last, one) for first, last, one in left if first <= run <= last]
         left = [row for row in left if not row[0] <= run <= row[1]]
         first, last = max(row[0] for row in members), min(row[1] for row in members)
@@ -99,15 +103,6 @@ def _clusters(series: Sequence[Series], found: Sequence[Found]) -> list[tuple[li
         else:
             clusters[home][0].extend(one for *_, one in members)
     return clusters
-
-
-def _most_common(rows: Sequence[tuple[int, int, Found]]) -> int:
-    """Return the run that most intervals contain; the earliest one of several."""
-    steps = Counter(first for first, _, _ in rows)
-    steps.subtract(last + 1 for _, last, _ in rows)
-    runs = sorted(steps)
-    depths = list(accumulate(steps[run] for run in runs))
-    return runs[depths.index(max(depths))]
 
 
 def _joined(series: Sequence[Series], events: Sequence[Event]) -> list[Event]:

@@ -51,11 +51,11 @@ def read_branch(repository: Path, branch: str, folder: str, skipped: Collection[
         UsageError: the branch has no such folder, or the folder holds no results file that can be read.
     """
     found = [(path, name) for path, name in files_on(repository, branch, folder) if path.endswith(_ENDS)]
-    with objects_of(repository) as objects:
+    with objects_of(repository) as read:
 
         def contents() -> Iterator[tuple[str, bytes | str]]:
             for path, name in found:
-                content = objects.read(name)
+                content = read(name)
                 yield f"{branch}:{path}", "git does not have it" if content is None else content
 
         return _read(History(f"{branch}:{folder}", skipped), contents())

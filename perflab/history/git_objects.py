@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from perflab.base.errors import RivalError, UsageError
@@ -21,30 +21,11 @@ _MOST_COMMITS = 20
 """The most commits of one range that are listed; the others are only counted."""
 
 
-class Objects:
-    """Reads the contents of git objects by name, one after another."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def read(self, name: str) -> bytes | None:
-        """Return the content of a blob; None if the repository has no such blob."""
-        source, sink = self._process.stdout, self._process.stdin
-        assert source is not None
-        assert sink is not None
-        sink.write(name.encode("utf-8", "surrogateescape") + b"\n")
-        sink.flush()
-        words = source.readline().split()
-        if len(words) != 3 or not words[2].isdigit():
-            return None  # git printed "… missing", or has ended
-        content = source.read(int(words[2]))
-        source.read(1)
-        return content if words[1] == b"blob" else None
-
-
 @contextlib.contextmanager
-def objects_of(folder: Path) -> Iterator[Objects]:
-    """Open ``git cat-file --batch`` for the length of the block.
+def objects_of(folder: Path) -> Iterator[Callable[[str], bytes | None]]:
+    """Open ``git cat-file --batch`` for the length of the block; yield a function that reads a blob by its name.
+
+    The function returns None if the repository has no such blob.
 
     Raises:
         RivalError: git is not installed.
@@ -61,8 +42,22 @@ def objects_of(folder: Path) -> Iterator[Objects]:
     except FileNotFoundError:
         raise RivalError("git is not installed", "install git, or name a folder of results files") from None
     with process:
+        source, sink = process.stdout, process.stdin
+        assert source is not None
+        assert sink is not None
+
+        def read(name: str) -> bytes | None:
+            sink.write(name.encode("utf-8", "surrogateescape") + b"\n")
+            sink.flush()
+            words = source.readline().split()
+            if len(words) != 3 or not words[2].isdigit():
+                return None  # git printed "… missing", or has ended
+            content = source.read(int(words[2]))
+            source.read(1)
+            return content if words[1] == b"blob" else None
+
         try:
-            yield Objects(process)
+            yield read
         finally:
             process.kill()
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 
 from perflab.base.git import commit_page
 from perflab.history.chart import described, line_chart, spark
@@ -43,42 +40,6 @@ _BANDS = ("a band is where a change lies, with 95 % certainty", "a band lies bet
 _FEW = "not judged"
 
 
-@dataclass(frozen=True)
-class EventView:
-    """The texts and tables of an event for the template."""
-
-    event: EventRow
-    title: str
-    where: str
-    remarks: Sequence[str]
-    tone: str
-    commits: PageTable | None
-    commits_left: int
-    members: PageTable
-    members_left: int
-
-
-@dataclass(frozen=True)
-class SeriesView:
-    """The texts, chart and table of a series for the template."""
-
-    id: str
-    row: SeriesRow
-    name: str
-    quantity: str
-    case: str
-    """The case's node id and its variant, shortened."""
-    is_open: bool
-    last: str
-    change: str
-    chart: Markup
-    told: str
-    bands: str
-    """The explanation of the chart's bands."""
-    numbers: PageTable
-    numbers_left: int
-
-
 def as_page(contents: Contents) -> str:
     """Render the page, and return its HTML."""
     order = sorted(range(len(contents.series)), key=lambda at: (not contents.series[at].events, at))
@@ -107,7 +68,8 @@ def as_page(contents: Contents) -> str:
     )
 
 
-def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventView:
+def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> dict[str, object]:
+    """Return the texts and tables of an event, by their names in the template."""
     tone = "" if event.kind != ALARM else "bad" if event.worse else "good"
     commits = [Row([_commit_cell(one.commit, contents, one.date), Cell(one.subject)]) for one in event.commits]
     members = []
@@ -127,7 +89,7 @@ def _event(event: EventRow, contents: Contents, drawn: Sequence[int]) -> EventVi
         members.append(Row(cells))
     heads = [Column("case"), Column("quantity"), *(Column(one, number=True) for one in ("before", "after"))]
     heads += [Column("change (95 % interval)", number=True), Column("p", number=True)]
-    return EventView(
+    return dict(
         event=event,
         title=title(event, contents),
         where=where(event, contents),
@@ -195,7 +157,8 @@ def _word(row: SeriesRow) -> str:
     return "unchanged" if row.judged else _FEW
 
 
-def _series(at: int, contents: Contents) -> SeriesView:
+def _series(at: int, contents: Contents) -> dict[str, object]:
+    """Return the texts, chart and table of a series, by their names in the template."""
     row = contents.series[at]
     start = max(0, len(row.values) - MOST_POINTS)
     rows = []
@@ -211,12 +174,12 @@ def _series(at: int, contents: Contents) -> SeriesView:
         rows.append(Row(cells))
     columns = [Column("when"), Column("commit"), Column("value", number=True), Column("said")]
     columns += [Column("subject")] if contents.accepted else []
-    return SeriesView(
+    return dict(
         id=f"series-{at + 1}",
         row=row,
         name=brief(row.name),
         quantity=brief(row.quantity),
-        case=brief(f"{row.case} {row.variant}".rstrip(), _LONGEST_ID),
+        case=brief(f"{row.case} {row.variant}".rstrip(), _LONGEST_ID),  # the node id and the variant
         is_open=bool(row.events),
         last=value_text(row.values[-1], row.unit),
         change=since_start(row),

@@ -2,22 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from statistics import median
 
 import msgspec
 
 from perflab.base.errors import DocumentError
-from perflab.history import narrow
 from perflab.history.series import History, Run
-from perflab.results.places import basis_text, places_of
-from perflab.results.readings import DAMAGED, INEXACT_COUNTS, PEAK, Numbers, Reading, WrittenResult, decoded
+from perflab.results.readings import (
+    DAMAGED,
+    INEXACT_COUNTS,
+    PEAK,
+    Amount,
+    Narrow,
+    Number,
+    Numbers,
+    Reading,
+    WrittenResult,
+    basis_text,
+    decoded,
+    places_of,
+)
 from perflab.results.records import Environment
+from perflab.results.result import record_of
 from perflab.tiers.interface import shown_by
 
+
+class Head(Narrow):
+    """The fields by which the kinds of files differ."""
+
+    schema: int
+    kind: str | None = None
+
+
+# --- a report as JSON: the quantities of a case stand ready -------------------------------------------------
+
+
+class Quantity(Narrow):
+    """One number of a case in a report."""
+
+    now: Number | None = None
+    unit: str = ""
+    exact: bool = False
+
+    before: float | None = None
+
+
+class Times(Narrow):
+    """Medians of the samples of this process, and of fresh processes."""
+
+    median_ns: Number
+    fresh_ns: list[Number] = []
+
+
+class ReportCase(Narrow):
+    """One case of a report."""
+
+    case: str
+    times: Times | None = None
+    quantities: dict[str, Quantity] = {}
+    variant: str = ""
+    environment: Amount | None = None
+    verdict: str = ""
+    compared_by: dict[str, str] = {}
+
+
+class ReportRun(Narrow):
+    """One run of a report."""
+
+    created: datetime
+    cases: list[ReportCase]
+    commit: str | None = None
+    repository: str | None = None
+    environments: list[Environment] = []
+
+
+class Report(Narrow):
+    """A report as JSON."""
+
+    runs: list[ReportRun]
+
+
+# --- results as a run wrote them ----------------------------------------------------------------------------
+
+
+class Document(Narrow):
+    """A results file."""
+
+    created: datetime
+    results: list[WrittenResult]
+    commit: str | None = None
+    collected: list[str] = []
+    stale: list[str] = []
+    repository: str | None = None
+
+
 REPORT = "perflab report"
-_COMPARED = "compared"
 SCHEMA_OF_RESULTS, SCHEMA_OF_REPORTS = 4, 1
 _AGAIN = "write it again: pytest -m perf --perf-json=FILE"
 
@@ -29,7 +110,7 @@ def read_into(history: History, raw: bytes, file: str) -> None:
         DocumentError: the file is damaged, or was written by a newer perflab or another program. Nothing was added.
     """
     try:
-        head = decoded(raw, narrow.Head)
+        head = decoded(raw, Head)
         if head.kind is not None and head.kind != REPORT:
             raise DocumentError(f"it is a {head.kind!r}", "name results of runs")
         read = SCHEMA_OF_REPORTS if head.kind == REPORT else SCHEMA_OF_RESULTS
@@ -38,12 +119,14 @@ def read_into(history: History, raw: bytes, file: str) -> None:
         if head.schema < read:
             raise DocumentError(f"it has schema {head.schema}, and perflab reads schema {read} only", _AGAIN)
         if head.kind == REPORT:
-            runs = msgspec.json.decode(raw, type=narrow.Report).runs
-            _refuse_nowhere(runs)
+            runs = msgspec.json.decode(raw, type=Report).runs
+            for case, environments in ((case, run.environments) for run in runs for case in run.cases):
+                if case.environment is not None and not 0 <= case.environment < len(environments):
+                    raise DocumentError(f"{case.case} names an environment that is not there", "write the report again")
             for run in runs:
                 _add_report(history, run, file)
         else:
-            _add_results(history, msgspec.json.decode(raw, type=narrow.Document), file)
+            _add_results(history, msgspec.json.decode(raw, type=Document), file)
     except DAMAGED as error:
         what = "it is damaged" if not isinstance(error, msgspec.ValidationError) else "it holds no results of perflab"
         raise DocumentError(f"{what}: {error}", _AGAIN) from error
@@ -56,7 +139,7 @@ def readings_of(raw: bytes, case: str, variant: str) -> dict[str, Reading]:
         DocumentError: the content is no results file, or the case has no numbers in it; the error's text says why.
     """
     try:
-        results = decoded(raw, narrow.Document).results
+        results = decoded(raw, Document).results
     except DAMAGED as error:
         raise DocumentError(f"it holds no results of perflab: {error}", _AGAIN) from error
     problem = "the case is not there"
@@ -92,23 +175,15 @@ def read_journal_into(history: History, raw: bytes, file: str, created: datetime
                 tier = one.tier
                 numbers = _numbers_of(one, tier)
                 variant = numbers.variant if numbers is not None else one.mode.variant
-                results[one.case, variant, tier == _COMPARED] = one
+                results[one.case, variant, _compares(tier)] = one
         except DAMAGED as error:
             if number < len(lines):
                 raise DocumentError(f"line {number} is damaged: {error}", "remove the file") from error
     commit = next((one.commit for one in results.values()), None)
-    _add_results(history, narrow.Document(created, list(results.values()), commit), file, is_journal=True)
+    _add_results(history, Document(created, list(results.values()), commit), file, is_journal=True)
 
 
-def _refuse_nowhere(runs: Sequence[narrow.ReportRun]) -> None:
-    """Raise DocumentError for a case that names an environment that its run does not have."""
-    for run in runs:
-        for case in run.cases:
-            if case.environment is not None and not 0 <= case.environment < len(run.environments):
-                raise DocumentError(f"{case.case} names an environment that is not there", "write the report again")
-
-
-def _add_report(history: History, run: narrow.ReportRun, file: str) -> None:
+def _add_report(history: History, run: ReportRun, file: str) -> None:
     history.repository = run.repository or history.repository
     number = history.begin(Run(_aware(run.created), run.commit, file))
     places = [_placed(history, environment, "") for environment in run.environments]
@@ -145,19 +220,19 @@ def _placed(history: History, environment: Environment | None, variant: str) -> 
     return history.place(times), history.place(exact)
 
 
-def _add_results(history: History, document: narrow.Document, file: str, *, is_journal: bool = False) -> None:
+def _add_results(history: History, document: Document, file: str, *, is_journal: bool = False) -> None:
     history.repository = document.repository or history.repository
     number = history.begin(Run(_aware(document.created), document.commit, file, is_journal))
     history.note_collected(_aware(document.created), document.collected, document.stale)
     seen: set[tuple[str, str]] = set()
     found = [(result, result.tier) for result in document.results]
     # Of two readings of a case, the one that was judged by the baseline counts.
-    for result, tier in sorted(found, key=lambda one: one[1] == _COMPARED):
+    for result, tier in sorted(found, key=lambda one: _compares(one[1])):
         numbers = _numbers_of(result, tier)
         if numbers is None:
             continue
         key = (result.case, numbers.variant)
-        if tier == _COMPARED and key in seen:
+        if key in seen and _compares(tier):
             continue
         seen.add(key)
         where = history.place(numbers.places[0]), history.place(numbers.places[1])
@@ -174,6 +249,11 @@ def _add_results(history: History, document: narrow.Document, file: str, *, is_j
 
 def _aware(created: datetime) -> datetime:
     return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
+
+
+def _compares(tier: str | None) -> bool:
+    """Whether the results of this tier compare a case with another version that ran beside it."""
+    return tier is not None and record_of(tier).compares
 
 
 def _numbers_of(result: WrittenResult, tier: str | None) -> Numbers | None:

@@ -13,8 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from perflab.base.identity import file_of, test_of
-from perflab.results.places import Place
-from perflab.results.readings import CALIBRATION, Reading
+from perflab.results.readings import CALIBRATION, Place, Reading
 
 BY_PRODUCTS = ("fastest",)
 """Quantities that follow another quantity: they are read and judged only if they are asked for."""
@@ -217,7 +216,8 @@ def _repeats(runs: Sequence[Run], series: Sequence[Series]) -> set[int]:
     gone: set[int] = set()
     for one, other in pairs:
         poorer, richer = sorted((one, other), key=lambda run: (-len(numbers[run]), run))[::-1]
-        if not gone & {poorer, richer} and _holds(numbers[richer], numbers[poorer]):
+        is_held = numbers[poorer].items() <= numbers[richer].items()
+        if numbers[poorer] and is_held and not gone & {poorer, richer}:
             gone.add(poorer)
     return gone
 
@@ -234,7 +234,3 @@ def _pairs(runs: Sequence[Run]) -> list[tuple[int, int]]:
             begun = journal.created
             pairs += [(at, other) for created, other in ended if begun < created <= begun + _LONGEST_RUN]
     return [(a, b) for a, b in pairs if None in (runs[a].commit, runs[b].commit) or runs[a].commit == runs[b].commit]
-
-
-def _holds(richer: Mapping[int, float], poorer: Mapping[int, float]) -> bool:
-    return bool(poorer) and all(richer.get(at) == value for at, value in poorer.items())

@@ -1,17 +1,22 @@
-"""Turns a history into contents: judges its series, groups changes into events, and lists each event's commits."""
+"""Turns a history into contents: judges its series, groups changes into events, lists their commits, finds breaks.
+
+A break is a run where a series ends and another begins, since its environment or its case's name changed. A new
+environment is another PyTorch, driver or machine. The levels on the two sides of a break are not compared, so nothing
+is judged there, but the break is reported. A case counts as renamed if its series ends as a series begins whose
+environment, module and parameters are the same.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from perflab import __version__
-from perflab.base.identity import test_of
-from perflab.history.breaks import breaks_in
+from perflab.base.identity import file_of, name_in_file, test_of
 from perflab.history.contents import (
     ACCEPTED,
     ALARM,
@@ -19,6 +24,8 @@ from perflab.history.contents import (
     MACHINE,
     POSSIBLE,
     SCHEMA,
+    BreakMember,
+    BreakRow,
     Contents,
     EventRow,
     LeftOutRow,
@@ -29,10 +36,12 @@ from perflab.history.contents import (
 )
 from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
-from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted
-from perflab.history.machine import without_the_machine
+from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted, without_the_machine
 from perflab.history.series import History, Series
 from perflab.tables.lines import short_name
+
+_FIRST = ("latency", "peak")
+"""Quantities that are shown before all others."""
 
 
 def contents_of(history: History, repository: Path) -> Contents:
@@ -105,6 +114,11 @@ def _series(
         for first, end in pairwise(starts)
         if first < end
     ]
+    if one.is_exact:
+        ratio = levels[-1].value / levels[0].value if levels[0].value else None
+    else:
+        known = [found.change.ratio for _, found in parts if found.change.low is not None]
+        ratio = _finite(math.prod(known)) if len(known) == len(parts) else None
     return SeriesRow(
         case=one.case,
         variant=one.variant,
@@ -115,7 +129,7 @@ def _series(
         environment=environment,
         judged=is_sure or len(one.values) >= FEWEST,
         points=len(one.values),
-        ratio=_over_all(one, levels, parts),
+        ratio=ratio,
         difference=levels[-1].value - levels[0].value,
         runs=list(one.runs),
         values=list(one.values),
@@ -125,13 +139,6 @@ def _series(
         creep=None if accepted else creep_of(one, [found for _, found in parts]),
         gone=gone,
     )
-
-
-def _over_all(one: Series, levels: Sequence[Level], parts: Sequence[tuple[int, Found]]) -> float | None:
-    if not one.is_exact:
-        known = [found.change.ratio for _, found in parts if found.change.low is not None]
-        return _finite(math.prod(known)) if len(known) == len(parts) else None
-    return levels[-1].value / levels[0].value if levels[0].value else None
 
 
 def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: History, repository: Path) -> EventRow:
@@ -215,9 +222,68 @@ def _finite(ratio: float | None) -> float | None:
 
 def _told_apart(texts: Sequence[str]) -> list[str]:
     """Return the environments' texts; if two are equal, the second gets a number."""
-    seen: dict[str, int] = {}
-    found = []
-    for text in texts:
-        seen[text] = seen.get(text, 0) + 1
-        found.append(text if seen[text] == 1 else f"{text} ({seen[text]})")
-    return found
+    often = [texts[: at + 1].count(text) for at, text in enumerate(texts)]
+    return [text if number == 1 else f"{text} ({number})" for text, number in zip(texts, often, strict=True)]
+
+
+def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[BreakRow]:
+    """Return the runs from which on a case's quantity is only measured in another environment or under another name.
+
+    The oldest run is first. ``environments`` has the text of each environment: what its numbers share.
+    """
+    same: dict[tuple[str, str, str], list[int]] = {}
+    for at, one in enumerate(series):
+        same.setdefault((one.case, one.variant, one.quantity), []).append(at)
+    found: dict[tuple[int, str, str], list[BreakMember]] = {}
+
+    def note(old: int, new: int, before: str, now: str) -> None:
+        levels = series[old].levels[-1].value, series[new].levels[0].value
+        member = BreakMember(before=old, after=new, old=levels[0], new=levels[1])
+        found.setdefault((series[new].runs[0], before, now), []).append(member)
+
+    for ones in same.values():
+        for new in ones if len(ones) > 1 else ():
+            ended = [old for old in ones if series[old].runs[-1] < series[new].runs[0]]
+            if not ended:
+                continue
+            old = max(ended, key=lambda at: series[at].runs[-1])
+            note(old, new, *_differing(*(environments[series[at].environment] for at in (old, new))))
+    for old, new in _renamed(series):
+        note(old, new, *(_parts(series[at].case)[1] for at in (old, new)))
+
+    def rank(one: BreakMember) -> int:
+        quantity = series[one.before].quantity
+        return _FIRST.index(quantity) if quantity in _FIRST else len(_FIRST)
+
+    return [
+        BreakRow(run=run, before=before, now=now, members=sorted(members, key=rank))
+        for (run, before, now), members in sorted(found.items())
+    ]
+
+
+def _renamed(series: Sequence[SeriesRow]) -> Iterator[tuple[int, int]]:
+    """Yield each series that ends, with the series that begins in its place in the next run of the case's module."""
+    runs: dict[tuple[int, str], set[int]] = {}
+    alike: dict[tuple[int, str, str, str, str], list[int]] = {}
+    for at, one in enumerate(series):
+        module, _, parameters = _parts(one.case)
+        runs.setdefault((one.environment, module), set()).update(one.runs)
+        alike.setdefault((one.environment, module, parameters, one.variant, one.quantity), []).append(at)
+    for (environment, module, *_), ones in alike.items():
+        for last, first in pairwise(sorted(runs[environment, module]) if len(ones) > 1 else ()):
+            ended = [at for at in ones if series[at].runs[-1] == last]
+            begun = [at for at in ones if series[at].runs[0] == first]
+            if len(ended) == len(begun) == 1:  # several cannot be matched
+                yield ended[0], begun[0]
+
+
+def _parts(case: str) -> tuple[str, str, str]:
+    """Split a node id into the module, the name within the module, and the parameters."""
+    test = test_of(case)
+    return file_of(test), name_in_file(test), case[len(test) :]
+
+
+def _differing(before: str, now: str) -> tuple[str, str]:
+    """Return the parts in which two environments differ: ``torch 2.13.0``, ``torch 2.14.0``."""
+    old, new = (text.split(" · ") for text in (before, now))
+    return " · ".join(one for one in old if one not in new), " · ".join(one for one in new if one not in old)

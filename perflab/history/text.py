@@ -1,14 +1,16 @@
-"""Renders a history for a terminal: events first, then a table with a line for each series. Pure."""
+"""Renders a history as text: for a terminal, events first, then a line for each series; as CSV, a row a point."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from perflab.history.between import between_lines
-from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, Contents, EventRow, SeriesRow
+from perflab.history.contents import ACCEPTED, ALARM, MACHINE, POSSIBLE, BetweenRow, Contents, EventRow, SeriesRow
 from perflab.history.wording import (
     break_text,
     creep_text,
@@ -41,6 +43,9 @@ _MOST_IN_FULL = 6
 _MOST_POINTS = 20
 _MOST_LINES = 200
 """The most lines of the table; the JSON has all of the series."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+COLUMNS = ("case", "variant", "quantity", "unit", "environment", "created", "commit", "value", "said", "level", "file")
 HEADS = {
     ALARM: "events",
     ACCEPTED: "accepted changes",
@@ -57,9 +62,7 @@ def as_text(contents: Contents, width: int) -> str:
 
 def _lines(contents: Contents, width: int) -> Iterator[str]:
     if contents.between is not None:
-        head, *commits = between_lines(contents)
-        yield head
-        yield from (shorten_end(line, width) for line in commits)
+        yield from _between(contents, contents.between, width)
         return
     yield f"{contents.source}: {summary(contents)}"
     for one in contents.left_out[:_MOST_COMMITS]:
@@ -88,6 +91,15 @@ def _lines(contents: Contents, width: int) -> Iterator[str]:
     if len(contents.series) <= _MOST_IN_FULL:
         for row in contents.series:
             yield from _points(row, contents, width)
+
+
+def _between(contents: Contents, asked: BetweenRow, width: int) -> Iterator[str]:
+    """Yield a line with the two runs, then a line for each commit between them, newest first."""
+    ends = [contents.runs[at] for at in (asked.older, asked.newer)]
+    said = [f"{short(run.commit or '')} ({run.created[:10]})" for run in ends]
+    yield f"between {said[0]} and {said[1]}: {format_count(len(asked.commits), 'commit')}"
+    for one in asked.commits:
+        yield shorten_end(f"  {short(one.commit)} {one.date} {one.subject}", width)
 
 
 def notes(contents: Contents) -> list[tuple[str, list[str]]]:
@@ -213,3 +225,29 @@ def sparkline(values: Sequence[float], width: int) -> str:
     height = max(high - low, _LEAST_HEIGHT * high) or 1.0
     bottom = (low + high - height) / 2
     return "".join(_TICKS[min(len(_TICKS) - 1, int((one - bottom) / height * len(_TICKS)))] for one in thin)
+
+
+def as_csv(contents: Contents) -> str:
+    """Return CSV with a row for each point, which includes the level that the point belongs to.
+
+    Texts that a spreadsheet would compute begin with a quote. Control characters are escaped, since a terminal may show
+    the text.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in contents.series:
+        ends = iter(row.levels)
+        level = next(ends)
+        for point, (run, value, word) in enumerate(zip(row.runs, row.values, row.words, strict=True)):
+            if point > level.last:
+                level = next(ends)
+            one = contents.runs[run]
+            cells = [row.case, row.variant, row.quantity, row.unit, contents.environments[row.environment]]
+            cells += [one.created, one.commit or "", f"{value:.17g}", contents.words[word]]
+            writer.writerow([_plain(cell) for cell in [*cells, f"{level.value:.17g}", one.file]])
+    return text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _plain(cell: str) -> str:
+    return "'" * (cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)) + one_line(cell)

@@ -54,18 +54,12 @@ def title(event: EventRow, contents: Contents) -> str:
     first = next((one for one in event.members if not rows[one.series].exact), event.members[0])
     others = event.cases - 1
     shared = f" and {format_count(others, 'more case')}" if others else ""
-    also = _also(event, rows) if timed else ""
+    also = ""
+    if timed and (exact := [one for one in event.members if rows[one.series].exact]):
+        row = rows[exact[0].series]
+        more = f" and {format_count(len(exact) - 1, 'more exact change')}" if len(exact) > 1 else ""
+        also = f"; {series_name(row)} {member_change(exact[0], row)}{more}"
     return f"{word}: {_size(event, first, rows)}, {series_name(rows[first.series])}{shared}{also}"
-
-
-def _also(event: EventRow, rows: Sequence[SeriesRow]) -> str:
-    """Return the exact changes in an event of times: ``; peak of other +1 B and 2 more exact changes``."""
-    exact = [one for one in event.members if rows[one.series].exact]
-    if not exact:
-        return ""
-    row = rows[exact[0].series]
-    more = f" and {format_count(len(exact) - 1, 'more exact change')}" if len(exact) > 1 else ""
-    return f"; {series_name(row)} {member_change(exact[0], row)}{more}"
 
 
 def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
@@ -153,7 +147,12 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
     elif event.kind == MACHINE:
         said.append("not caused by the code: both runs are of the same commit")
     elif event.machine_ratio is not None:
-        said.append(_not_the_machines(event))
+        changed = format_change(event.machine_ratio)
+        left = format_change(event.rest_ratio or 1.0)
+        part = next((one for one in event.members if one.rest is not None), None)
+        if event.cases == 1 and part is not None and part.rest_low is not None and part.rest_high is not None:
+            left += f" ({format_interval(part.rest_low, part.rest_high)})"
+        said.append(f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} remains")
     for number in event.undoes:
         said.append(f"the level before event {number} came back")
     returns = Counter(one.undone_by for one in event.members if one.undone_by is not None)
@@ -167,16 +166,6 @@ def remarks(event: EventRow, contents: Contents) -> list[str]:
         said.append("its cases no longer exist, so it does not count for --fail")
     said += [f"reason: {reason}" for reason in event.reasons]
     return said
-
-
-def _not_the_machines(event: EventRow) -> str:
-    """Return a sentence on the part of an event that the machine does not explain."""
-    parts = [one for one in event.members if one.rest is not None]
-    left = format_change(event.rest_ratio or 1.0)
-    if event.cases == 1 and parts and parts[0].rest_low is not None and parts[0].rest_high is not None:
-        left += f" ({format_interval(parts[0].rest_low, parts[0].rest_high)})"
-    changed = format_change(event.machine_ratio or 1.0)
-    return f"the machine changed too: {_FIXED_WORK} by {changed}; without that, {left} remains"
 
 
 def break_text(one: BreakRow, contents: Contents) -> str:

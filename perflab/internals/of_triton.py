@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from perflab.base.arch import Arch
-from perflab.internals.lookup import TRITON, attribute, needs
+from perflab.base.gpu_names import Arch
+from perflab.internals.lookup import TRITON, attribute, lookup, needs
 
 _COMPILE = "compile a kernel without a GPU"
 _LOG = "read what the assembler says of a kernel"
@@ -38,26 +38,16 @@ class Specialised(NamedTuple):
     attributes: dict[tuple[int, ...], Any]
 
 
-@needs(TRITON, "triton.backends.compiler:GPUTarget", "triton.compiler:make_backend", to=_COMPILE)
 def backend_for(arch: Arch) -> Any:
     """Return the compiler for an architecture. A launch asks the driver for it, which needs a GPU."""
-    from triton.compiler import make_backend
-
-    return make_backend(_target(arch))
+    return lookup(TRITON, "triton.compiler:make_backend", _COMPILE)(_target(arch))
 
 
 def _target(arch: Arch) -> Any:
-    from triton.backends.compiler import GPUTarget
+    target = lookup(TRITON, "triton.backends.compiler:GPUTarget", _COMPILE)
+    return target("cuda", arch, 32) if isinstance(arch, int) else target("hip", arch, 64)
 
-    return GPUTarget("cuda", arch, 32) if isinstance(arch, int) else GPUTarget("hip", arch, 64)
 
-
-@needs(
-    TRITON,
-    "triton.runtime.jit:create_function_from_signature",
-    "triton.runtime.jit:JITFunction._pack_args",
-    to="specialise a kernel by its arguments as a launch does",
-)
 def specialise(kernel: Any, given: Mapping[str, Any], arch: Arch) -> Specialised:
     """Derive types, divisibility by 16 and compile-time constants from a launch's arguments, by Triton's launch code.
 
@@ -68,24 +58,23 @@ def specialise(kernel: Any, given: Mapping[str, Any], arch: Arch) -> Specialised
 
     ``kernel.warmup``, the documented way to compile without running, needs a current device and its stream.
     """
-    from triton.runtime.jit import create_function_from_signature
-
-    backend = backend_for(arch)
     to = "specialise a kernel by its arguments as a launch does"
+    binder = lookup(TRITON, "triton.runtime.jit:create_function_from_signature", to)
+    pack = lookup(TRITON, "triton.runtime.jit:JITFunction._pack_args", to)
+    backend = backend_for(arch)
     signature, parameters = attribute(TRITON, kernel, "signature", to), attribute(TRITON, kernel, "params", to)
     options = {"debug": bool(attribute(TRITON, kernel, "debug", to)), **given}
-    bound, specialisation, rest = create_function_from_signature(signature, parameters, backend)(**options)
-    return Specialised(*kernel._pack_args(backend, options, bound, specialisation, rest))
+    bound, specialisation, rest = binder(signature, parameters, backend)(**options)
+    return Specialised(*pack(kernel, backend, options, bound, specialisation, rest))
 
 
-@needs(TRITON, "triton:compile", "triton.compiler:ASTSource", to=_COMPILE)
 def compile_for(kernel: Any, specialised: Specialised, arch: Arch) -> Any:
     """Return the compiled kernel, with ``asm``, ``metadata`` and ``hash``. ``triton.compile`` is undocumented too."""
-    import triton
-    from triton.compiler import ASTSource
-
-    source = ASTSource(kernel, specialised.signature, specialised.constants, specialised.attributes)
-    return triton.compile(source, target=_target(arch), options=specialised.options.__dict__)
+    of_ast = lookup(TRITON, "triton.compiler:ASTSource", _COMPILE)
+    source = of_ast(kernel, specialised.signature, specialised.constants, specialised.attributes)
+    return lookup(TRITON, "triton:compile", _COMPILE)(
+        source, target=_target(arch), options=specialised.options.__dict__
+    )
 
 
 def tensor_columns(metadata: Any) -> int:
@@ -93,12 +82,10 @@ def tensor_columns(metadata: Any) -> int:
     return attribute(TRITON, metadata, "tmem_size", "tell how many blocks tensor memory has room for") or 0
 
 
-@needs(TRITON, "triton.runtime.cache:get_cache_manager", to="keep what the assembler said")
 def cache_beside(compiled: Any) -> Any:
     """Return Triton's cache entry of this kernel, with ``get_file`` and ``put``; its files move and vanish together."""
-    from triton.runtime.cache import get_cache_manager
-
-    return get_cache_manager(attribute(TRITON, compiled, "hash", "keep what the assembler said"))
+    to = "keep what the assembler said"
+    return lookup(TRITON, "triton.runtime.cache:get_cache_manager", to)(attribute(TRITON, compiled, "hash", to))
 
 
 @needs(TRITON, "triton:knobs.nvidia.dump_ptxas_log", "triton:knobs.nvidia.scope", to=_LOG)
@@ -117,77 +104,54 @@ def assembler_log(compiled: Any, options: Any, arch: int) -> str:
     return said.getvalue()
 
 
-@needs(TRITON, "triton.backends.nvidia.compiler:get_ptxas", to="name the assembler that a kernel went through")
 def assembler_path(arch: int) -> str:
     """Return the path of the ptxas that Triton uses for an architecture; Triton includes several."""
-    from triton.backends.nvidia.compiler import get_ptxas
+    to = "name the assembler that a kernel went through"
+    return str(lookup(TRITON, "triton.backends.nvidia.compiler:get_ptxas", to)(arch).path)
 
-    return str(get_ptxas(arch).path)
 
-
-@needs(TRITON, "triton:knobs", to=_LOOPS)
 def disassembler_path(tool: str = "nvdisasm") -> str:
     """Return the path of the ``nvdisasm`` or ``cuobjdump`` that Triton includes, or that its documented knob names."""
-    from triton import knobs
+    nvidia = lookup(TRITON, "triton:knobs", _LOOPS).nvidia
+    return str(attribute(TRITON, attribute(TRITON, nvidia, tool, _LOOPS), "path", _LOOPS))
 
-    return str(attribute(TRITON, attribute(TRITON, knobs.nvidia, tool, _LOOPS), "path", _LOOPS))
 
-
-@needs(TRITON, "triton.backends:backends", to="tell whether there is a compiler for a GPU")
 def compiles_for(arch: Arch) -> bool:
     """Whether this Triton was built with the compiler of the architecture's vendor."""
-    from triton.backends import backends
-
+    backends = lookup(TRITON, "triton.backends:backends", "tell whether there is a compiler for a GPU")
     return ("nvidia" if isinstance(arch, int) else "amd") in backends
 
 
-@needs(TRITON, "triton.runtime.jit:JITFunction", to="tell kernels that can be compiled")
 def is_jitted(kernel: object) -> bool:
     """Whether ``@triton.jit`` made the kernel for compilation, not interpretation. ``JITFunction`` is undocumented."""
-    from triton.runtime.jit import JITFunction
-
-    return isinstance(kernel, JITFunction)
+    return isinstance(kernel, lookup(TRITON, "triton.runtime.jit:JITFunction", "tell kernels that can be compiled"))
 
 
-@needs(TRITON, "triton.compiler.errors:CompilationError", to="say which line does not compile")
 def is_compilation_error(error: object) -> bool:
     """Whether the compiler refused a line; ``node``, ``src`` and ``error_message`` of the error name line and cause."""
-    from triton.compiler.errors import CompilationError
+    to = "say which line does not compile"
+    return isinstance(error, lookup(TRITON, "triton.compiler.errors:CompilationError", to))
 
-    return isinstance(error, CompilationError)
 
-
-@needs(TRITON, "triton.runtime.errors:PTXASError", to="say that the assembler is too old")
 def is_assembler_error(error: object) -> bool:
     """Whether the error says that ptxas refused the compiler's output."""
-    from triton.runtime.errors import PTXASError
-
-    return isinstance(error, PTXASError)
+    return isinstance(error, lookup(TRITON, "triton.runtime.errors:PTXASError", "say that the assembler is too old"))
 
 
-@needs(TRITON, "triton.compiler.errors:CompileTimeAssertionFailure", "triton.runtime.errors:PTXASError", to=_TUNER)
 def tuner_passes_over(error: object) -> bool:
     """Whether the autotuner skips the configuration after this error, as it does after a lack of resources."""
-    from triton.compiler.errors import CompileTimeAssertionFailure
-    from triton.runtime.errors import PTXASError
-
-    return isinstance(error, CompileTimeAssertionFailure | PTXASError)
+    passed_over = ("triton.compiler.errors:CompileTimeAssertionFailure", "triton.runtime.errors:PTXASError")
+    return isinstance(error, tuple(lookup(TRITON, one, _TUNER) for one in passed_over))
 
 
-@needs(TRITON, "triton.runtime.autotuner:Autotuner", to=_TUNER)
 def is_autotuner(kernel: object) -> bool:
     """Whether ``@triton.autotune`` made the kernel."""
-    from triton.runtime.autotuner import Autotuner
-
-    return isinstance(kernel, Autotuner)
+    return isinstance(kernel, lookup(TRITON, "triton.runtime.autotuner:Autotuner", _TUNER))
 
 
-@needs(TRITON, "triton.runtime.autotuner:Heuristics", to=_TUNER)
 def has_heuristics(kernel: object) -> bool:
     """Whether ``@triton.heuristics`` made the kernel."""
-    from triton.runtime.autotuner import Heuristics
-
-    return isinstance(kernel, Heuristics)
+    return isinstance(kernel, lookup(TRITON, "triton.runtime.autotuner:Heuristics", _TUNER))
 
 
 def below(kernel: Any) -> Any:

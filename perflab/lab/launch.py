@@ -7,15 +7,16 @@ This module imports Triton. On CPU tensors kernels run only in Triton's interpre
 is imported: set TRITON_INTERPRET=1 before that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 # One block's limit (CUDA C++ Programming Guide, "Compute Capabilities"): what a multiprocessor has, less 1 KiB
@@ -50,6 +51,58 @@ class Launch:
                 num_stages=self.num_stages,
                 enable_fp_fusion=True,  # the default up to Triton 3.9, which warns that 3.10 changes it
             )
+
+    def prepared(self, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], None]:
+        """Compile, and return a function that launches on other tensors in place of these, which it does not keep.
+
+        The others have the same dtypes, shapes, strides and alignment to 16 bytes: Triton's search for the compiled
+        kernel, most of what a launch costs on the host, is not made again.
+        """
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        if is_interpreted():
+            run = partial(self.kernel[self.grid], **options)
+        else:
+            run = self.kernel.warmup(**self.arguments, grid=self.grid, **options)[(*self.grid, 1, 1)[:3]]
+        values = [self.arguments[name] for name in self.kernel.arg_names]
+        given = {id(tensor): i for i, tensor in enumerate(tensors)}
+        places = [(place, given[id(x)]) for place, x in enumerate(values) if isinstance(x, Tensor)]
+        for place, _ in places:
+            values[place] = None
+        device = self.device
+
+        def launch(tensors: Sequence[Tensor]) -> None:
+            arguments = values.copy()
+            for place, i in places:
+                arguments[place] = tensors[i]
+            with current(device):
+                run(*arguments)
+
+        return launch
+
+
+# Launches by what they depend on: to build one and find its compiled kernel takes as long as ten bare launches.
+_prepared: dict[tuple[Any, ...], Callable[[Sequence[Tensor]], None]] = {}
+_MOST_PREPARED = 4096
+
+
+def run_prepared(make_launch: Callable[..., Launch], *arguments: Any) -> None:
+    """Run `make_launch(*arguments)()`, which is prepared once for all tensors of the same layouts.
+
+    Beside tensors, all on one device and launched on as they are, the arguments are what has a hash.
+    """
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    layouts = [
+        (x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0) if isinstance(x, Tensor) else x for x in arguments
+    ]
+    call = (make_launch, tensors[0].device, *layouts)
+    launch = _prepared.get(call)
+    if launch is None:
+        launch = make_launch(*arguments).prepared(tensors)
+        if len(_prepared) == _MOST_PREPARED:
+            _prepared.clear()
+        if not is_interpreted():  # there kernels are edited, to see that a wrong one is found
+            _prepared[call] = launch
+    launch(tensors)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

@@ -22,8 +22,7 @@ from perflab.results.measured import Baseline, Entry, Exact
 from perflab.results.measurement import Record, Replicate
 from perflab.results.records import Environment, Judgement, Policy
 from perflab.results.result import Result
-from perflab.store.case_files import CaseFiles, name_of
-from perflab.store.join import Part, case_at
+from perflab.store.case_files import CaseFiles, Part, case_at, name_of
 from perflab.store.json_files import is_exact_file
 from perflab.store.stale import Stored, StoredFile
 from perflab.store.times import BaselineStore

@@ -8,7 +8,6 @@ from statistics import median
 import msgspec
 
 from perflab.results.measurement import is_compared
-from perflab.results.places import exact_place, places_of
 from perflab.results.readings import (
     CALIBRATION,
     PEAK,
@@ -23,6 +22,8 @@ from perflab.results.readings import (
     WrittenBaselines,
     WrittenResult,
     counted,
+    exact_place,
+    places_of,
 )
 from perflab.results.records import Environment, ExactEnvironment
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from perflab.base.amounts import positive
 from perflab.base.data import Data
 from perflab.base.errors import UsageError
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.kinds import resolve_device
 from perflab.judging import interleave, paired
 from perflab.judging.interleave import Pace, Shape, TurnTime
@@ -27,7 +27,7 @@ from perflab.measure.clocks.set_up import workload_of
 from perflab.measure.machine.devices import release_memory
 from perflab.measure.stopping import Plan
 from perflab.measurement.turns import Turns
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import CallTimes
 from perflab.results.records import Verdict

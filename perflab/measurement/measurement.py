@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from perflab.base.data import changed
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.originals import check_originals
@@ -38,7 +38,7 @@ from perflab.measure.memory.peak import MEMORY_CALLS
 from perflab.measure.stopping import SAMPLE_TARGET_NS, Plan, Progress, collect, warm_up
 from perflab.measurement.passes import find_leak, tried, weigh
 from perflab.measurement.ranks import Agreed, of_all_ranks, slowest
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Measurement, Replicate, Results, per_call_ns, summarize
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perflab.attribution.live_tensors import held_storages
+from perflab.attribution.held import held_storages
 from perflab.base.data import changed
 from perflab.base.errors import PerflabError
 from perflab.devices.kinds import backend_of
@@ -23,7 +23,7 @@ from perflab.measure.counts.counter import CallCounter
 from perflab.measure.machine.devices import collector_off, synchronize
 from perflab.measure.memory.alike import Watched
 from perflab.measure.memory.peak import measure_memory
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Leak, Memory, OutOfMemory
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def find_leak(workload: Workload, device: torch.device, calls: int) -> Leak | No
             if together().most(levels[-1] - levels[-2])[0] <= 0:
                 return None
     from perflab.profiles.keepers import take_keepers
-    from perflab.profiles.take_kept import take_kept
+    from perflab.profiles.take_peak import take_kept
 
     kept, _ = tried(lambda: take_kept(workload, device))
     keepers, _ = tried(lambda: take_keepers(workload, device))

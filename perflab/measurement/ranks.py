@@ -11,7 +11,7 @@ from perflab.base.data import changed
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
 from perflab.measure.stopping import Plan
-from perflab.ranks.together import Together
+from perflab.ranks.group import Together
 from perflab.results.measurement import Measurement, Memory, RankFigures, per_call_ns
 
 if TYPE_CHECKING:

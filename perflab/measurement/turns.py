@@ -8,7 +8,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.kinds import backend_of
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.clock import Sample
@@ -20,7 +20,7 @@ from perflab.measurement.measurement import collector_at_ease, stopwatch_for, tr
 from perflab.measurement.passes import Weight, tried, weigh
 from perflab.measurement.ranks import Agreed, largest, slowest
 from perflab.profiles.take import ProfilePlan
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 
 if TYPE_CHECKING:
     import torch

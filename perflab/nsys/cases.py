@@ -11,16 +11,13 @@ from statistics import fmean
 from perflab.measure.calls.nvtx import CALL, OPERATORS, PHASE, SAMPLES
 from perflab.nsys.export import Export
 from perflab.nsys.launches import Kept, Names, Sums
-from perflab.nsys.names import case_and_pass
 from perflab.nsys.operators import Asked, Ranged, asked_by, kernels
 from perflab.nsys.ranges import Ranges
-from perflab.nsys.reading_ranges import operator_ranges
-from perflab.profiles.device import device_sums
+from perflab.nsys.reading_ranges import case_and_pass, operator_ranges
+from perflab.profiles.divided import Key, Sum, device_sums, faster_half
 from perflab.profiles.flops import flops_of
-from perflab.profiles.host import Key, Sum, faster_half
 from perflab.profiles.placed import Phase
-from perflab.profiles.reading import STRANGERS
-from perflab.profiles.sum_up import summed_up
+from perflab.profiles.reading import STRANGERS, summed_up
 from perflab.results.profile import Profile
 
 TIMED_CALLS = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perflab.base.errors import UsageError
-from perflab.report.terminal import progress
+from perflab.report.summary import progress
 from perflab.results.documents import read_document
 from perflab.results.result import Document
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.nsys.export import (
     API,
     COPIES,
@@ -73,7 +73,7 @@ class Before:
     The order of calls: ``add`` for each launch, ``passed_on`` once, then ``until_ns``.
     """
 
-    def __init__(self, moments: Sequence[int] = ()) -> None:
+    def __init__(self, moments: Sequence[int]) -> None:
         self._moments = moments
         self._until_ns = array("q", [0]) * (len(moments) + 1)
 
@@ -97,10 +97,10 @@ class Sums:
     """The sums over all launches of a process."""
 
     totals: Totals
+    kept: Mapping[int, Kept]
+    before: Before
     by_range: dict[int, dict[int, list[int]]] = field(default_factory=dict)
     """Number and total nanoseconds of launches, by number of the path and then of the name."""
-    kept: Mapping[int, Kept] = field(default_factory=dict)
-    before: Before = field(default_factory=Before)
     without_call: int = 0
     """The number of launches whose call was not recorded."""
     without_end: int = 0
@@ -144,8 +144,11 @@ def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
             f"{export.path}: {table} does not say which of {len(export.processes)} processes a kernel is of",
             "export it with a newer Nsight Systems, or profile one process at a time",
         )
-    name = _name_column(columns) if table == KERNELS else str(_INSTEAD_OF_NAMES[table][0])
-    if (part := _INSTEAD_OF_NAMES.get(table, (0, ""))[1]) in columns:
+    instead, part = _INSTEAD_OF_NAMES.get(table, (0, ""))
+    name = str(instead)
+    if table == KERNELS and (known := [f"k.{quoted(one)}" for one in _NAMES if one in columns]):
+        name = f"COALESCE({', '.join(known)}, 0)"
+    if part in columns:
         name = f"{name} - COALESCE(k.{part}, 0)"
     device = "k.deviceId" if "deviceId" in columns else "0"
     where = f"WHERE (k.globalPid >> 24 & 16777215) = {process}" if has_process else ""
@@ -164,11 +167,6 @@ def _launches(export: Export, table: str, process: int) -> Iterator[_Row]:
             continue
         last = row
         yield start_ns, end_ns, number or 0, thread or 0, called_ns or 0, launched_ns or 0, device_id or 0
-
-
-def _name_column(columns: frozenset[str]) -> str:
-    known = [f"k.{quoted(name)}" for name in _NAMES if name in columns]
-    return f"COALESCE({', '.join(known)}, 0)" if known else "0"
 
 
 def summed(
@@ -191,7 +189,7 @@ def summed(
         calls: the times at which the calls begin whose time on the device is wanted, in order.
         progress: called now and then with the number of launches read so far.
     """
-    sums = Sums(Totals(ranges), kept=keeping, before=Before(calls))
+    sums = Sums(Totals(ranges), keeping, Before(calls))
     totals, parents, before = sums.totals, ranges.parents, sums.before
     keepers: list[Kept | None] = []
     for number, parent in enumerate(parents):  # an outer range begins before its inner ranges

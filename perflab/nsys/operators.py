@@ -6,7 +6,6 @@ the forward that made it, as in a profile of ``torch.profiler``.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,12 @@ from typing import NamedTuple
 
 from perflab.attribution.places import MARK, Where
 from perflab.nsys.launches import COPY, GRAPH, Launch
-from perflab.nsys.names import named, place_or_node, shapes_of
+from perflab.nsys.reading_ranges import named, place_or_node, shapes_of
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
-from perflab.profiles.device import Kernel
-from perflab.profiles.events import RANGE_SCOPE, Call, Event, name_and_scope, nested, shown_shapes
+from perflab.profiles.divided import Kernel, Known
+from perflab.profiles.events import RANGE_SCOPE, Call, Event, Innermost, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_where_done
-from perflab.profiles.host import Known
 from perflab.profiles.placed import NOWHERE, Phase, placed, within
 
 Flops = Callable[[str, Sequence[Sequence[int]]], int]
@@ -73,16 +71,16 @@ def asked_by(
         roots += nested(events)
         by_thread[thread] = []
     placed_calls = placed(roots, phases, lambda name: places[int(name.removeprefix(MARK))])
-    innermost = _Innermost(roots)
+    innermost = Innermost(call for root in roots for call in root.walk())
     ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
     operators: list[int] = []
     known: dict[int, Known] = {}
     for launch in ordered:
-        inner = innermost.at(launch.thread, launch.called_ns)
-        operator = next((one for one in _outwards(inner) if not one.is_range), None)
+        running = list(innermost.at(launch.thread, launch.called_ns))
+        operator = next((one for one in running if not one.is_range), None)
         operators.append(operator.event.correlation if operator is not None else -1 - len(operators))
         if operator is None:
-            known[operators[-1]] = _without_operator(launch, inner, phases, places)
+            known[operators[-1]] = _without_operator(launch, running, phases, places)
     launching = set(operators)
     done = flops_where_done([one.call for one in placed_calls])
     for asker, category in zip(placed_calls, categories(placed_calls), strict=True):
@@ -155,30 +153,11 @@ def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: i
     return events
 
 
-class _Innermost:
-    """Finds the range that is open on a thread at a moment."""
-
-    def __init__(self, roots: Sequence[Call]) -> None:
-        self._calls: dict[int, list[Call]] = defaultdict(list)
-        for root in roots:
-            self._calls[root.event.thread].extend(root.walk())
-        self._starts = {thread: [call.event.start_ns for call in calls] for thread, calls in self._calls.items()}
-
-    def at(self, thread: int, moment_ns: int) -> Call | None:
-        last = bisect_right(self._starts.get(thread, []), moment_ns) - 1
-        call = self._calls[thread][last] if last >= 0 else None
-        return next((one for one in _outwards(call) if one.event.end_ns >= moment_ns), None)
-
-
-def _outwards(call: Call | None) -> Iterable[Call]:
-    if call is not None:
-        yield call
-        yield from call.above()
-
-
-def _without_operator(launch: Launch, call: Call | None, phases: Sequence[Phase], places: Sequence[Where]) -> Known:
+def _without_operator(
+    launch: Launch, running: Sequence[Call], phases: Sequence[Phase], places: Sequence[Where]
+) -> Known:
     """Return the facts about a kernel that no operator launched: a Triton kernel that Python calls, or a copy."""
-    marks = [places[int(one.name.removeprefix(MARK))] for one in _outwards(call) if one.name.startswith(MARK)]
+    marks = [places[int(one.name.removeprefix(MARK))] for one in running if one.name.startswith(MARK)]
     module = next((one.module for one in marks if one.module), NOWHERE.module)
     line = next((one.line for one in marks if one.line), NOWHERE.line)
     phase = next((one.name for one in reversed(phases) if one.start_ns <= launch.called_ns < one.end_ns), "")

@@ -8,10 +8,10 @@ from textwrap import wrap
 
 from perflab.nsys.cases import CaseReading
 from perflab.nsys.reading import KernelSum, RangeSum, Reading
-from perflab.profiles.text import columns, percent
 from perflab.profiles.text import lines as profile_lines
+from perflab.profiles.text import percent
 from perflab.tables.escaping import one_line
-from perflab.tables.lines import cut
+from perflab.tables.lines import columns, cut, cut_begin
 from perflab.units import format_change, format_names, format_ns
 
 _RANGES, _KERNELS = 40, 15
@@ -73,7 +73,7 @@ def _kernels(kernels: Sequence[KernelSum], most: int) -> list[str]:
                 percent(one.time_ns / total_ns),
                 f"{one.instances:,}",
                 format_ns(one.time_ns / one.instances),
-                _end(" > ".join(name or "(no name)" for name in one.path) or "outside of ranges", _WIDEST_NAME),
+                cut_begin(" > ".join(name or "(no name)" for name in one.path) or "outside of ranges", _WIDEST_NAME),
             )
         )
     return ["", *_aligned(cells), *_more(len(kernels) - most, "kernels by range")]
@@ -108,8 +108,3 @@ def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     """Align names to the left and numbers to the right; the first line is the head."""
     shown = [(*(cut(one_line(text), _WIDEST_NAME) for text in row[:-1]), one_line(row[-1])) for row in cells]
     return columns(shown, [at for at, name in enumerate(cells[0]) if name in _NUMBERS])
-
-
-def _end(text: str, width: int) -> str:
-    """Shorten a path at its beginning, because its end says more."""
-    return text if len(text) <= width else f"…{text[1 - width :]}"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from perflab.base.identity import file_of
 from perflab.page.case_view import CaseView
-from perflab.page.quantities import change_text, interval_text, title_of
 from perflab.page.table import (
     LONGEST_VALUE,
     TONES,
@@ -18,14 +17,16 @@ from perflab.page.table import (
     PageTable,
     Row,
     change_cell,
+    change_text,
+    interval_text,
     number_cell,
     order,
     short,
+    title_of,
 )
 from perflab.tables.beside_text import cases_of, name_in
 from perflab.tables.contents import Case, Compared, Contents, RunContents
-from perflab.tables.lines import with_mark
-from perflab.tables.tally import LOOK_FIRST, said_of
+from perflab.tables.lines import LOOK_FIRST, said_of, with_mark
 from perflab.units import format_change
 
 _SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
@@ -69,10 +70,7 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
 
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
-    cells = [
-        Cell(short(case.name), href=f"#{view.id}", more=_behind(case)),
-        Cell(view.verdict, tone=view.tone),
-    ]
+    cells = [Cell(short(case.name), href=f"#{view.id}", more=_behind(case)), Cell(view.verdict, tone=view.tone)]
     for name in names:
         one = case.quantities.get(name)
         change = change_text(one) if one is not None and name != "latency" else ""
@@ -84,13 +82,7 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     file = file_of(case.case)
     parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
     tier = [Cell(case.tier or "")] if tiers else []
-    return [
-        *cells,
-        Cell(short(file)),
-        Cell(short(parameters, LONGEST_VALUE)),
-        *tier,
-        Cell("; ".join(case.reasons)),
-    ]
+    return [*cells, Cell(short(file)), Cell(short(parameters, LONGEST_VALUE)), *tier, Cell("; ".join(case.reasons))]
 
 
 def _behind(case: Case) -> str:
@@ -157,15 +149,12 @@ def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
         mark = with_mark("", disturbed=bool(case.beside)).strip()
         cells.append(number_cell(latency.now, latency.unit, mark) if latency is not None else Cell(number=True))
         if number > 1:
-            cells.append(_ratio_cell(compared, number - 1))
+            ratio, why = compared.ratios.get("latency", [None] * number)[number - 1], compared.elsewhere[number - 1]
+            if ratio is not None:
+                cells.append(Cell(format_change(ratio), order(ratio), number=True))
+            else:
+                cells.append(Cell("", number=True, more=why) if why is not None else Cell(number=True))
         change = compared.ratios.get("peak", [None] * number)[number - 1]
         more = format_change(change) if change is not None and change != 1.0 else ""
         cells.append(number_cell(peak.now, peak.unit, more) if peak is not None else Cell(number=True))
     return cells
-
-
-def _ratio_cell(compared: Compared, at: int) -> Cell:
-    ratio, why = compared.ratios.get("latency", [None] * (at + 1))[at], compared.elsewhere[at]
-    if ratio is not None:
-        return Cell(format_change(ratio), order(ratio), number=True)
-    return Cell("", number=True, more=why) if why is not None else Cell(number=True)

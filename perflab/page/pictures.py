@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from perflab.page.charts import Bar, colour, ratios, stack, steps
-from perflab.page.quantities import title_of
-from perflab.page.strip import Strand, strip
+from perflab.page.charts import Bar, Strand, colour, ratios, stack, steps, strip
+from perflab.page.table import title_of
 from perflab.results.measurement import Paired
 from perflab.results.records import says_nothing
 from perflab.tables.beside_text import amount, name_in

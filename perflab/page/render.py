@@ -48,16 +48,12 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_finalized,
+        finalize=lambda value: one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
     made.filters["in_lines"] = in_lines
     made.filters["short"] = short
     made.globals["style"] = Markup(_style())
     return made
-
-
-def _finalized(value: Any) -> Any:
-    return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @functools.cache

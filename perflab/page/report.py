@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import perflab
 from perflab.base.git import commit_page
 from perflab.page.case_tables import compared_table, identity, rank, run_table
-from perflab.page.case_view import CaseView, case_view
+from perflab.page.case_view import case_view, disturbances_of
 from perflab.page.pictures import differences
 from perflab.page.render import render
-from perflab.page.sentences import disturbances_of
-from perflab.page.sets import SetView, sets_of
+from perflab.page.sets import sets_of
 from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, short
 from perflab.results.records import Environment, Verdict
 from perflab.tables.beside_text import run_facts
 from perflab.tables.contents import Contents, RunContents
-from perflab.tables.lines import MARKED
-from perflab.tables.tally import ACCEPTED, said_of
+from perflab.tables.lines import ACCEPTED, MARKED, said_of
 from perflab.units import format_names
 
 MOST_FINDINGS = 60
@@ -27,33 +24,6 @@ MOST_UNFOLDED = 10
 """The most cases that are shown open above the table. If more verdicts are bad, all sections in the list of cases are
 closed, and the table is the overview."""
 MOST_UNDECIDED = 12
-
-
-@dataclass(frozen=True)
-class RunView:
-    """The data of a run for the template."""
-
-    number: int
-    run: RunContents
-    facts: Sequence[Cell]
-    """The facts that distinguish the run from other runs; the commit links to the commit's page."""
-    tally: Sequence[tuple[str, int, str]]
-    findings: Sequence[CaseView]
-    folded: Sequence[CaseView]
-    more_findings: int
-    undecided: Sequence[CaseView]
-    more_undecided: int
-    table: PageTable
-    sets: Sequence[SetView]
-    cases: Sequence[CaseView]
-    environments: PageTable | None
-    disturbances: Sequence[str]
-    calibration: PageTable | None
-
-    @property
-    def legend(self) -> str:
-        """The meaning of the mark behind a case's name; empty if no case has the mark."""
-        return MARKED if any(case.beside for case in self.run.cases) else ""
 
 
 def report_page(contents: Contents) -> str:
@@ -67,24 +37,30 @@ def report_page(contents: Contents) -> str:
         runs=runs,
         several=several,
         compared=compared_table(contents) if several else None,
-        legend=next((view.legend for view in runs if view.legend), ""),
+        legend=next(filter(None, map(_legend, contents.runs)), ""),
         differences=differences(contents) if several else [],
         version=perflab.__version__,
     )
 
 
-def _run_view(run: RunContents, number: int, several: bool) -> RunView:
+def _run_view(run: RunContents, number: int, several: bool) -> dict[str, object]:
+    """Return the data of a run, by their names in the template."""
     few = sum(TONES.get(said_of(case.verdict, saved=case.saved)) == "bad" for case in run.cases) <= MOST_UNFOLDED
     cases = [case_view(case, identity(number, at, several), is_open=few) for at, case in enumerate(run.cases)]
     cases.sort(key=lambda one: rank(one.verdict))
     failed = [one for one in cases if one.tone == "bad" or (one.case.failure and one.verdict != ACCEPTED)]
     undecided = [one for one in cases if one.verdict == Verdict.INCONCLUSIVE and not one.case.failure]
+    disturbed: dict[str, list[str]] = {}
+    for case in run.cases:
+        for text in disturbances_of(case):
+            disturbed.setdefault(text, []).append(case.name)
     order = [*Verdict, ACCEPTED]
     commit, *others = run_facts(run)
     tally = sorted(run.verdicts.items(), key=lambda pair: rank(pair[0], order))
-    return RunView(
+    return dict(
         number=number,
         run=run,
+        # They distinguish the run from other runs; the commit links to its page.
         facts=[Cell(commit, href=commit_page(run.repository, run.commit)), *map(Cell, others)],
         tally=[(verdict, many, TONES.get(verdict, "")) for verdict, many in tally],
         findings=failed[:MOST_UNFOLDED],
@@ -96,9 +72,15 @@ def _run_view(run: RunContents, number: int, several: bool) -> RunView:
         sets=sets_of(run, {one.case.case: one.id for one in reversed(cases)}),
         cases=cases,
         environments=_environment_table(run.environments) if run.environments else None,
-        disturbances=_disturbances_of(run),
+        disturbances=[f"{text}: {format_names(list(map(short, names)))}" for text, names in disturbed.items()],
         calibration=_machine_table(run),
+        legend=_legend(run),
     )
+
+
+def _legend(run: RunContents) -> str:
+    """Return the meaning of the mark behind a case's name; empty if no case has the mark."""
+    return MARKED if any(case.beside for case in run.cases) else ""
 
 
 def _environment_table(given: Sequence[Environment]) -> PageTable:
@@ -111,15 +93,6 @@ def _environment_table(given: Sequence[Environment]) -> PageTable:
     ]
     titles = [f"environment {at}" for at in range(1, len(given) + 1)] if len(given) > 1 else ["value"]
     return PageTable([Column("what"), *map(Column, titles)], rows)
-
-
-def _disturbances_of(run: RunContents) -> list[str]:
-    """Return the sentences on disturbances of cases, each once with the names of its cases."""
-    found: dict[str, list[str]] = {}
-    for case in run.cases:
-        for text in disturbances_of(case):
-            found.setdefault(text, []).append(case.name)
-    return [f"{text}: {format_names([short(name) for name in names])}" for text, names in found.items()]
 
 
 def _machine_table(run: RunContents) -> PageTable | None:

@@ -20,7 +20,8 @@ def element(name: str, content: str | Markup | Iterable[Markup] = "", /, **attri
 
     Text within the element is escaped. Numbers in attributes have at most one digit after the point.
     """
-    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
+    written = {key: escape(one_line(one)) if isinstance(one, str) else rounded(one) for key, one in attributes.items()}
+    given = "".join(f' {key.rstrip("_").replace("_", "-")}="{value}"' for key, value in written.items())
     if isinstance(content, Markup):
         inside = content
     elif isinstance(content, str):
@@ -30,17 +31,11 @@ def element(name: str, content: str | Markup | Iterable[Markup] = "", /, **attri
     return Markup(f"<{name}{given}>{inside}</{name}>") if inside else Markup(f"<{name}{given}/>")
 
 
-def _attribute(value: Attribute) -> str:
-    return escape(one_line(value)) if isinstance(value, str) else rounded(value)
-
-
-def chart(
-    title: str, description: str, width: float, height: float, parts: Iterable[Markup], class_: str = "chart"
-) -> Markup:
+def chart(title: str, description: str, width: float, height: float, parts: Iterable[Markup]) -> Markup:
     """Write a picture with its name, and with its numbers in words for screen readers."""
     heads = [element("title", title), *([element("desc", description)] if description else [])]
     view = f"0 0 {rounded(width)} {rounded(height)}"
-    return element("svg", [*heads, *parts], viewBox=view, role="img", class_=class_)
+    return element("svg", [*heads, *parts], viewBox=view, role="img", class_="chart")
 
 
 def rounded(value: float) -> str:

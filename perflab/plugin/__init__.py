@@ -15,33 +15,7 @@ from collections.abc import Generator
 import pytest
 
 from perflab import noting, options  # modules only: pytest inspects every name of this module
-from perflab.plugin.fixtures import (
-    autocast,
-    compiled_kernel,
-    device,
-    memory_snapshot,
-    nvtx_range,
-    perf,
-    process_group,
-    rank,
-    sync,
-    warmup,
-    world_size,
-)
-
-__all__ = [
-    "autocast",
-    "compiled_kernel",
-    "device",
-    "memory_snapshot",
-    "nvtx_range",
-    "perf",
-    "process_group",
-    "rank",
-    "sync",
-    "warmup",
-    "world_size",
-]
+from perflab.plugin import fixtures, hooks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,10 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the hooks that a conftest or a plugin may implement."""
-    from perflab.plugin import hooks
-
+    """Declare the hooks that a conftest or a plugin may implement, and register the fixtures."""
     pluginmanager.add_hookspecs(hooks)
+    pluginmanager.register(fixtures, "perflab-fixtures")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -117,32 +90,31 @@ def pytest_configure(config: pytest.Config) -> None:
     # Options on the command line, including those in ``addopts``, but excluding ini keys.
     given = [option.dest for option in options.OPTIONS if config.getoption(option.dest, None) is not None]
     if given:
-        from perflab.running.config.early_errors import refusing
         from perflab.running.config.reading import settings_of
-        from perflab.running.config.run_mode import refuse_contradictions
+        from perflab.running.config.run_mode import refuse_contradictions, refusing
 
         with refusing(config):
             refuse_contradictions(config)
             settings_of(config)
     if config.getoption("perf_slurm") is not None and not (_job_path(config) or hasattr(config, "workerinput")):
-        from perflab.running.config.early_errors import refusing
+        from perflab.running.config.run_mode import refusing
         from perflab.sweeps.session import prepare
 
         with refusing(config):
             prepare(config)
     if getattr(config.option, "tx", None) and (config.getoption("perf_against") or config.getini("perf_against")):
-        from perflab.running.config.early_errors import refusing
-        from perflab.running.config.run_mode import RunMode, mode_asked_for
+        from perflab.running.config.run_mode import RunMode, mode_asked_for, refusing
 
         with refusing(config):
             if mode_asked_for(config) is RunMode.MEASURE:  # else other tests run too, and nothing is compared
                 # Sides take turns on the machine, one case at a time, so workers would only disturb each other.
                 config.option.numprocesses, config.option.dist, config.option.tx = 0, "no", []
     if os.environ.get("PERFLAB_DRY_RUN"):
-        from perflab.predicted.dry_run.forked import begin
+        from perflab.predicted.dry_run.plugins import begin
 
         begin(config)
-    if _job_path(config) or _is_further_rank():
+    is_further_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    if _job_path(config) or is_further_rank:  # of the ranks that torchrun has started, the first alone reports
         return
     is_worker = hasattr(config, "workerinput")  # a worker of pytest-xdist
     notes = config.stash[noting.NOTES] = noting.Notes() if is_worker else noting.AllNotes(config, _collected)
@@ -157,7 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     A case that is marked with several numbers of processes is parametrized by them.
     """
     if any("world_size" in mark.kwargs for mark in metafunc.definition.iter_markers("perf")):
-        from perflab.running.config.worlds import spread
+        from perflab.running.config.marker import spread
 
         spread(metafunc)
     for name in options.TIER_OF:
@@ -192,15 +164,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     config, path = session.config, _job_path(session.config)
     if config.getoption("perf_slurm") is not None and not (path or hasattr(config, "workerinput")):
-        from perflab.running.config.early_errors import refusing
+        from perflab.running.config.run_mode import refusing
         from perflab.sweeps.session import begin as begin_sweep
 
         with refusing(config):
             begin_sweep(config, session.items)
         return
     if config.getoption("perf_adversarial") or config.getini("perf_adversarial"):
-        from perflab.running.config.early_errors import refusing
         from perflab.running.config.reading import settings_of
+        from perflab.running.config.run_mode import refusing
 
         with refusing(config):
             settings = settings_of(config)
@@ -213,7 +185,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # These options skip other tests, or require that there are perf cases.
     chooses = config.getoption("perf_only") or config.getini("perf_only") or config.getoption("perf")
     if measures or given or chooses or path is not None or config.getoption("perf_prune"):
-        from perflab.running.config.early_errors import refusing
+        from perflab.running.config.run_mode import refusing
         from perflab.running.session.starting import start
 
         with refusing(config):
@@ -227,7 +199,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     tells = not (config.option.collectonly or _job_path(config) or hasattr(config, "workerinput"))
     if not (tells and any(item.get_closest_marker("perf") for item in items)):
         return []
-    from perflab.running.session.announcing import announcement
+    from perflab.running.session.starting import announcement
 
     return announcement(config, items)
 
@@ -267,11 +239,6 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 def _job_path(config: pytest.Config) -> str | None:
     path: str | None = config.getoption("perf_replicate", default=None)
     return path
-
-
-def _is_further_rank() -> bool:
-    """Whether torchrun has started this process as another rank than the first, which alone reports."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _collected(config: pytest.Config, notes: noting.AllNotes) -> noting.Collects:

@@ -128,9 +128,7 @@ def warmup(request: pytest.FixtureRequest, device: torch.device) -> Callable[...
 
 
 @pytest.fixture
-def autocast(
-    device: torch.device,
-) -> Callable[[torch.dtype | str | None], contextlib.AbstractContextManager[object]]:
+def autocast(device: torch.device) -> Callable[[torch.dtype | str | None], contextlib.AbstractContextManager[object]]:
     """``with autocast("bf16"):`` runs the block under ``torch.autocast`` on the device.
 
     It takes a dtype, ``"bf16"``, ``"fp16"``, ``"fp32"`` or None. fp32 and None mean no autocast, so a test can be

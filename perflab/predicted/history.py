@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perflab.results.places import places_of, prediction_text
 from perflab.results.readings import (
     Amount,
     Level,
@@ -15,6 +14,8 @@ from perflab.results.readings import (
     WrittenBaselines,
     WrittenResult,
     exact_readings,
+    places_of,
+    prediction_text,
 )
 
 

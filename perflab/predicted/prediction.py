@@ -7,6 +7,7 @@ be compared with a measurement.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -15,31 +16,31 @@ from weakref import WeakKeyDictionary
 import torch
 
 from perflab.base.reachable import reachable
+from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.compiler import is_compiled
+from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.measure.counts.collectives import Seen
-from perflab.predicted.cuda.attention_kernels import ON_HOST
-from perflab.predicted.cuda.kernels import H100, hidden_blocks, launches, lists_of
-from perflab.predicted.cuda.multi_tensor import Lists
-from perflab.predicted.cuda.reductions import Processor
-from perflab.predicted.gpus.names import DataSheet, Gpu
-from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
+from perflab.predicted.cuda.kernels import OnCuda
+from perflab.predicted.gpus import DataSheet, Gpu, bound_ns, roofline_ns
 from perflab.predicted.layers.patterns import NotPeriodic
-from perflab.predicted.layers.same import same
-from perflab.predicted.layers.unroll import unroll
+from perflab.predicted.layers.unroll import same, unroll
 from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
-from perflab.predicted.trace.alike import Written
-from perflab.predicted.trace.live_before import holdings
-from perflab.predicted.trace.modules import FEW, ModuleBook, book_of
-from perflab.predicted.trace.operators import multiplies
+from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, holdings
+from perflab.predicted.trace.operators import Hidden, is_operator, multiplies
 from perflab.predicted.trace.trace import Op, Trace
-from perflab.predicted.trace.tracer import Hidden, Run, trace
-from perflab.predicted.trace.watch import CalledOff, Watch, part_of
-from perflab.predicted.trace.watched import watched
+from perflab.predicted.trace.tracer import Run, Tracer
+from perflab.predicted.trace.watch import CalledOff, Watch
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import Cost, Prediction
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+_FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+_BOUND = "bounds alone: what kernels PyTorch takes on this GPU, and what memory they need, is not modelled"
+_NO_RATES = "no rate of products is published for this GPU: times are those of the bytes alone"
+_UNLIKE = "every layer was traced: layers with the same structure do different work"
+_UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
+_COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Work:
     """The phase of each span of one call, in order."""
     set_up: Callable[[], tuple[Any, ...]] | None = None
     """Makes the next call's arguments, and returns the new ``roots``; None if all calls have the same arguments."""
+
+    def call(self) -> Any:
+        """Make one call without a note of its spans, and return its result."""
+        return self.run(lambda: None)
 
     def made_ready(self) -> Work:
         """Make the next call's arguments with ``set_up``, and return the work with its new roots."""
@@ -132,7 +137,7 @@ def traced(
             kind = proofs.kind(work, book, reached)
             if kind not in proofs.known and kind not in proofs.given_up:
                 try:
-                    with part_of(watch, "every layer"):
+                    with watch.part("every layer") if watch is not None else nullcontext():
                         result, seen, _ = _trace_whole(work, book, hidden, watch)
                 except CalledOff as end:
                     proofs.given_up[kind] = f"{_UNPROVEN} {end}"
@@ -157,12 +162,13 @@ def _trace_whole(work: Work, book: ModuleBook, hidden: Hidden, watch: Watch | No
     """Warm up, and trace every layer under its name in the book, made before any run: runs set attributes in layers."""
     for _ in range(calls_until_steady()):
         with watched(watch):
-            result = work.run(_nothing)
+            result = work.call()
             work = work.made_ready()
     alone = lone_rank()
     begun = alone.seen.copy() if alone is not None else None
     on_fakes = alone.seen if alone is not None and not alone.over_nocuda else None
-    found = trace(work.run, work.spans, book, holdings(reachable(work.roots), book), hidden, watch, on_fakes)
+    tracer = Tracer(book, holdings(reachable(work.roots), book), work.spans, hidden, watch, on_fakes)
+    found = tracer.trace_of(work.run)
     return result, found, alone.seen.since(begun) if alone is not None and begun is not None else None
 
 
@@ -173,16 +179,6 @@ def _without_launches(found: Trace) -> Trace:
     """
     events = tuple(replace(event, launches=0) if isinstance(event, Op) else event for event in found.events)
     return replace(found, events=events)
-
-
-_FAILS_WHEN_CUT = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
-
-
-_BOUND = "bounds alone: what kernels PyTorch takes on this GPU, and what memory they need, is not modelled"
-_NO_RATES = "no rate of products is published for this GPU: times are those of the bytes alone"
-_UNLIKE = "every layer was traced: layers with the same structure do different work"
-_UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
-_COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
 
 
 def predict(
@@ -239,52 +235,33 @@ def _trace_cut(
         result = None
         if warm_up:
             with watched(watch):
-                result = work.run(_nothing)
+                result = work.call()
         with watched(watch):
             work = work.made_ready()
         held = holdings(reachable(work.roots), book, left_out)
-        return result, trace(work.run, work.spans, book, held, hidden, watch)
-
-
-class OnCuda(Hidden):
-    """The temporary memory and the kernel launches of one operator on CUDA.
-
-    Args:
-        gpu: the GPU's multiprocessors and architecture, which decide how a reduction is divided; by default an H100's.
-    """
-
-    def __init__(self, gpu: Processor = H100) -> None:
-        self._gpu = gpu
-
-    def on(self, gpu: Gpu) -> OnCuda:
-        """Return an ``OnCuda`` for the given GPU."""
-        return OnCuda(Processor(gpu.sms, gpu.architecture))
-
-    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return the sizes in bytes of the temporary blocks of one call."""
-        return hidden_blocks(name, args, kwargs, self._gpu)
-
-    def on_host(self, name: str) -> tuple[int, ...]:
-        """Return the positions of the operator's results that are in the host's memory."""
-        return ON_HOST.get(name.removeprefix("aten::"), ())
-
-    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the number of kernels that one call launches."""
-        return launches(name, args, kwargs, self._gpu)
-
-    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
-        """Return the lists from which the launches of an operator over lists follow; None for other operators."""
-        return lists_of(name, args)
-
-
-ON_CUDA = OnCuda()
-
-
-def _nothing() -> None:
-    """Do nothing at the end of a span."""
+        return result, Tracer(book, held, work.spans, hidden, watch).trace_of(work.run)
 
 
 def _uncounted(costs: Sequence[Cost]) -> list[str]:
     """Return a note that names the operators that multiply and have no FLOP formula; empty if there are none."""
     names = dict.fromkeys(cost.operator for cost in costs if not cost.flops and multiplies(cost.operator))
     return [f"FLOPs of {', '.join(names)} are not counted: time and FLOPs are too low"] if names else []
+
+
+def watched(watch: Watch | None) -> AbstractContextManager[object]:
+    """Return a context in which each operator is reported to the watch, if there is one."""
+    return _Watched(watch) if watch is not None else nullcontext()
+
+
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that reports every operator to a watch and calls the operator unchanged."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_operator(func):  # not C++'s questions for a tensor's device, where nothing may be raised
+            self._watch.operator()
+        with without_torch_function():  # as in a trace, without users' __torch_function__
+            return func(*args, **(kwargs or {}))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perflab.base.errors import UsageError
 from perflab.predicted.dry_run.start import HERE
-from perflab.predicted.gpus.names import DataSheet, parse_gpu, parse_modelled
+from perflab.predicted.gpus import DataSheet, parse_gpu, parse_modelled
 from perflab.predicted.world.network import Network, parse_network
 from perflab.results.predicted import place_of
 from perflab.settings.given import Given, parse_flag, parse_ranks

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perflab.results.result import Document, Result
     from perflab.settings.given import Given
     from perflab.settings.settings import Settings
-    from perflab.store.join import Part
+    from perflab.store.case_files import Part
     from perflab.store.stale import StoredFile
     from perflab.tables.contents import Case
     from perflab.tables.lines import Line, Section
@@ -61,13 +61,13 @@ class PredictedTier(Tier):
 
     @override
     def lines(self, document: Document, results: Sequence[Result], width: int, view: View) -> list[Line]:
-        from perflab.predicted.report.section import lines
+        from perflab.predicted.report.contents import lines
 
         return lines(document, results, width, view)
 
     @override
     def sections(self, document: Document, results: Sequence[Result], view: View) -> list[Section]:
-        from perflab.predicted.report.section import sections
+        from perflab.predicted.report.contents import sections
 
         return sections(document, results, view)
 
@@ -85,13 +85,13 @@ class PredictedTier(Tier):
 
     @override
     def save(self, saving: Saving) -> None:
-        from perflab.predicted.run.saving import save
+        from perflab.predicted.store import save
 
         save(saving)
 
     @override
     def stored(self, directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
-        from perflab.predicted.store.stored import stored
+        from perflab.predicted.store import stored
 
         return stored(directory, environments)
 
@@ -109,7 +109,7 @@ class PredictedTier(Tier):
 
     @override
     def join(self, paths: Sequence[Path]) -> Part:
-        from perflab.predicted.store.stored import join
+        from perflab.predicted.store import join
 
         return join(paths)
 

@@ -13,7 +13,7 @@ from perflab.measure.clocks import clock
 from perflab.profiles.recording import recorded_calls, recording, run_marked
 
 if TYPE_CHECKING:
-    from perflab.profiles.host import Sum
+    from perflab.profiles.divided import Sum
 
 _CALLS = 200
 _ROUNDS = 9

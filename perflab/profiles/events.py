@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -76,12 +79,31 @@ class Call:
             yield call
             waiting.extend(reversed(call.children))
 
-    def above(self) -> Iterator[Call]:
-        """Yield the callers of this call, the innermost first."""
-        call = self.parent
+    def outwards(self) -> Iterator[Call]:
+        """Yield this call and its callers, the innermost first."""
+        call: Call | None = self
         while call is not None:
             yield call
             call = call.parent
+
+    def above(self) -> Iterator[Call]:
+        """Yield the callers of this call, the innermost first."""
+        return islice(self.outwards(), 1, None)
+
+
+class Innermost:
+    """Finds the call that is open on a thread at a moment."""
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self._calls: dict[int, list[Call]] = defaultdict(list)
+        for call in sorted(calls, key=lambda call: (call.event.start_ns, -call.event.end_ns)):
+            self._calls[call.event.thread].append(call)
+
+    def at(self, thread: int, moment_ns: int) -> Iterator[Call]:
+        """Yield the innermost call that is open at a moment, then its callers; nothing if none is open."""
+        calls = self._calls.get(thread, [])
+        last = bisect_right(calls, moment_ns, key=lambda call: call.event.start_ns) - 1
+        return (one for one in (calls[last].outwards() if last >= 0 else ()) if one.event.end_ns >= moment_ns)
 
 
 def name_and_scope(name: str, scope: int) -> tuple[str, int]:

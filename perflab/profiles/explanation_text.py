@@ -29,10 +29,13 @@ class Row(NamedTuple):
     """The change with sign and unit, ``+3.1 ms``; empty if only numbers of calls are known."""
     text: str
 
+    def __str__(self) -> str:
+        return f"{self.amount} {self.text}".lstrip()
 
-def explanation_texts(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[str]:
+
+def explanation_texts(found: Explanation, *, timed: bool, brief: bool = False) -> list[str]:
     """Return the rows of an explanation, each as one line of text."""
-    return [f"{row.amount} {row.text}".lstrip() for row in explanation_rows(found, timed=timed, most=most, brief=brief)]
+    return list(map(str, explanation_rows(found, timed=timed, brief=brief)))
 
 
 def explanation_rows(found: Explanation, *, timed: bool, most: int = MOST, brief: bool = False) -> list[Row]:
@@ -85,7 +88,7 @@ def peak_texts(found: PeakExplanation, *, most: int = MOST, callers: int = CALLE
 
     An example is ``+64.0 MiB 3 more blocks of aten::mul in blocks.* (net.py:9), activations``.
     """
-    return [f"{row.amount} {row.text}".lstrip() for row in peak_rows(found, most=most, callers=callers)]
+    return list(map(str, peak_rows(found, most=most, callers=callers)))
 
 
 def peak_rows(found: PeakExplanation, *, most: int = MOST, callers: int = CALLERS) -> list[Row]:

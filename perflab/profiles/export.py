@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from perflab.profiles.device import Kernel
+from perflab.profiles.divided import Kernel, Known
 from perflab.profiles.events import NODE, PHASE, Call
-from perflab.profiles.host import Known
 from perflab.results.profile import BACKWARD
 
 _DEVICE = 1

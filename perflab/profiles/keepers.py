@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from perflab.attribution.live_tensors import storages_of
+from perflab.attribution.held import storages_of
 from perflab.base.user_lines import line_of, shown_file
 from perflab.measure.machine.devices import collector_off, synchronize
 from perflab.results.peak import Keeper
@@ -81,7 +81,7 @@ def take_keepers(workload: Workload, device: torch.device) -> list[Keeper]:
         found = [
             Keeper(
                 line=line,
-                holder=_name_of_place(one),
+                holder=_name(one.holder) if one.many else _within(one.holder, one.slot),
                 kind=type(one.holder).__name__ if one.many else "",
                 many=one.many,
                 grows=one.many > many,
@@ -237,11 +237,6 @@ def _has_method_held(holder: Any) -> bool:
     return any(type(one) is types.BuiltinMethodType and one.__self__ is holder for one in gc.get_referrers(holder))
 
 
-def _name_of_place(one: _Held) -> str:
-    """Name a holder: ``train.HISTORY``, ``Training.last``, or ``kept of watch`` for a variable of a function."""
-    return _name(one.holder) if one.many else _within(one.holder, one.slot)
-
-
 def _name(value: Any, depth: int = _DEPTH) -> str:
     """Return the name by which the user's code knows an object; empty if the object has none."""
     names = []
@@ -266,7 +261,7 @@ def _has_owner(holder: Any) -> bool:
 
 
 def _within(holder: Any, place: Any, depth: int = _DEPTH) -> str:
-    """Return the name of a place in an object."""
+    """Name a place in an object: ``train.HISTORY``, ``Training.last``, or ``kept of watch`` for a variable."""
     if type(holder) is types.CellType:
         return next(_variables(holder), "")
     if not isinstance(holder, dict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from perflab.attribution.places import Places, module_names
 from perflab.base.reachable import reachable
 from perflab.measure.machine.devices import synchronize
+from perflab.profiles.events import COMPILED_REGION
 from perflab.profiles.recording import recording
 
 if TYPE_CHECKING:
@@ -38,16 +39,12 @@ def run_with_operator_ranges(workload: Workload, device: torch.device, calls: in
     from torch.autograd.profiler import emit_nvtx
 
     marking = NamedPlaces(module_names(reachable(workload.roots))).marking
-    if _runs_compiled(workload):
+    with recording("cpu") as profiler:
+        workload.run()
+    if any(event.name.startswith(COMPILED_REGION) for event in profiler.function_events):
         marking = contextlib.nullcontext  # type: ignore[assignment]
     workload.make_ready(calls)
     with emit_nvtx(record_shapes=True), marking():  # type: ignore[no-untyped-call]
         for _ in range(calls):
             workload.run()
         synchronize(device)
-
-
-def _runs_compiled(workload: Workload) -> bool:
-    with recording("cpu") as profiler:
-        workload.run()
-    return any(event.name.startswith("Torch-Compiled Region") for event in profiler.function_events)

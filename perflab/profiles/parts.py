@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from perflab.base.data import changed
 from perflab.measure.counts.events import kind_of
-from perflab.profiles.facts import HALF, Change, Key, Total, is_whole
-from perflab.profiles.new_calls import parsed
+from perflab.profiles.facts import HALF, Change, Key, Total, is_whole, parsed
 from perflab.profiles.wholes import Again, Layers
 from perflab.results.profile import (
     BACKWARD,
@@ -181,6 +180,8 @@ def _part(changes: Sequence[Change]) -> Part:
         same = [one for one in same if one.more * lead.more > 0]
         more = sum(one.more for one in same)
     others = (one for one in here if one.key[0] != lead.key[0] and one.more * more >= 0)
+    # Operators that the code calls itself come before the operators within them.
+    ordered = sorted(others, key=lambda one: (bool(one.within), -abs(one.change_ns)))
     phases = {one.key[2] or (_NO_PHASE if moved_from else "") for one in same}
     return Part(
         change_ns=round(total, 1),
@@ -190,8 +191,7 @@ def _part(changes: Sequence[Change]) -> Part:
         phases=sorted(phases, key=lambda name: (name != phase, name)) if "" not in phases else [],
         more=round(more, 2),
         moved_from=moved_from,
-        # Operators that the code calls itself come before the operators within them.
-        others=list(dict.fromkeys(one.key[0] for one in sorted(others, key=_asked_for)))[:3],
+        others=list(dict.fromkeys(one.key[0] for one in ordered))[:3],
         other_lines=_other_lines([one for one in counted if one not in here]),
         category=lead.category,
         shapes=lead.shapes,
@@ -224,11 +224,6 @@ def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
         same = [one for one in some if one.key[0] == lead.key[0]]
         found.append(OnLine(lead.key[0], lead.line, round(sum(one.more for one in same), 2)))
     return found
-
-
-def _asked_for(one: Change) -> tuple[bool, float]:
-    """Return a sort key: operators that the code calls come before operators within those; most time comes first."""
-    return bool(one.within), -abs(one.change_ns)
 
 
 def launches_and_waits(calls: Iterable[CudaCall]) -> list[CudaCall]:

@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from math import hypot, inf
 
-from perflab.profiles.facts import HALF
-from perflab.profiles.longer import OWN_SHARE, SPREADS, WORTH
-from perflab.profiles.new_calls import parsed
+from perflab.profiles.facts import HALF, parsed
 from perflab.results.profile import CALLED_FIRST, PYTHON, OnLine, Part, ProfileRow
 
+SPREADS = 4.0
+"""How many standard deviations of a row, from call to call, the row's change must exceed."""
+OWN_SHARE = 0.1
+"""Share of a row's time before that the row's change must exceed: two processes differ by as much without a cause."""
+WORTH = 0.2
+"""Share of the whole change that a part which is no fact of the code must exceed to be named."""
 _DEPTH = 50
 """The greatest number of callers through which a change is handed up: functions may call each other in a cycle."""
 _FACT = 0.05

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perflab.base.errors import UsageError
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
 from perflab.measure.clocks.clock import wait_for_devices
 from perflab.measure.counts.events import profiler
-from perflab.profiles.device import Kernel
+from perflab.profiles.divided import Kernel
 from perflab.profiles.events import CALL, COMPILED_REGION, PHASE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase, operators
@@ -223,20 +223,15 @@ def _kernel(event: Any, api: Mapping[int, _ApiCall], followed: Collection[int]) 
 def _event(event: Any, details: bool) -> Event:
     """Read one event. Each attribute takes PyTorch 0.1 us or more, so only those that are needed are read."""
     name, scope = name_and_scope(event.name(), event.scope())
+    found = Event(name, event.start_ns(), event.end_ns(), event.start_thread_id(), scope, event.correlation_id())
     if not details:
-        return Event(name, event.start_ns(), event.end_ns(), event.start_thread_id(), scope, event.correlation_id())
+        return found
     shapes, sequence = event.shapes(), event.sequence_nr()
-    return Event(
-        name,
-        event.start_ns(),
-        event.end_ns(),
-        event.start_thread_id(),
-        scope,
-        event.correlation_id(),
-        sequence if sequence < 1 << 62 else -1,
-        event.fwd_thread_id(),
-        _shown(event, shapes),
-        flops_of(name, shapes, event.concrete_inputs()),
+    return found._replace(
+        sequence=sequence if sequence < 1 << 62 else -1,
+        forward_thread=event.fwd_thread_id(),
+        shapes=_shown(event, shapes),
+        flops=flops_of(name, shapes, event.concrete_inputs()),
     )
 
 

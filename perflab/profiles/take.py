@@ -23,16 +23,15 @@ from perflab.base.reachable import reachable
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import collector_off
 from perflab.profiles.cost import FREE, cost_of
+from perflab.profiles.divided import Known
 from perflab.profiles.events import NODE
 from perflab.profiles.export import chrome_trace, folded_stacks
-from perflab.profiles.host import Known
-from perflab.profiles.lines_run import MOST_EVENTS, lines_watched
 from perflab.profiles.placed import operators
-from perflab.profiles.python_rows import PlainPython
+from perflab.profiles.python_lines import MOST_EVENTS, PlainPython, lines_watched
 from perflab.profiles.reading import Reading, known_by_call, known_of
 from perflab.profiles.recording import Recorded, recorded_calls, recording, refuse_another_profiler, run_marked
 from perflab.profiles.text import CANT_TELL
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.profile import Profile
 
 if TYPE_CHECKING:

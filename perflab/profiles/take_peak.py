@@ -7,13 +7,13 @@ and lines may change the memory that a call needs: then fewer marks are set, unt
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perflab.attribution.held import held_by_address
-from perflab.attribution.live_tensors import held_bytes, held_storages
+from perflab.attribution.held import held_by_address, held_bytes, held_storages
 from perflab.attribution.places import Places, module_names
 from perflab.base.data import changed
 from perflab.base.reachable import reachable
@@ -30,7 +30,7 @@ from perflab.measure.counts.events import profiler
 from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
 from perflab.measure.memory.peak import free_bytes_in, replayed_pools
 from perflab.profiles.keepers import take_keepers
-from perflab.profiles.peak import Askers, kept_before, made_by_call, summed
+from perflab.profiles.peak import Askers, alive_after, kept_before, made_by_call, summed
 from perflab.profiles.placed import placed
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
 from perflab.results.peak import INPUTS, KEPT, LET_GO, Peak, PeakPart
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _AROUND = "perflab: peak memory"
+_CALLS = 3
+"""The number of calls that show what a call keeps. The first lets the profiler know the blocks that the second frees;
+the third frees the blocks that live from one call to the next."""
 _Marking = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -59,9 +62,7 @@ class _Pass:
 
     def parts(self, places: Places) -> list[PeakPart]:
         """Return all parts that are alive at the peak of the second call, the largest first."""
-        found = [one for call in self.calls for one in placed(call.roots, call.phases, places.named)]
-        phases_at = [(phase.start_ns, phase.name) for call in self.calls for phase in call.phases]
-        askers, call = Askers(found, phases_at), self.calls[1].root.event
+        askers, call = _askers(self.calls, places), self.calls[1].root.event
         made = made_by_call(self.events, call.start_ns, askers, ended_ns=call.end_ns)
         kept = kept_before(self.events, call.start_ns, askers)
         inputs = {address: one.size_bytes for address, one in self.held.items() if one.category == INPUTS}
@@ -76,6 +77,11 @@ class _Pass:
         ]
         pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
         return sorted([*summed(held), *pools, *made], key=lambda part: -abs(part.size_bytes))
+
+
+def _askers(calls: Sequence[Recorded], places: Places) -> Askers:
+    found = [one for call in calls for one in placed(call.roots, call.phases, places.named)]
+    return Askers(found, [(phase.start_ns, phase.name) for call in calls for phase in call.phases])
 
 
 def _with_line(held: PeakPart, called: Sequence[str]) -> PeakPart:
@@ -147,8 +153,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
         return None
     failed_ns, thread = ran_out[-1].start_ns(), ran_out[-1].start_thread_id()
     (call,) = recorded_calls(watching, 1, details=True)
-    found_calls = placed(call.roots, call.phases, places.named)
-    askers = Askers(found_calls, [(phase.start_ns, phase.name) for phase in call.phases])
+    askers = _askers([call], places)
     events, began_ns = block_events(results, device), call.root.event.start_ns
     # Which held blocks the call has freed is read from the objects: the profiler records this for CUDA alone.
     anew = {event.address for event in events if event.size_bytes > 0 and event.time_ns >= began_ns}
@@ -194,3 +199,25 @@ def run_within_a_range(workload: Workload, marking: _Marking) -> Any:
 
     with torch.profiler.record_function(_AROUND), marking():
         return run_marked(workload)
+
+
+def take_kept(workload: Workload, device: torch.device) -> list[PeakPart]:
+    """Return the blocks that one call allocates and a later call has not freed, the largest first.
+
+    Raises:
+        UsageError: another profiler runs, or perflab's own recorded nothing.
+        Exception: whatever the workload raises.
+    """
+    refuse_another_profiler("look for leaks")
+    places = Places(module_names(reachable(workload.roots)))
+    with collector_off(), profiler(device.type, profile_memory=True) as watching:
+        for _ in range(_CALLS):
+            run_within_a_range(workload, places.marking)
+            synchronize(device)
+            gc.collect()
+    calls = recorded_calls(watching, _CALLS, details=True)
+    began_ns, ended_ns = (call.root.event.start_ns for call in calls[1:])
+    askers = _askers(calls, places)
+    there = alive_after(block_events(kineto_results(watching), device))
+    made = (event for event in there if began_ns <= event.time_ns < ended_ns)
+    return summed(askers.at(event).part(KEPT, event.size_bytes, 1) for event in made)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from textwrap import wrap
 
 from perflab.base.data import changed
 from perflab.measure.counts.events import kind_of
 from perflab.results.profile import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
-from perflab.tables.lines import cut, shorten
+from perflab.tables.lines import columns, cut, shorten
 from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
@@ -68,7 +68,8 @@ def lines(name: str, profile: Profile, width: int, *, brief: bool = False) -> li
     )
     if plain:
         found.append(f"  python by line: {' · '.join(plain)}")
-    return [*found, *_table(_cells(top_rows(profile)[:_ROWS], profile), width)]
+    table = _aligned(_cells(top_rows(profile)[:_ROWS], profile))
+    return [*found, *(cut(line, width) for line in table)]  # the last columns matter least
 
 
 def by_device(profile: Profile) -> str:
@@ -195,11 +196,6 @@ def _cells(rows: Sequence[ProfileRow], profile: Profile) -> list[tuple[str, ...]
     ]
 
 
-def _table(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return the lines of a table, cut at the width: the last columns, which matter least, are cut first."""
-    return [cut(line, width) for line in _aligned(cells)]
-
-
 def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the lines of a table, names to the left and numbers to the right, in columns.
 
@@ -208,19 +204,6 @@ def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     filled = [at for at in range(len(cells[0])) if any(row[at] for row in cells[1:])]
     numbers = [at for at, place in enumerate(filled) if 0 < place < 5]
     return columns([tuple(row[at] for at in filled) for row in cells], numbers)
-
-
-def columns(cells: Sequence[Sequence[str]], numbers: Collection[int]) -> list[str]:
-    """Return the lines of a table, with the columns ``numbers`` aligned to the right and other columns to the left."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            text.rjust(size) if at in numbers else text.ljust(size)
-            for at, (text, size) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
 
 
 def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -> list[str]:

@@ -3,7 +3,8 @@
     first, second = in_ranks(train, 2, "tiny")  # train("tiny") in two processes, a group of torch.distributed
 
 When a rank raises, is killed or hangs, all are ended within seconds, and the error names the rank that was first, with
-its traceback, and the lines that the others were waiting in.
+its traceback, and the lines that the others were waiting in. This module is also the program of a rank, which joins its
+group, makes the call, and sends what became of it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ import contextlib
 import os
 import pickle
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
+from perflab.base.data import Data
 from perflab.base.errors import UsageError
+from perflab.processes.channel import Alive, hear, say, show_stacks_when_asked
 from perflab.processes.child import Start, workplace
 from perflab.processes.peer import Peer
-from perflab.ranks.place import places, variables_of_a_rank
+from perflab.ranks.group import Place, join, leave, places, variables_of_a_rank
 from perflab.ranks.waiting import EndedError, RankError, wait_for_all
-from perflab.ranks.worker import RETURNS, Call, Returned, result_file
 
 LIMIT_S = 600.0
 """The time in seconds that a function may take in each rank, if nothing else is asked for."""
@@ -77,9 +83,74 @@ def _pickled(function: Callable[..., object], arguments: Sequence[object]) -> by
 
 
 def _started(rank: int, world_size: int, limit_s: float) -> Peer[Call, Returned]:
-    command = [sys.executable, "-m", "perflab.ranks.worker"]
+    command = [sys.executable, "-m", "perflab.ranks.run"]
     start = Start(f"rank {rank} of {world_size}", command, variables_of_a_rank(os.environ), Path.cwd())
     try:
         return Peer(start, RETURNS, EndedError, silent_s=limit_s)
     except OSError as error:
         raise RankError(f"{start.role} could not be started: {error.strerror or error}", rank) from error
+
+
+class Call(Data, frozen=True, tag=True):
+    """The function that a rank is to call, and its place among the ranks."""
+
+    place: Place
+    folder: str
+    """The folder with the pickled function and arguments (``call``), the group's store, and a file for each result."""
+
+
+class Returned(Data, frozen=True, tag=True):
+    """The answer of a rank that has made its call: the result is in its file, or the call raised."""
+
+    problem: str | None = None
+    """The traceback; None if the function returned."""
+    at_ns: int = 0
+    """The moment of the error on the machine's monotonic clock, to tell which rank was first."""
+
+    @property
+    def how(self) -> str:
+        """The way in which the rank failed."""
+        return "raised"
+
+
+CALLS = msgspec.json.Decoder(Call)
+RETURNS: msgspec.json.Decoder[Returned | Alive] = msgspec.json.Decoder(Returned | Alive)
+
+
+def result_file(folder: Path, rank: int) -> Path:
+    """Return the path of the file with a rank's result."""
+    return folder / f"result-{rank}"
+
+
+def _call(call: Call) -> None:
+    """Join the group, call the function, and write what it returned.
+
+    Raises:
+        Exception: whatever the function raises, or what its module raises when it is imported here.
+    """
+    import torch
+
+    folder = Path(call.folder)
+    join(call.place)
+    function, arguments = pickle.loads((folder / "call").read_bytes())
+    torch.save(function(*arguments), result_file(folder, call.place.rank))
+    leave()
+
+
+def main() -> None:
+    """Carry out one call."""
+    show_stacks_when_asked(2)
+    call = hear(CALLS)
+    try:
+        _call(call)
+    except BaseException as error:
+        at_ns = time.monotonic_ns()
+        ours = error.__traceback__.tb_next if error.__traceback__ is not None else None  # main's frame, and _call's
+        error = error.with_traceback(ours.tb_next if ours is not None else None)
+        say(Returned(problem="".join(traceback.format_exception(error)), at_ns=at_ns))
+        raise
+    say(Returned())
+
+
+if __name__ == "__main__":
+    main()

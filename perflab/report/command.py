@@ -13,11 +13,8 @@ from perflab.base.errors import UsageError
 from perflab.base.files import write_whole
 from perflab.report.fail import LATENCY, found_worse, in_words, parse_limits
 from perflab.report.gather import Source, gather
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary, unseen_failures
-from perflab.report.terminal import page_width
-from perflab.results.documents import only_cases, read_document
-from perflab.results.journals import SUFFIX, read_journal
+from perflab.report.summary import markdown, page_width, summary, unseen_failures
+from perflab.results.documents import SUFFIX, only_cases, read_document, read_journal
 from perflab.results.result import parameter_names
 from perflab.tables.beside_text import beside_lines, beside_markdown
 from perflab.tables.escaping import for_reading, one_line

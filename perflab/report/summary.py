@@ -1,19 +1,21 @@
-"""Renders a whole run as text: tables of all tiers, notes, skipped cases, the tally. Pure."""
+"""Renders a whole run as text and as GitHub Markdown: tables of all tiers, notes, skipped cases, the tally."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from perflab.results.documents import ended_early
 from perflab.results.records import Verdict
-from perflab.results.result import Document
-from perflab.tables.drift import REASON_TO_FILL_IN
-from perflab.tables.escaping import for_reading, lines_of
-from perflab.tables.lines import Line, short_name, wrap_facts
+from perflab.results.result import Document, Result
+from perflab.tables.escaping import code, escape, fenced, for_reading, in_html, lines_of
+from perflab.tables.failing import REASON_TO_FILL_IN
+from perflab.tables.lines import LOOK_FIRST, Line, Row, counted, short_name, shown_verdict, tally, wrap_facts
+from perflab.tables.markdown import fitting, link
 from perflab.tables.not_run import not_run
-from perflab.tables.tally import counted
 from perflab.tables.view import DEFAULT_VIEW, View
 from perflab.tiers.interface import by_table, tier
 from perflab.units import format_count, format_names
@@ -22,6 +24,12 @@ LONG = 70
 """The most lines of a full summary, a screen or two. In a longer one, each case has at most one line, and a case that
 another table shows has a line only if there is a reason."""
 _ENDINGS = {2: "was interrupted", 3: "stopped with an internal error", 4: "could not start"}
+
+
+_LONGEST_FAILURE = 80
+"""The most lines of a failure: its last ones, where the error stands. GitHub limits a whole summary to 1 MiB."""
+_ONE_LINE = 10_000
+"""A width in characters that no note reaches: a page wraps text by itself."""
 
 
 def summary(
@@ -163,3 +171,90 @@ def findings_left_out(parts: Sequence[Document], merged: Document) -> list[str]:
     if not lost:
         return []
     return [f"findings left out, because no part has all results of the study: {format_names(list(lost))}"]
+
+
+def show(document: Document, notes: Sequence[str], *, accept: str | None = None) -> None:
+    """Print a run as text; see ``summary``."""
+    for line in summary(document, page_width(), notes, accept=accept):
+        print(line.text)
+
+
+def page_width() -> int:
+    """Return the width of text in columns: the terminal's, but at least 80."""
+    return max(80, shutil.get_terminal_size((80, 24)).columns)
+
+
+def progress(text: str) -> None:
+    """Write a line of progress over the last one on a terminal; write nothing to a log."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def markdown(
+    document: Document, view: View = DEFAULT_VIEW, *, notes: Sequence[str] = (), page: str | None = None
+) -> str:
+    """Return the whole run as Markdown that ends with a newline.
+
+    ``view`` applies to the measured cases. In any order of the view, the cases that need a look stand first. A link to
+    ``page`` and the ``notes`` stand at the top.
+    """
+    first = [*link(page), *map(escape, notes)]
+    document = for_reading(document)
+    results = document.results
+    if not results:
+        return "\n\n".join(["### perflab", *first, "no perf case ran", *map(escape, unseen_failures(document))]) + "\n"
+    found = by_table(results)
+    sections = [part for name, ones in found.items() for part in tier(name).sections(document, ones, view)]
+    blocks = [f"### perflab: {tally(results)}", *first]
+    blocks += [escape(note) for note in unseen_failures(document)]
+    blocks += [escape(" · ".join(document.preface))] if document.preface else []
+    failures: list[str] = []
+    for section in sections:
+        shown = sorted(zip(section.rows, section.results, strict=True), key=lambda pair: _rank(pair[1]))
+        blocks += [escape(" · ".join(facts)) for facts in section.facts]
+        blocks.append("\n".join(_table(section.first, [row for row, _ in shown])))
+        blocks += section.blocks
+        blocks += [escape(note) for note in section.notes]
+        blocks += [_unfolded(title, lines) for title, lines in section.unfolded.items()]
+        failures += [_failure(row.name, result) for row, result in shown if result.failure]
+    blocks += [escape(text) for name, ones in found.items() for text in tier(name).notes(document, ones, _ONE_LINE)]
+    blocks += failures
+    reasons = [
+        escape(said) + (f"<br>{code(command)}" if command else "")
+        for said, command in not_run(document, listed=view.every)
+    ]
+    blocks += ["\n".join(f"- {reason}" for reason in reasons)] if reasons else []
+    if hint(document):
+        blocks.append(hint(document).strip())
+    return fitting(blocks, page)
+
+
+def _rank(result: Result) -> int:
+    """Return a result's key for sorting: verdicts of ``LOOK_FIRST``, then other failures, then all others."""
+    verdict = shown_verdict(result)
+    if verdict in LOOK_FIRST:
+        return LOOK_FIRST.index(verdict)
+    return len(LOOK_FIRST) - (1 if result.failure else 0)
+
+
+def _table(first: str, shown: list[Row]) -> list[str]:
+    titles = list(shown[0].cells)
+    lines = [f"| {' | '.join([first, *titles, 'verdict'])} |", f"|---|{'--:|' * len(titles)}---|"]
+    for row in shown:
+        verdict = f"**{row.verdict}**" if row.verdict.isupper() else row.verdict
+        why = "".join(f"<br>{escape(detail)}" for detail in row.details)
+        lines.append(f"| {' | '.join([code(row.name), *map(escape, row.cells.values()), verdict + why])} |")
+    return lines
+
+
+def _failure(name: str, result: Result) -> str:
+    lines = (result.failure or "").splitlines()
+    if len(lines) > _LONGEST_FAILURE:
+        left_out = len(lines) - _LONGEST_FAILURE
+        lines = [f"... ({format_count(left_out, 'line')} before)", *lines[left_out:]]
+    return _unfolded(f"{name}: {result.judgement.verdict}", lines)
+
+
+def _unfolded(title: str, lines: Sequence[str]) -> str:
+    """Return lines of plain text as a collapsed block that its title opens."""
+    return f"<details><summary>{in_html(title)}</summary>\n\n{fenced(lines)}\n\n</details>"

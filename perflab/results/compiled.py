@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import Amount, Data
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.results.records import TierRecord
 
 

@@ -99,7 +99,10 @@ def this_machine() -> str:
     and the network card's address; in a container both may change at each start, which ``is_fleeting`` reports.
     """
     identifier = machine_identifier()
-    parts = ["perflab", *([identifier] if identifier else [f"{_card_address():012x}", platform.node()])]
+    address = uuid.getnode()
+    if address & _MULTICAST:  # invented, and another one in each process
+        address = 0
+    parts = ["perflab", *([identifier] if identifier else [f"{address:012x}", platform.node()])]
     return _short_hash("\0".join(parts))
 
 
@@ -125,12 +128,6 @@ def machine_identifier() -> str:
         if identifier and identifier != "uninitialized":  # systemd's placeholder in images before their first start
             return identifier
     return ""
-
-
-def _card_address() -> int:
-    """Return the network card's address; 0 if ``uuid`` finds none and invents one, which differs in each process."""
-    address = uuid.getnode()
-    return 0 if address & _MULTICAST else address
 
 
 _MULTICAST = 1 << 40

@@ -1,6 +1,8 @@
-"""Records of the measured tier: the result of a case, and its stored baseline. Times are in nanoseconds."""
+"""Records of the measured and compared tiers: the result of a case, and its stored baseline. Times are in ns."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from perflab.base.data import Amount, Data, Parameters, Positive
 from perflab.results.measurement import OutOfMemory, Record, Replicate
@@ -9,6 +11,12 @@ from perflab.results.records import Environment, ExactEnvironment
 
 class MeasuredCase(Record, frozen=True, tag="measured"):
     """The measurement of one case in one session."""
+
+
+class ComparedCase(MeasuredCase, frozen=True, tag="compared"):
+    """The record of one case in an A/B comparison: the head's measurement, and the ratios of all pairs."""
+
+    compares: ClassVar[bool] = True
 
 
 class Anchor(Data, frozen=True):

@@ -1,19 +1,55 @@
-"""Results: a case's outcome with its judgement. A document holds all results of a run."""
+"""Results: a case's outcome, a record of one tier, with its judgement. A document holds all results of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated
+from functools import cache
+from typing import Annotated, cast, get_args
 
 import msgspec
 
 from perflab.base.data import Data, Parameters
-from perflab.base.identity import identity
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode, identity
+from perflab.results.compiled import CompiledCase
+from perflab.results.measured import ComparedCase, MeasuredCase
 from perflab.results.measurement import Beside, Record
-from perflab.results.outcomes import Outcome
-from perflab.results.records import Judgement, Policy
+from perflab.results.predicted import PredictedCase
+from perflab.results.records import Judgement, Policy, TierRecord
+
+Outcome = MeasuredCase | ComparedCase | PredictedCase | CompiledCase
+"""The record of a case, by tier in the order of tables; a new tier adds its record. A tier's name is its record's tag
+and its folder's name."""
+
+
+def names() -> list[str]:
+    """Return every tier's name, in the order of tables."""
+    return [tag_of(record) for record in get_args(Outcome)]
+
+
+@cache
+def record_of(name: str) -> type[TierRecord]:
+    """Return the type of the records of the tier of this name.
+
+    Raises:
+        ValueError: there is no such tier.
+    """
+    for record in get_args(Outcome):
+        if tag_of(record) == name:
+            return cast(type[TierRecord], record)
+    raise ValueError(f"there is no tier {name!r}")
+
+
+def name_of(outcome: Outcome) -> str:
+    """Return the name of an outcome's tier."""
+    return tag_of(type(outcome))
+
+
+def tag_of(record: type[TierRecord]) -> str:
+    """Return the name of the tier whose cases have records of this type."""
+    tag = record.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
 
 
 class Result(Data, frozen=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from perflab.base.data import changed
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.measure.stopping import OVERRUN, Plan, patience_s
 from perflab.results.records import Policy
 from perflab.results.result import Result

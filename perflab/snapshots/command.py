@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perflab.base.errors import UsageError
-from perflab.snapshots.devices import choose, choose_two, with_others_named
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
-from perflab.snapshots.show import as_json, as_markdown, as_text
+from perflab.snapshots.reading import choose, choose_two, read_snapshots, with_others_named
+from perflab.snapshots.report import as_json, as_markdown, as_text
 from perflab.snapshots.summary import MOST_ROWS, summarize
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from perflab.base.errors import SnapshotError
-from perflab.snapshots.categories import as_told, deduced, without_stacks_of_frees
+from perflab.snapshots.analysis import Thread, root_of
+from perflab.snapshots.deduced import as_told, deduced, of_annotations, of_threads, steps_of, without_stacks_of_frees
+from perflab.snapshots.events import ACTIONS, Rows, text_of
 from perflab.snapshots.model import Block, Cache, OutOfMemory, Segment, Snapshot, Stack
-from perflab.snapshots.rows import ACTIONS, Rows, text_of
-from perflab.snapshots.stacks import Thread, root_of
-from perflab.snapshots.stages import of_annotations, of_threads, steps_of
 
 BLOCK_BYTES = 512
 """The number of bytes of which all blocks of CUDA's caching allocator are multiples."""
@@ -139,20 +138,12 @@ class Device:
             size = number_of(block, "size")
             if block.get("state") in _IN_USE:
                 self.left_addresses.add(address)
-                if address in self.open:
-                    self._with_stack(self.open[address][0], block)
-                else:
+                if address not in self.open:
                     self._was_before(block, address, number_of(block, "requested_size", size), stream)
+                elif (known := self.blocks[number := self.open[address][0]]) is not None and not known.stack:
+                    # ``context="state"`` records no stacks of events, but those of blocks that are alive at the end
+                    self.blocks[number] = known._replace(stack=self._stack(block))
             address += size
-
-    def _with_stack(self, number: int, found: dict[str, Any]) -> None:
-        """Add a block's stack from its segment, if its event has none, as with ``context="state"``.
-
-        That context records only the stacks of blocks that are alive at the end.
-        """
-        block = self.blocks[number]
-        if block is not None and not block.stack:
-            self.blocks[number] = block._replace(stack=self._stack(found))
 
     def _was_before(self, found: dict[str, Any], address: int, asked: int, stream: int) -> None:
         if self.is_cut:

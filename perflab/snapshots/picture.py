@@ -10,9 +10,9 @@ import html
 from collections.abc import Iterator, Sequence
 
 from perflab.page.svg import ticks
-from perflab.snapshots.analysis import levels, peak_moment
+from perflab.snapshots.analysis import elapsed_ns, levels, peak_moment
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.timeline import REST, Point, Stacking, elapsed_ns, thinned
+from perflab.snapshots.timeline import REST, Point, Stacking, thinned
 from perflab.tables.escaping import one_line
 from perflab.units import BYTES_PER, format_bytes, format_ns
 

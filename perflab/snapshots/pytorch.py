@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from perflab.base.errors import SnapshotError
-from perflab.snapshots.at_once import EVENT, Events
-from perflab.snapshots.categories import as_told
+from perflab.snapshots.deduced import as_told
 from perflab.snapshots.device import Device, number_of
+from perflab.snapshots.events import EVENT, Events, Rows
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.notes import BEGIN, MOST_BYTES, Notes, notes_of_json
-from perflab.snapshots.rows import Rows
 from perflab.snapshots.unpickling import Unpickling
 from perflab.snapshots.window import Cut, Progress
 
@@ -29,7 +28,7 @@ PREDICTED = "prediction"
 """The ``kind`` under the key ``perflab`` of a prediction."""
 
 
-def read_pickle(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) -> list[Snapshot]:
+def read_pickle(file: BinaryIO, path: Path, progress: Progress) -> list[Snapshot]:
     """Read the recordings of all devices that did anything.
 
     Raises:

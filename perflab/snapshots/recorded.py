@@ -20,10 +20,9 @@ from typing import Any, BinaryIO
 
 from perflab.base.errors import SnapshotError
 from perflab.base.event_lines import EventLines, head_of
-from perflab.snapshots.categories import as_told, deduced
+from perflab.snapshots.deduced import as_told, deduced, of_marks, steps_of
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 from perflab.snapshots.notes import notes_of
-from perflab.snapshots.stages import of_marks, steps_of
 from perflab.snapshots.window import Progress
 from perflab.units import format_bytes
 
@@ -49,7 +48,7 @@ class _Place:
 _NOWHERE = _Place((), "", "", "", "", "")
 
 
-def read_json(file: BinaryIO, path: Path, progress: Progress = lambda *_: None) -> Snapshot:
+def read_json(file: BinaryIO, path: Path, progress: Progress) -> Snapshot:
     """Read a recording or a prediction.
 
     Raises:

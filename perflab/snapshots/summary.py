@@ -10,6 +10,7 @@ from perflab.snapshots.analysis import (
     alike,
     alive_at,
     categories_of,
+    elapsed_ns,
     layerless,
     levels,
     module_of,
@@ -18,11 +19,10 @@ from perflab.snapshots.analysis import (
     peak_moment,
     reserved_at,
     shared_module,
+    shown_stack,
 )
 from perflab.snapshots.model import Block, Snapshot
-from perflab.snapshots.stacks import shown_stack
-from perflab.snapshots.tables import Column, Fact, Report, Table, Value, largest, whole
-from perflab.snapshots.timeline import elapsed_ns
+from perflab.snapshots.report import Column, Fact, Report, Table, Value, largest, whole
 from perflab.units import format_count
 
 MOST_ROWS = 12

@@ -20,12 +20,12 @@ from perflab.snapshots.analysis import (
     categories_of,
     levels,
     module_of,
+    other_calls,
     peak_moment,
     shared_module,
 )
+from perflab.snapshots.difference import lines_of_both
 from perflab.snapshots.model import Block, Snapshot
-from perflab.snapshots.moved import lines_of_both
-from perflab.snapshots.stacks import other_calls
 from perflab.units import format_bytes
 
 MOST_LARGEST = 12
@@ -172,10 +172,3 @@ def thinned(snapshot: Snapshot, points: int, stacking: Stacking) -> list[Point]:
                 best, best_moment, best_level = tuple(now), moment, level
         found.append(Point(start, end - 1, best_moment, best))
     return found
-
-
-def elapsed_ns(snapshot: Snapshot, moment: int) -> int | None:
-    """Return the nanoseconds from the first allocation or free to a moment; None if the file has no times."""
-    if not len(snapshot.times_ns):
-        return None
-    return snapshot.times_ns[moment - 1] - snapshot.times_ns[0] if moment else 0

@@ -20,7 +20,7 @@ class Cut(Exception):  # noqa: N818 - it is an end, and no error of this module'
 class Window:
     """The part of a file around a position. Fast loops use ``buffer`` and ``position`` directly, without calls."""
 
-    def __init__(self, file: BinaryIO, size: int, progress: Progress = lambda *_: None) -> None:
+    def __init__(self, file: BinaryIO, size: int, progress: Progress) -> None:
         self.buffer = b""
         self.position = 0
         self.at_end = False

@@ -1,10 +1,17 @@
-"""Reads and writes baseline files, with errors that name the place."""
+"""Reads and writes baseline files, with errors that name the place; locks a directory, so that one process writes.
+
+The package filelock, used elsewhere, does not fit: it leaves its lock file behind, and these directories are committed.
+A lock file in the temporary folder does not fit either: batch systems give each job such a folder of its own, and
+machines do not share it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,25 +19,18 @@ from typing import TypeVar
 
 from perflab.base.data import speakable, speakable_throughout
 from perflab.base.errors import BaselineError
-from perflab.base.files import read_regular, write_whole
+from perflab.base.files import read_regular, remove_if_abandoned, write_whole
 from perflab.base.reading import decoded
 from perflab.results.environment import EXACT
-from perflab.store.write_lock import LOCK_NAME, locked
 
 T = TypeVar("T")
 Named = TypeVar("Named")
 PREDICTED = "predicted-"
 """Prefix of the folders of predicted baselines, before the GPU; the folders of environments begin with a device."""
+LOCK_NAME = ".lock"
 
 
-def read_checked(
-    path: Path,
-    kind: type[T],
-    schema: int,
-    *,
-    what: str,
-    remedy: str,
-) -> T | None:
+def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: str) -> T | None:
     """Return a file's content as ``kind``; None if there is no such file.
 
     Args:
@@ -154,6 +154,52 @@ def is_exact_file(path: Path) -> bool:
 def unwritable(path: Path, error: OSError) -> BaselineError:
     """Return the error for a path that cannot be written to."""
     return BaselineError(
-        f"cannot write baselines to {path}: {error.strerror}",
-        "name a writable directory with --perf-baselines=DIR",
+        f"cannot write baselines to {path}: {error.strerror}", "name a writable directory with --perf-baselines=DIR"
     )
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Lock the directory, which must exist, for the length of the block; wait for the process that holds the lock.
+
+    If the file system knows no locks, the block runs without one.
+
+    Raises:
+        OSError: the lock file cannot be made.
+    """
+    path = directory / LOCK_NAME
+    handle = _acquire(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # while the lock is held: a waiting process finds the file gone, and begins anew
+        os.close(handle)
+
+
+def forget_dead_lock(directory: Path) -> None:
+    """Remove the lock file that a killed process left, so that nobody commits it; a lock file that is held stays."""
+    remove_if_abandoned(directory / LOCK_NAME, young_s=0.0)
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock(handle)
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # the locked file is not the one that other processes see by now
+
+
+def _lock(handle: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)

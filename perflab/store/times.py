@@ -15,15 +15,7 @@ from perflab.results.environment import differences, slug
 from perflab.results.measured import Entry, Timed
 from perflab.results.records import Environment
 from perflab.store.case_files import CaseFiles, module_of, name_of
-from perflab.store.json_files import (
-    PREDICTED,
-    as_json,
-    is_exact_file,
-    named,
-    read_checked,
-    writable,
-    write_text,
-)
+from perflab.store.json_files import PREDICTED, as_json, is_exact_file, named, read_checked, writable, write_text
 
 SCHEMA = 4
 """The version of the file format."""

@@ -19,19 +19,19 @@ from typing import Any
 
 import pytest
 
-from perflab.base.data import to_json, to_plain
+from perflab.base.data import to_json
 from perflab.base.errors import UsageError
 from perflab.noting import NOTES, AllNotes, case_id
 from perflab.options import SWEEP_JOB_OPTION, SWEEP_OPTION
-from perflab.running.case.verdicts import unmeasured
+from perflab.running.config.command_line import without
 from perflab.running.config.folder import own_folder
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
-from perflab.store.join import join_baselines
-from perflab.sweeps.plan import Case, Cluster, Job, pack, read_cluster
+from perflab.running.session.workers import log_reports, report_of, report_of_lost
+from perflab.store.case_files import join_baselines
+from perflab.sweeps.jobs import Case, Cluster, Job, Submitted, command_of, pack, read_cluster
 from perflab.sweeps.reports import JobFile, Reader
-from perflab.sweeps.submitting import Submitted, command_of
 from perflab.tiers.interface import by_folder
 from perflab.units import format_count
 
@@ -86,10 +86,8 @@ class Sweep:
         self._cluster = cluster
         self._baselines = baselines
         arguments = [str(one) for one in config.invocation_params.args]
-        if SWEEP_OPTION in arguments:  # its file may be the argument after it
-            at = arguments.index(SWEEP_OPTION)
-            del arguments[at : at + (1 if config.getoption("perf_slurm") == HERE else 2)]
-        self._arguments = [one for one in arguments if not one.startswith(f"{SWEEP_OPTION}=")]
+        names_no_file = config.getoption("perf_slurm") == HERE
+        self._arguments = without(arguments, **{"flags" if names_no_file else "options": [SWEEP_OPTION]})
         self.cases: dict[str, Case] = {}
         """The needs of each test, by its node id."""
         self._open: dict[str, pytest.Item] = {}
@@ -173,9 +171,7 @@ class Sweep:
             if self._baselines.is_dir():
                 shutil.copytree(self._baselines, saved)
         told = JobFile(
-            cases=cases,
-            reports=str(stem.with_suffix(".jsonl")),
-            baselines=str(saved) if saved is not None else None,
+            cases=cases, reports=str(stem.with_suffix(".jsonl")), baselines=str(saved) if saved is not None else None
         )
         file.write_bytes(to_json(told))
         command = command_of(job, self._cluster, [*self._arguments, *own, f"{SWEEP_JOB_OPTION}={file}"])
@@ -218,20 +214,8 @@ class Sweep:
             if item is None:
                 continue
             many += 1
-            self._log_one(item, [self._report(one) for one in reports])
+            log_reports(item, [report_of(self._config, one) for one in reports])
         return many
-
-    def _report(self, plain: Any) -> pytest.TestReport:
-        report = self._config.hook.pytest_report_from_serializable(config=self._config, data=plain)
-        assert isinstance(report, pytest.TestReport)
-        return report
-
-    def _log_one(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
-        hook = item.ihook
-        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in reports:
-            hook.pytest_runtest_logreport(report=report)
-        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _report_the_rest(self, submitted: Submitted, readers: dict[str, Reader]) -> None:
         """Report the tests whose jobs ended before them as failed; the same command runs them again."""
@@ -246,18 +230,7 @@ class Sweep:
             if number not in told:
                 told.add(number)
                 said += f"\n{submitted.log_of(number)}"
-            report = pytest.TestReport(
-                nodeid=item.nodeid,
-                location=item.location,
-                keywords={name: 1 for name in item.keywords},
-                outcome="failed",
-                longrepr=f"{said}\n  -> {again}",
-                when="call",
-            )
-            result = unmeasured(case_id(item), summed_up, report) if is_perf_case(item) else None
-            if result is not None:
-                report.perflab = to_plain(result)  # type: ignore[attr-defined]
-            self._log_one(item, [report])
+            log_reports(item, [report_of_lost(item, f"{said}\n  -> {again}", summed_up)])
 
     def _say(self, text: str) -> None:
         reporter: Any = self._config.pluginmanager.getplugin("terminalreporter")

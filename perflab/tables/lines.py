@@ -1,15 +1,63 @@
-"""Building blocks of tables: lines, rows of cells, sections, short names, verdicts. Pure."""
+"""Building blocks of tables: lines, rows of cells, sections, short names, verdicts and their numbers of cases. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from perflab.base.identity import test_of
 from perflab.results.records import Verdict
-from perflab.results.result import Result
-from perflab.tables.tally import ACCEPTED, outcome
+from perflab.results.result import Result, names
+from perflab.results.result import name_of as tier_of
+
+ACCEPTED = "accepted"
+"""The word for a change that was saved as the new baseline: it was not examined further, and fails no run."""
+LOOK_FIRST = (Verdict.REGRESSED, Verdict.FAILED, Verdict.OOM, Verdict.INCONCLUSIVE)
+"""The verdicts that need a look, in this order."""
+_CHANGED = (Verdict.REGRESSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
+
+
+def outcome(result: Result) -> str:
+    """Return the word for a case: its verdict, or ``accepted`` if its change was saved."""
+    return said_of(result.judgement.verdict, saved=result.saved)
+
+
+def said_of(verdict: str, *, saved: bool) -> str:
+    """Return the word for a verdict: the verdict itself, or ``accepted`` if it is a change and the case was saved."""
+    return ACCEPTED if saved and verdict in _CHANGED else verdict
+
+
+def way_of(result: Result) -> str:
+    """Return the tier of a case's outcome: ``measured``, ``predicted``; ``""`` if there is no outcome."""
+    return tier_of(result.outcome) if result.outcome is not None else ""
+
+
+def counted(results: Sequence[Result]) -> list[str]:
+    """Return the number of cases with each verdict, in words: ``11 ok``, ``1 regressed``.
+
+    The words name the tiers if there are several: ``7 measured ok``, ``24 predicted ok``, ``3 skipped``. A run that
+    predicted cases and measured none also has ``0 measured``. A run that only compiled names no tier.
+    """
+    ways = {way_of(result) for result in results}
+    stand_in = any(result.outcome is not None and result.outcome.stands_in for result in results)
+    if len(ways - {""}) <= 1 and not stand_in:
+        return _said("", results)
+    known = names()
+    said = [part for way in known for part in _said(f"{way} ", [one for one in results if way_of(one) == way])]
+    none = [f"0 {known[0]}"] if stand_in and known[0] not in ways else []
+    return [*said, *none, *_said("", [one for one in results if not way_of(one)])]
+
+
+def tally(results: Sequence[Result]) -> str:
+    """Return the number of cases with each verdict in one line."""
+    return " · ".join(counted(results))
+
+
+def _said(way: str, results: Sequence[Result]) -> list[str]:
+    counts = Counter(outcome(result) for result in results)
+    return [f"{counts[word]} {way}{word}" for word in (*Verdict, ACCEPTED) if counts[word]]
+
 
 _MARK = "*"
 MARKED = f"{_MARK} disturbed while it was measured"
@@ -103,6 +151,24 @@ def shorten(name: str, width: int) -> str:
 def cut(line: str, width: int) -> str:
     """Cut a line at its end."""
     return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def cut_begin(line: str, width: int) -> str:
+    """Cut a line at its beginning: the end of a path says more."""
+    return line if len(line) <= width else f"…{line[1 - width :]}"
+
+
+def columns(cells: Sequence[Sequence[str]], numbers: Collection[int], indent: str = "  ") -> list[str]:
+    """Return the lines of a table, with the columns ``numbers`` aligned to the right and other columns to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        indent
+        + "  ".join(
+            text.rjust(size) if at in numbers else text.ljust(size)
+            for at, (text, size) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
 
 
 def with_mark(name: str, *, disturbed: bool) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, cast, get_args
 
-from perflab.results.outcomes import Outcome, names, tag_of
 from perflab.results.predicted import PredictedCase
+from perflab.results.result import Outcome, names, record_of, tag_of
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perflab.results.result import Document, Result
     from perflab.settings.given import Given
     from perflab.settings.settings import Settings
-    from perflab.store.join import Part
+    from perflab.store.case_files import Part
     from perflab.store.stale import StoredFile
     from perflab.tables.contents import Case
     from perflab.tables.lines import Line, Section
@@ -185,11 +185,7 @@ def shown_by(name: str) -> Tier:
     Raises:
         ValueError: there is no such tier.
     """
-    kinds = get_args(Outcome)
-    record = next((kind for kind in kinds if tag_of(kind) == name), None)
-    if record is None:
-        raise ValueError(f"there is no tier {name!r}")
-    return tier(next(tag_of(kind) for kind in kinds if issubclass(record, kind)))
+    return tier(next(tag_of(kind) for kind in get_args(Outcome) if issubclass(record_of(name), kind)))
 
 
 def by_table(results: Sequence[Result]) -> dict[str, list[Result]]:

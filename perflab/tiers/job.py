@@ -8,7 +8,7 @@ import msgspec
 
 from perflab.base.data import Data, Parameters
 from perflab.processes.channel import Alive
-from perflab.ranks.place import Place
+from perflab.ranks.group import Place
 from perflab.results.measurement import Measurement, OutOfMemory, Quote
 from perflab.results.records import Environment
 

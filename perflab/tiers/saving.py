@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perflab.base.commit import current_commit
 from perflab.base.data import changed
+from perflab.base.git import current_commit
 from perflab.results.records import Verdict
 from perflab.results.result import Result
 from perflab.settings.settings import Settings

@@ -14,27 +14,17 @@ from dataclasses import dataclass, field
 from itertools import compress
 from statistics import fmean, median
 
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.judging.interleave import Reading
 from perflab.judging.null_control import NO_CONTROL, Control, wants_more
-from perflab.judging.paired import (
-    PairedCase,
-    PairedPolicy,
-    Stage,
-    TakenPair,
-    case_of,
-    controls_of,
-    counted,
-    stage,
-)
+from perflab.judging.paired import PairedCase, PairedPolicy, Stage, TakenPair, case_of, controls_of, counted, stage
 from perflab.processes.child import Start
 from perflab.results.measurement import CallTimes
 from perflab.results.peak import Peak
 from perflab.results.profile import Profile
+from perflab.turns.messages import Ended
+from perflab.turns.process import ANSWER_WITHIN_S, Ancestry, OutOfTimeError
 from perflab.turns.rounds import CaseRound, CaseTurns, NotStartedError, Round, RoundPlan, Witness, stray
-from perflab.turns.sides.ancestor import Ancestry
-from perflab.turns.sides.messages import Ended
-from perflab.turns.sides.process import ANSWER_WITHIN_S, OutOfTimeError
 
 HEAD, BASE, TWIN = "head", "base", "twin"
 
@@ -232,19 +222,91 @@ def compare(
     Raises:
         RivalError: a side does not start, or imports the other side's code.
     """
-    result = into
-    result.cases = {case: Compared(case, limits.floor_ns.get(case, 0.0)) for case in cases}
+    comparing = _Comparing(start, policy, limits, say, into)
+    into.cases = {case: Compared(case, limits.floor_ns.get(case, 0.0)) for case in cases}
     for number in range(policy.screen_pairs + SCREENS_AGAIN):
-        wanted = [one.case for one in result.in_stage(Stage.UNSCREENED, policy)] if number else list(cases)
-        if not wanted or _too_late(limits, wanted, result):
+        wanted = [one.case for one in into.in_stage(Stage.UNSCREENED, policy)] if number else list(cases)
+        if not wanted or comparing.is_too_late(wanted):
             break
-        _screen(result, wanted, number, start, policy, limits, say)
+        comparing.screen(wanted, number)
         stands(wanted)
-    while suspects := _suspects(result, policy):
-        if _too_late(limits, [one.case for one in suspects], result):
+    while suspects := comparing.suspects():
+        if comparing.is_too_late([one.case for one in suspects]):
             return
-        _confirm(result, suspects, start, policy, limits, say)
+        comparing.confirm(suspects)
         stands([one.case for one in suspects])
+
+
+@dataclass(frozen=True)
+class _Comparing:
+    """A comparison under way: the arguments of ``compare``, and its steps."""
+
+    start: StartSide
+    policy: PairedPolicy
+    limits: Limits
+    say: Callable[[str, str], None]
+    result: Comparison
+
+    def suspects(self) -> list[Compared]:
+        """Return the cases that need more confirming pairs, and those that lost too many to finish their screen."""
+        short = [one for one in self.result.in_stage(Stage.UNSCREENED, self.policy) if one.taken]
+        return [*self.result.in_stage(Stage.OPEN, self.policy), *short]
+
+    def is_too_late(self, wanted: Sequence[str]) -> bool:
+        """Whether no round of these cases fits into the time that is left, or enough cases fail already."""
+        result, left_s = self.result, self.limits.seconds_left()
+        if 0 < result.most_failures <= sum(one.fails for one in result.cases.values()):
+            return True
+        result.out_of_time = result.out_of_time or (left_s is not None and left_s <= result.took.again_s(wanted))
+        return result.out_of_time
+
+    def screen(self, wanted: Sequence[str], number: int) -> None:
+        """Run one more pair of processes for every case that needs one for its screen."""
+        told = f"pair {number + 1} of {self.policy.screen_pairs}"
+        if number >= self.policy.screen_pairs:
+            told = f"pair {number + 1}, for one that was ruined"
+        first, weigh = number == 0, self.limits.weighs and number < WEIGHING_ROUNDS
+
+        def plan(case: str) -> RoundPlan:
+            return RoundPlan(self.limits.budget_ns[case], memory=weigh, either_first=not first)
+
+        def begin(waiting: Sequence[str]) -> Round:
+            return _started(self.start, None if first else waiting, self.limits)
+
+        result = self.result
+        for case, found, running in each_once(begin, wanted, plan, self.say, told, result.took, must_start=first):
+            if first and running is not None:
+                result.base_only = [case for case in running.cases.get(BASE, ()) if case not in running.cases[HEAD]]
+            result.cases[case].add(found, self.policy, confirming=False)
+
+    def confirm(self, suspects: Sequence[Compared]) -> None:
+        """Run one more pair of processes for every suspect, with the null control in one of the suspects."""
+        result = self.result
+        had = {one.case: len(result.controls.get(one.case, ())) for one in suspects}
+        known = controls_of(result.judged, result.controls)
+        roomy = [one for one in suspects if one.case not in result.crowded]
+        short = [one for one in roomy if wants_more(result.controls, one.case, known.get(one.case, NO_CONTROL))]
+        # Suspects get the control in turn; among those that had it equally often the shortest one, since the control
+        # makes a case take half as long again.
+        control = [one.case for one in sorted(short, key=lambda one: (had[one.case], one.median_ns(BASE)))[:1]]
+        pairs = max(len(one.logs.pairs) for one in suspects) + 1
+        told = f"suspect, pair {pairs} of {self.policy.looks[-1]} at most"
+
+        def plan(case: str) -> RoundPlan:
+            return RoundPlan(self.limits.budget_ns[case], memory=False, either_first=True)
+
+        def begin(waiting: Sequence[str]) -> Round:
+            return _started(self.start, waiting, self.limits, [case for case in control if case in waiting])
+
+        for case, found, _ in each_once(begin, [one.case for one in suspects], plan, self.say, told, result.took):
+            if case in control and found.is_spoilt:
+                result.crowded.add(case)  # memory may hold two processes but not three: another round will show
+                if found.ended.get(HEAD) is None or found.ended[HEAD].outcome != "failed":
+                    continue
+            result.cases[case].add(found, self.policy, confirming=True)
+            control_reading = found.reading(TWIN, BASE)
+            if control_reading is not None:
+                result.controls.setdefault(case, []).append(control_reading)
 
 
 Looked = tuple[Profile, Profile] | str
@@ -310,75 +372,6 @@ def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | Non
             last = "the case does not exist there" if text is None else text.strip().rpartition("\n")[2]
             return f"{side}: {said or last or 'it was not examined'}"
     return "it was not examined"
-
-
-def _suspects(result: Comparison, policy: PairedPolicy) -> list[Compared]:
-    """Return the cases that need more confirming pairs, and cases that lost too many pairs to finish their screen."""
-    short = [one for one in result.in_stage(Stage.UNSCREENED, policy) if one.taken]
-    return [*result.in_stage(Stage.OPEN, policy), *short]
-
-
-def _screen(
-    result: Comparison,
-    wanted: Sequence[str],
-    number: int,
-    start: StartSide,
-    policy: PairedPolicy,
-    limits: Limits,
-    say: Callable[[str, str], None],
-) -> None:
-    """Run one more pair of processes for every case that needs one for its screen."""
-    told = f"pair {number + 1} of {policy.screen_pairs}"
-    if number >= policy.screen_pairs:
-        told = f"pair {number + 1}, for one that was ruined"
-    first, weigh = number == 0, limits.weighs and number < WEIGHING_ROUNDS
-
-    def plan(case: str) -> RoundPlan:
-        return RoundPlan(limits.budget_ns[case], memory=weigh, either_first=not first)
-
-    def begin(waiting: Sequence[str]) -> Round:
-        return _started(start, None if first else waiting, limits)
-
-    for case, found, running in each_once(begin, wanted, plan, say, told, result.took, must_start=first):
-        if first and running is not None:
-            result.base_only = [case for case in running.cases.get(BASE, ()) if case not in running.cases[HEAD]]
-        result.cases[case].add(found, policy, confirming=False)
-
-
-def _confirm(
-    result: Comparison,
-    suspects: Sequence[Compared],
-    start: StartSide,
-    policy: PairedPolicy,
-    limits: Limits,
-    say: Callable[[str, str], None],
-) -> None:
-    """Run one more pair of processes for every suspect, with the null control in one of the suspects."""
-    had = {one.case: len(result.controls.get(one.case, ())) for one in suspects}
-    known = controls_of(result.judged, result.controls)
-    roomy = [one for one in suspects if one.case not in result.crowded]
-    short = [one for one in roomy if wants_more(result.controls, one.case, known.get(one.case, NO_CONTROL))]
-    # Suspects get the control in turn; among those that had it equally often the shortest one, since the control
-    # makes a case take half as long again.
-    control = [one.case for one in sorted(short, key=lambda one: (had[one.case], one.median_ns(BASE)))[:1]]
-    pairs = max(len(one.logs.pairs) for one in suspects) + 1
-    told = f"suspect, pair {pairs} of {policy.looks[-1]} at most"
-
-    def plan(case: str) -> RoundPlan:
-        return RoundPlan(limits.budget_ns[case], memory=False, either_first=True)
-
-    def begin(waiting: Sequence[str]) -> Round:
-        return _started(start, waiting, limits, [case for case in control if case in waiting])
-
-    for case, found, _ in each_once(begin, [one.case for one in suspects], plan, say, told, result.took):
-        if case in control and found.is_spoilt:
-            result.crowded.add(case)  # memory may hold two processes but not three: another round will show
-            if found.ended.get(HEAD) is None or found.ended[HEAD].outcome != "failed":
-                continue
-        result.cases[case].add(found, policy, confirming=True)
-        control_reading = found.reading(TWIN, BASE)
-        if control_reading is not None:
-            result.controls.setdefault(case, []).append(control_reading)
 
 
 def each_once(
@@ -452,11 +445,3 @@ def _started(start: StartSide, cases: Sequence[str] | None, limits: Limits, twin
         new = {old: case for case, old in limits.moved.items()}
         running.call({side: {new.get(case, case): case for case in own} for side, own in running.cases.items()})
     return running
-
-
-def _too_late(limits: Limits, wanted: Sequence[str], result: Comparison) -> bool:
-    left_s = limits.seconds_left()
-    if 0 < result.most_failures <= sum(one.fails for one in result.cases.values()):
-        return True
-    result.out_of_time = result.out_of_time or (left_s is not None and left_s <= result.took.again_s(wanted))
-    return result.out_of_time

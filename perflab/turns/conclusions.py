@@ -16,16 +16,16 @@ from perflab.judging.judge import launching
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings, log_of
 from perflab.measure.calls.outputs import distance
 from perflab.measurement.measurement import replicate_of
-from perflab.results.compared import ComparedCase
+from perflab.results.measured import ComparedCase
 from perflab.results.measurement import CallTimes, Evidence, Measurement, Paired, Replicate
 from perflab.results.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results.result import Result
 from perflab.running.case.verdicts import compared_with, unless_beyond
 from perflab.settings.settings import Settings
+from perflab.turns.checkout import Tree
 from perflab.turns.comparison import BASE, HEAD, Compared, Comparison
+from perflab.turns.messages import Ended
 from perflab.turns.rounds import CaseTurns
-from perflab.turns.sides.checkout import Tree
-from perflab.turns.sides.messages import Ended
 from perflab.units import format_bytes
 
 BEYOND_CHANCE = 10.0

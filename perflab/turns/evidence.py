@@ -10,7 +10,7 @@ from typing import TypeVar
 from perflab.base.data import changed
 from perflab.base.errors import RivalError
 from perflab.profiles.difference import explain
-from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.peak import explain_peak
 from perflab.results.measurement import Record
 from perflab.results.peak import Peak, PeakExplanation
 from perflab.results.profile import Explanation, Profile

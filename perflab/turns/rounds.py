@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perflab.base.errors import RivalError, SideEndedError
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.judging import interleave
 from perflab.judging.interleave import SIDES, Pace, Reading, TurnTime
 from perflab.processes.child import Start
@@ -23,28 +23,16 @@ from perflab.results.environment import core_numbers
 from perflab.results.measurement import Evidence, Memory
 from perflab.results.peak import Peak
 from perflab.results.profile import Profile
-from perflab.turns.sides.ancestor import Ancestry, NotForkedError, check_variables
-from perflab.turns.sides.messages import (
-    Answer,
-    Bye,
-    Ended,
-    Examine,
-    Examined,
-    Finish,
-    Hello,
-    Question,
-    Ready,
-    SetUp,
-    TakeApart,
-    Taken,
-    TakenApart,
-    Turn,
-    Warm,
-    Warmed,
-    Weigh,
-    Weighed,
+from perflab.turns import messages
+from perflab.turns.process import (
+    ANSWER_WITHIN_S,
+    Ancestry,
+    NotForkedError,
+    SideProcess,
+    check_variables,
+    first_answer,
+    side_process,
 )
-from perflab.turns.sides.process import ANSWER_WITHIN_S, SideProcess, first_answer, side_process
 
 LOOKED_ENOUGH_S = 3.0
 """If profiling both sides took longer than this, neither is profiled again: such long profiles average disturbances."""
@@ -56,8 +44,8 @@ LEAST_BLOCKS = 2
 class CaseTurns:
     """The results of one side's process for a case in a round."""
 
-    ready: Ready
-    warmed: Warmed | None = None
+    ready: messages.Ready
+    warmed: messages.Warmed | None = None
     samples_ns: list[int] = field(default_factory=list)
     """Every sample in nanoseconds, in the order taken; a sample is ``repetitions`` calls."""
     phases_ns: dict[str, list[int]] = field(default_factory=dict)
@@ -79,7 +67,7 @@ class CaseRound:
     """One case in one round: by side, its turns and how its test ended. A side without the case is absent."""
 
     turns: dict[str, CaseTurns] = field(default_factory=dict)
-    ended: dict[str, Ended] = field(default_factory=dict)
+    ended: dict[str, messages.Ended] = field(default_factory=dict)
     first: str | None = None
     """The side that was set up first, and so had the device to itself."""
     evidence: Evidence | None = None
@@ -219,7 +207,7 @@ class Round:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is None:
             for process in self._processes.values():
-                process.dismiss(Bye())
+                process.dismiss(messages.Bye())
         self.close()
 
     def close(self) -> None:
@@ -242,7 +230,7 @@ class Round:
         try:
             self._run(result, case, following, plan, say)
         except SideEndedError as error:
-            result.ended[self._asked] = Ended(case=case, outcome="died", text=str(error))
+            result.ended[self._asked] = messages.Ended(case=case, outcome="died", text=str(error))
         self._finish(result, case)
         return result
 
@@ -259,11 +247,11 @@ class Round:
             next_one = next((other for other in later if other != own), None)
             # The sides must fit into memory together; the control's process comes last, and uses what is left.
             sides = max(1, (len(having) if plan.of_rows else min(len(having), SIDES)) - number)
-            answer = self._answer_to(side, SetUp(case=own, following=next_one, sides=sides))
-            if isinstance(answer, Ready):
+            answer = self._answer_to(side, messages.SetUp(case=own, following=next_one, sides=sides))
+            if isinstance(answer, messages.Ready):
                 self._check(side, answer)
                 result.turns[side] = CaseTurns(answer)
-            elif isinstance(answer, Ended):
+            elif isinstance(answer, messages.Ended):
                 result.ended[side] = answer
             else:
                 raise self._out_of_turn(side, answer)
@@ -280,19 +268,19 @@ class Round:
             if side in result.ended:
                 continue
             try:
-                ended = self._answer_to(side, Finish())
+                ended = self._answer_to(side, messages.Finish())
             except SideEndedError as error:
-                ended = Ended(case=case, outcome="died", text=str(error))
-            if not isinstance(ended, Ended):
+                ended = messages.Ended(case=case, outcome="died", text=str(error))
+            if not isinstance(ended, messages.Ended):
                 raise self._out_of_turn(side, ended)
             result.ended[side] = ended
 
-    def _answer_to(self, side: str, question: Question) -> Answer:
+    def _answer_to(self, side: str, question: messages.Question) -> messages.Answer:
         self._asked = side
         self._processes[side].ask(question)
         return self._processes[side].answer()
 
-    def _check(self, side: str, ready: Ready) -> None:
+    def _check(self, side: str, ready: messages.Ready) -> None:
         label = self._processes[side].role
         if ready.strays:
             raise stray(label, ready.strays)
@@ -309,7 +297,7 @@ class Round:
                 "name the folder that contains the package itself, such as DIR of `pip install --target=DIR`",
             )
 
-    def _out_of_turn(self, side: str, answer: Answer) -> RivalError:
+    def _out_of_turn(self, side: str, answer: messages.Answer) -> RivalError:
         return RivalError(
             f"the process of {self._processes[side].role} answered {type(answer).__name__} out of order",
             "call perf once per test, and disable plugins that re-run tests",
@@ -320,8 +308,8 @@ class Round:
         # One side after another: sides that warm up at once would disturb each other.
         for side in self._draw.sample(sides, len(sides)):
             say(f"warming up {side}")
-            warmed = self._ask(result, side, Warm())
-            if not isinstance(warmed, Warmed):
+            warmed = self._ask(result, side, messages.Warm())
+            if not isinstance(warmed, messages.Warmed):
                 return
             result.turns[side].warmed = warmed
         if plan.profile_ns is not None or plan.takes_apart:
@@ -348,9 +336,11 @@ class Round:
         for place in interleave.places(sides, blocks, core_numbers(), self._draw):
             say(f"block {place.block + 1} of {blocks}")
             shape = shapes[place.side]
-            turn = Turn(repetitions=shape.repetitions, samples=shape.samples, rewarm=shape.rewarm, core=place.core)
+            turn = messages.Turn(
+                repetitions=shape.repetitions, samples=shape.samples, rewarm=shape.rewarm, core=place.core
+            )
             taken = self._ask(result, place.side, turn)
-            if not isinstance(taken, Taken):
+            if not isinstance(taken, messages.Taken):
                 return
             turns = result.turns[place.side]
             turns.repetitions = shape.repetitions
@@ -362,8 +352,8 @@ class Round:
             result.evidence = end_of_turns()
         for side in sides if plan.memory else ():
             say(f"memory of {side}")
-            weighed = self._ask(result, side, Weigh())
-            if not isinstance(weighed, Weighed):
+            weighed = self._ask(result, side, messages.Weigh())
+            if not isinstance(weighed, messages.Weighed):
                 return
             turns = result.turns[side]
             turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
@@ -377,25 +367,25 @@ class Round:
             if number == len(sides) and time.monotonic() - began_s > LOOKED_ENOUGH_S:
                 break
             say(f"profile of {side}")
-            examined = self._ask(result, side, Examine(budget_ns=plan.profile_ns or 0.0))
-            if not isinstance(examined, Examined):
+            examined = self._ask(result, side, messages.Examine(budget_ns=plan.profile_ns or 0.0))
+            if not isinstance(examined, messages.Examined):
                 return
             turns = result.turns[side]
             turns.not_profiled = examined.problem
             turns.profiles += [examined.profile] if examined.profile is not None else []
         for side in sides if plan.takes_apart else ():
             say(f"peak memory of {side}")
-            found = self._ask(result, side, TakeApart())
-            if not isinstance(found, TakenApart):
+            found = self._ask(result, side, messages.TakeApart())
+            if not isinstance(found, messages.TakenApart):
                 return
             result.turns[side].peak, result.turns[side].not_taken_apart = found.peak, found.problem
 
-    def _ask(self, result: CaseRound, side: str, question: Question) -> Answer:
+    def _ask(self, result: CaseRound, side: str, question: messages.Question) -> messages.Answer:
         """Ask a side for one step of a case, and return the answer; if the case ended instead, keep its end."""
         answer = self._answer_to(side, question)
-        if isinstance(answer, Hello | Ready):
+        if isinstance(answer, messages.Hello | messages.Ready):
             raise self._out_of_turn(side, answer)
-        if isinstance(answer, Ended):
+        if isinstance(answer, messages.Ended):
             result.ended[side] = answer
         return answer
 

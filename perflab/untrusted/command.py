@@ -17,7 +17,7 @@ from perflab.base.errors import UsageError
 from perflab.processes.child import Launch, Start, launch, workplace
 from perflab.tables.escaping import lines_of, one_line
 from perflab.tiers.interface import Run
-from perflab.turns.sides.ancestor import Ancestor, NotForkedError
+from perflab.turns.process import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
 from perflab.untrusted.messages import MOST_TEXT, Entry
 from perflab.untrusted.records import Judged, Reason

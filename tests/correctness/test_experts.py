@@ -480,6 +480,30 @@ def test_a_step_moves_the_bias_and_busy_experts_lose_tokens() -> None:
     assert all(int(layer.load.sum()) == 0 for layer in expert_layers(model))
 
 
+@pytest.mark.parametrize("capacity", [None, 0.6], ids=["dropless", "capacity"])
+def test_a_compiled_model_is_one_graph_with_the_same_gradients_losses_and_facts(capacity: float | None) -> None:
+    experts = ExpertConfig(num_experts=4, experts_per_token=2, router="sigmoid", capacity_factor=capacity)
+    sizes = {"vocab_size": 61, "context_length": 16, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+    tokens = random_tokens(2, 16, vocab_size=61)
+
+    def run(*, is_compiled: bool) -> tuple[dict[str, float | int | str], list[Tensor]]:
+        torch.manual_seed(0)
+        model = TransformerLM(ModelConfig(**sizes, feed_forward="moe", experts=experts))
+        called = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+        with collecting(expert_layers(model)) as losses:
+            loss = called(tokens).square().mean() + sum(one.balance + one.z for one in losses)
+        loss.backward()
+        loads = [layer.load for layer in expert_layers(model)]
+        assert len(losses) == 2
+        assert int(loads[0].sum()) == 2 * 16 * 2
+        return usage_facts(model), [loss, *loads, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    (facts, values), (compiled_facts, compiled_values) = run(is_compiled=False), run(is_compiled=True)
+    assert compiled_facts == facts
+    assert (facts["dropped_share"] != 0) == (capacity is not None)
+    torch.testing.assert_close(compiled_values, values)
+
+
 def test_the_facts_of_a_case_count_choices_and_drops() -> None:
     torch.manual_seed(0)
     model = TransformerLM(model_config(capacity_factor=0.5, num_experts=4)).train()

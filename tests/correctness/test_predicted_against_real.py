@@ -14,7 +14,7 @@ import torch
 
 from nocuda.launch import is_active
 from nocuda.library import library
-from perflab.predicted.cuda.kernels import hidden_blocks
+from perflab.predicted.cuda.kernels import ON_CUDA
 from tests.harness.routed_calls import CALLS, Call
 
 pytestmark = [
@@ -105,7 +105,7 @@ def test_reductions_take_the_staging_buffers_that_are_computed(seed: int) -> Non
         result = getattr(getattr(torch.ops.aten, operator), overload)(*arguments)
         stats = torch.cuda.memory_stats()
         real = stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"]
-        said = sum(hidden_blocks(f"aten::{operator}", arguments))
+        said = sum(ON_CUDA.blocks_of(f"aten::{operator}", arguments, {}))
         assert said == real, (name, tensor.dtype, tensor.shape, tensor.stride(), over)
         staged += said > 0
         del result

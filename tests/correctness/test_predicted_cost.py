@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab.predicted.gpus.names import GPUS
-from perflab.predicted.prediction import ON_CUDA, predict
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import GPUS
+from perflab.predicted.prediction import predict
 from perflab.results.predicted import Cost, Prediction
 from tests.correctness.predicted import on_a_gpu, setup_of, work
 from tests.perf.setup import Setup

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from perflab.predicted.layers.same import same
-from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
-from perflab.predicted.prediction import ON_CUDA, traced
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.layers.unroll import same
+from perflab.predicted.memory.sizes import Interpolated, Outline, outline_of
+from perflab.predicted.prediction import traced
 from perflab.predicted.run.exploring import Search
 from tests.correctness.predicted import on_a_gpu, setup_of, work
 

@@ -17,20 +17,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perflab.attribution.live_tensors import held_bytes
+from perflab.attribution.held import held_bytes
 from perflab.base.reachable import reachable
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.calls.workload import Workload
 from perflab.measure.memory.peak import cpu_allocations, measure_memory
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.gpus.names import GPUS
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import GPUS
 from perflab.predicted.memory.account import Account, account_of
-from perflab.predicted.prediction import ON_CUDA, predict, traced
+from perflab.predicted.prediction import predict, traced
 from perflab.predicted.run.exploring import fit_of
 from perflab.predicted.run.predicting import work_of
-from perflab.predicted.trace.live_before import holdings
-from perflab.predicted.trace.modules import book_of
-from perflab.predicted.trace.tracer import Hidden, trace
+from perflab.predicted.trace.modules import book_of, holdings
+from perflab.predicted.trace.operators import Hidden
+from perflab.predicted.trace.tracer import Tracer
 from tests.correctness.predicted import on_a_gpu, setup_of, work, workload_of
 from tests.perf.setup import Setup
 
@@ -93,7 +94,7 @@ def real(mode: str, setup: Setup) -> Real:
     book = book_of(found)
     with tracker:
         what.run(lambda: None)
-    seen = trace(what.run, what.spans, book, holdings(reachable(what.roots), book), Hidden())
+    seen = Tracer(book, holdings(reachable(what.roots), book), what.spans, Hidden()).trace_of(what.run)
     peak = tracker.get_tracker_snapshot("peak")[CPU]
     kinds = {getattr(kind, "value", kind): size for kind, size in peak.items()}
     return Real(account_of(seen, rounded=int), kinds, memory.peak_bytes)

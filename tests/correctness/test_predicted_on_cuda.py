@@ -9,8 +9,9 @@ import torch
 
 from perflab.lab.models import MODEL_SIZES
 from perflab.measure.machine.devices import available_bytes
-from perflab.predicted.gpus.names import gpu_by_device_name, parse_gpu
-from perflab.predicted.prediction import ON_CUDA, predict
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import gpu_by_device_name, parse_gpu
+from perflab.predicted.prediction import predict
 
 from .predicted import on_a_gpu, setup_of, work
 

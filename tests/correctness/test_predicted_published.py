@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from perflab.measure.calls.workload import Step
-from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import parse_gpu
 from perflab.predicted.memory.account import BLOCK_BYTES, rounded_as_on_cuda
-from perflab.predicted.prediction import ON_CUDA, predict, traced
+from perflab.predicted.prediction import predict, traced
 from perflab.predicted.run.predicting import work_of
 from perflab.predicted.trace.trace import Alloc, Free, Trace
 from tests.perf.published import rows, transformer_quotes

@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.correctness import verify
+from perflab.lab.experts.config import ExpertConfig
+from perflab.lab.experts.mixture import expert_layers
+from perflab.lab.inference.cost import weight_bytes as bytes_of_model
 from perflab.lab.inference.quantised import (
     GROUP_SIZES,
     MOST,
+    QuantisedExperts,
     QuantisedLinear,
     layer_bytes,
     quantise,
@@ -167,6 +171,49 @@ def test_a_quantised_model_speaks_like_the_whole_one_and_int4_less_so() -> None:
     # Of uniform errors, step / sqrt(12): about 1 % of a weight with 8 bits, 15 % with 4.
     assert 0 < errors[8] < 0.03
     assert errors[8] < errors[4] < 0.4
+
+
+@BOTH
+@pytest.mark.parametrize("product", ["loop", "grouped"])
+def test_experts_are_quantised_matrix_by_matrix_and_give_what_their_unpacked_ones_give(product: str, bits: int) -> None:
+    settings = ExpertConfig(num_experts=3, experts_per_token=2, shared_experts=1, expert_product=product)
+    changes = {"feed_forward": "moe", "experts": settings, "d_ff": 192, "tied_head": False}
+    tokens = torch.arange(16)[None]
+    whole, small = model(**changes).eval(), quantise(model(**changes).eval(), bits=bits, group_size=32)
+    held = sum(tensor.nbytes for tensor in small.state_dict().values())
+    assert held == bytes_of_model(whole.config, torch.float32, bits=bits, group_size=32)
+    kept = {name for name, p in small.named_parameters() if "norm" not in name}
+    assert kept == {"embedding.weight"}
+    largest = 0.0
+    for before, after in zip(expert_layers(whole), expert_layers(small), strict=True):
+        assert isinstance(after.experts, QuantisedExperts)
+        for name, weight in before.experts.named_parameters():
+            packed = after.experts.get_submodule(name)
+            assert isinstance(packed, QuantisedLinear)
+            unpacked = packed.dequantised().unflatten(0, (3, -1)).mT
+            steps = packed.scales.repeat_interleave(packed.group_size, dim=1).unflatten(0, (3, -1)).mT
+            assert ((weight - unpacked).abs() <= 0.5001 * steps).all()
+            largest = max(largest, ((weight - unpacked).abs() / steps).max().item())
+            with torch.no_grad():
+                weight.copy_(unpacked)
+    assert largest > 0.45
+    for name, module in whole.named_modules():
+        if isinstance(module, nn.Linear):
+            packed = small.get_submodule(name)
+            assert isinstance(packed, QuantisedLinear)
+            module.weight.data.copy_(packed.dequantised())
+    with torch.no_grad():
+        torch.testing.assert_close(small(tokens), whole(tokens))
+        assert torch.equal(small(tokens), torch.compile(small, backend="eager", fullgraph=product != "loop")(tokens))
+
+
+def test_the_kernel_of_packed_weights_has_no_experts_and_says_what_to_give() -> None:
+    changes = {"feed_forward": "moe", "experts": ExpertConfig(num_experts=2), "d_ff": 128}
+    left = ("blocks.0.feed_forward.experts", "blocks.1.feed_forward.experts")
+    with pytest.raises(ValueError, match=r"no kernel for experts \(blocks.0.*\); give product='torch', or skip=\('blo"):
+        quantise(model(**changes), product="triton")
+    small = quantise(model(**changes), product="triton", skip=left)
+    assert [m for m in small.modules() if isinstance(m, QuantisedExperts)] == []
 
 
 def test_moving_a_layer_to_16_bits_leaves_its_scales_as_they_are() -> None:

@@ -37,7 +37,7 @@ from perflab.lab.reasoning.search import (
     tree_search,
 )
 from perflab.lab.train import TrainingConfig, TrainingStep, train
-from perflab.running.case.facts import checked_facts
+from perflab.running.case.statements import checked_facts
 from tests.correctness.inference import PLAIN, PROMPTS, model_of
 from tests.harness.make import MS, record, replicate, result
 from tests.perf.studies.findings import findings_of

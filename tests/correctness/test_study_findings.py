@@ -14,7 +14,7 @@ from perflab.lab.experts.mixture import usage_facts
 from perflab.lab.models import TransformerLM, size_config
 from perflab.lab.train import random_tokens
 from perflab.results.measurement import Measurement
-from perflab.running.case.facts import checked_facts
+from perflab.running.case.statements import checked_facts
 from tests.harness.make import MS, in_turns, record, replicate, result
 from tests.perf.choice import check_choices, context_lengths, model_names
 from tests.perf.saved import saved_for_backward

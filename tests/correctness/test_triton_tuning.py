@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from perflab.lab import launch
 from perflab.lab.attention import attention
 from perflab.lab.attention import triton_tuning as tuning
 from perflab.lab.attention.triton_launches import problem_class
 from perflab.lab.attention.triton_tiles import CDNA4_SHARED_BYTES, candidate_tiles
-from perflab.lab.launch import is_interpreted, shared_memory_bytes
+from perflab.lab.launch import Launch, is_interpreted, run_prepared, shared_memory_bytes
 
 pytestmark = [
     pytest.mark.correctness,
@@ -53,6 +54,43 @@ def test_the_fastest_tiles_are_taken_and_remembered(timed: list[float]) -> None:
     assert len(timed) == len(candidates)
     attend(70)
     assert len(timed) == 2 * len(candidates)
+
+
+class Compiled:
+    """A kernel that notes how often it was compiled, and the arguments of each launch."""
+
+    arg_names = ("x_ptr", "size", "y_ptr")
+
+    def __init__(self) -> None:
+        self.compiled, self.launches = 0, list[tuple[Any, ...]]()
+
+    def warmup(self, **arguments: Any) -> dict[tuple[int, ...], Callable[..., None]]:
+        self.compiled += 1
+        return {arguments["grid"]: lambda *given: self.launches.append(given)}
+
+
+def test_a_prepared_launch_is_of_one_layout_and_takes_that_call_s_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+    monkeypatch.setattr(launch, "_prepared", {})
+    kernel, y = Compiled(), torch.empty(8)
+
+    def make(x: torch.Tensor, y: torch.Tensor, size: int) -> Launch:
+        return Launch(kernel, (2, 1, 1), {"y_ptr": y, "x_ptr": x, "size": size}, x.device)
+
+    def run(x: torch.Tensor, size: int = 8) -> None:
+        run_prepared(make, x, y, size)
+        assert kernel.launches[-1][0] is x
+        assert kernel.launches[-1][1:] == (size, y)
+
+    for same in (torch.empty(8), torch.empty(8), torch.empty(12)[4:]):
+        run(same)
+        assert kernel.compiled == 1
+    others = [torch.empty(9)[1:], torch.empty(16)[::2], torch.empty(8).half(), torch.empty(2, 4)]
+    for compiled, other in enumerate(others, 2):
+        run(other)
+        assert kernel.compiled == compiled
+    run(torch.empty(8), size=7)
+    assert kernel.compiled == 6
 
 
 def test_tuning_can_be_switched_off(timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,23 @@ def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iter
         context.close()
 
 
+def assert_accessible(browser: Any, path: Path, scheme: str, width: int) -> list[list[list[str]]]:
+    """Assert that axe finds no violation, in closed sections neither, and return each chart's first two elements."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    with opened(browser, path, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
+        seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        found = Axe().run(seen.page)
+        assert found.violations_count == 0, found.generate_report()
+        assert seen.said == []
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+        charts: list[list[list[str]]] = seen.page.eval_on_selector_all(
+            "svg.chart",
+            "ones => ones.map(one => [...one.children].slice(0, 2).map(part => [part.tagName, part.textContent]))",
+        )
+    return charts
+
+
 def numbers_in(plain: Any) -> Iterator[float]:
     """Every number of plain data, such as the JSON beside a page."""
     if isinstance(plain, dict | list):

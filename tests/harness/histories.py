@@ -97,6 +97,16 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+def commits_in(folder: Path, many: int) -> list[str]:
+    """Make a repository of commits that change nothing, ``change 0`` and so on; return their names."""
+    git(folder, "init", "--quiet")
+    commits = []
+    for number in range(many):
+        git(folder, "commit", "--quiet", "--allow-empty", f"--message=change {number}")
+        commits.append(git(folder, "rev-parse", "HEAD"))
+    return commits
+
+
 WORKLOADS = ("interpreter", "matmul", "memory")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from perflab.base.data import changed
 from perflab.results.measured import MeasuredCase
-from perflab.results.measurement import Evidence, Measurement, summarize
+from perflab.results.measurement import Evidence, summarize
 from perflab.results.profile import Profile, ProfileRow
 from perflab.results.records import Policy, Verdict
 from perflab.results.result import Document, Result
-from tests.harness.make import MS, document, entry, environment, judge, memory, quiet
+from tests.harness.make import MS, document, entry, environment, judge, measurement, memory, quiet
 
 COUNTS = {"operators": 412, "allocations": 88, "kernel_launches": 390, "host_syncs": 2, "graph_breaks": 0}
 PHASES = {"forward": 0.4, "backward": 0.5, "optimizer": 0.1}
@@ -27,12 +27,8 @@ def large_run(cases: int, profiled: int = 10) -> Document:
 def _case(number: int, profiled: bool) -> Result:
     middle = (1 + number % 37) * MS * 1.37
     samples = [round(middle * (1 + 0.01 * ((7 * at + number) % 11 - 5))) for at in range(60)]
-    measurement = Measurement(
-        samples_ns=samples,
-        repetitions=1,
-        warmup_calls=12,
-        settled=True,
-        clock="host",
+    taken = measurement(
+        samples,
         phases_ns={name: [round(share * one) for one in samples] for name, share in PHASES.items()},
         memory=changed(memory(2**24 + 4096 * number), held_bytes=2**20, growth_bytes=2**24 + 4096 * number - 2**20),
         calibration_ns={"matrix products": 1e6 + number, "memory": 2e6 - number},
@@ -40,14 +36,14 @@ def _case(number: int, profiled: bool) -> Result:
         evidence=Evidence(span_ns=10**9, neighbours_cores=0.1, steal_share=0.0, involuntary_switches=40 + number),
         profile=_profile(middle) if profiled else None,
     )
-    summary = summarize(measurement, 0.004)
+    summary = summarize(taken, 0.004)
     name = f"tests/perf/test_module{number // 50}.py::test_step[large-{128 * (1 + number % 8)}-bf16-{number}]"
     slower = number % 50 == 3
     record = MeasuredCase(
         case=name,
         environment=environment(machine="8008076d"),
         parameters={"model": "large", "context_length": 128 * (1 + number % 8), "precision": "bf16"},
-        measurement=measurement,
+        measurement=taken,
         summary=summary,
         fresh=[summary] * 3 if slower else [],
     )

@@ -20,9 +20,9 @@ from perflab.judging.interleave import Reading, TurnTime
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings
 from perflab.turns import comparison
 from perflab.turns.comparison import BASE, HEAD, TWIN, Comparison, Limits, compare
+from perflab.turns.messages import Ended, Ready
+from perflab.turns.process import Start
 from perflab.turns.rounds import CaseRound, CaseTurns, NotStartedError, RoundPlan
-from perflab.turns.sides.messages import Ended, Ready
-from perflab.turns.sides.process import Start
 from tests.harness.make import environment
 
 POLICY = PairedPolicy()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from perflab.snapshots.events import Events
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import read_snapshots
+from perflab.snapshots.unpickling import Unpickling
 
 MIB = 2**20
 ADDRESS = 0x7F0000000000
@@ -116,6 +120,30 @@ def content(*recordings: Recording, segments: Sequence[dict[str, Any]] = (), **m
 def written(path: Path, made: dict[str, Any], protocol: int = 4) -> Path:
     path.write_bytes(pickle.dumps(made, protocol=protocol))
     return path
+
+
+def ended(path: Path, *, seconds: int = 60, most_bytes: int = 3 << 30) -> str:
+    """What reading a folder's files says, in a process that has so many seconds and bytes of memory."""
+    code = (
+        "import resource, sys\nfrom pathlib import Path\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({most_bytes}, {most_bytes}))\n"
+        "from perflab.base.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
+        "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
+        "    try:\n        read_snapshots(path)\n        print(path.name, 'was read')\n"
+        "    except SnapshotError as error:\n        print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=seconds)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout
+
+
+def unpickled(path: Path, events: Events | None = None) -> tuple[Events, Unpickling]:
+    """The events of a pickle, and the interpreter that has read it."""
+    events = events or Events()
+    with path.open("rb") as file:
+        machine = Unpickling(file, path.stat().st_size, events)
+        machine.load()
+    return events, machine
 
 
 def read(path: Path) -> Snapshot:

@@ -13,8 +13,8 @@ from perflab.measured.exact import split
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
 from perflab.results.compiled import CompiledKernel, KernelBaseline, KernelResources
 from perflab.results.documents import SCHEMA
-from perflab.results.measured import Baseline, Entry, MeasuredCase
-from perflab.results.measurement import Beside, Memory, Ratio, Record, Replicate
+from perflab.results.measured import Baseline, ComparedCase, Entry, MeasuredCase
+from perflab.results.measurement import Beside, Measurement, Memory, Ratio, Record, Replicate
 from perflab.results.peak import PeakPart
 from perflab.results.predicted import Cost, Fit, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.results.records import Environment, Judgement, Policy, Verdict
@@ -68,6 +68,12 @@ def replicate(median_ns: float = 100.0 * MS, *, peak_bytes: int | None = None, *
     return Replicate(**{**fields, **changes})
 
 
+def measurement(samples_ns: Sequence[int] = (1,), **changes: Any) -> Measurement:
+    """Samples of one call each, by the host's clock."""
+    fields: dict[str, Any] = {"repetitions": 1, "warmup_calls": 3, "settled": True, "clock": "host"}
+    return Measurement(samples_ns=list(samples_ns), **{**fields, **changes})
+
+
 def entry(replicates: Sequence[Replicate] | None = None, **changes: Any) -> Entry:
     """A baseline of three quiet replicates of 100 ms, unless others are given."""
     fields: dict[str, Any] = {
@@ -114,6 +120,11 @@ def record(summary: Replicate | None = None, **changes: Any) -> Record:
         "summary": summary if summary is not None else replicate(),
     }
     return MeasuredCase(**{**fields, **changes})
+
+
+def compared(held: Record, **changes: Any) -> ComparedCase:
+    """The same record, of an A/B comparison."""
+    return ComparedCase(**{**{name: getattr(held, name) for name in held.__struct_fields__}, **changes})
 
 
 def result(case: str = CASE, verdict: Verdict = Verdict.OK, **changes: Any) -> Result:

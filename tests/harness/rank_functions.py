@@ -14,7 +14,7 @@ from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.collectives import collectives_of
 from perflab.measure.stopping import Plan
 from perflab.measurement.measurement import measure
-from perflab.ranks.together import measure_together, together
+from perflab.ranks.group import measure_together, together
 
 
 def all_sums(factor: float) -> float:

@@ -15,11 +15,10 @@ import pytest
 
 from perflab.base.errors import SideEndedError
 from perflab.processes.child import Start
+from perflab.turns import process as process_module
+from perflab.turns.process import Ancestor, Ancestry, NotForkedError, check_variables, side_process
 from perflab.turns.rounds import NotStartedError, Round
-from perflab.turns.sides import ancestor as ancestor_module
-from perflab.turns.sides.ancestor import Ancestor, Ancestry, NotForkedError, check_variables
-from perflab.turns.sides.process import side_process
-from tests.harness.test_lifeline import gone_within
+from tests.harness.test_processes import gone_within
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks what has imported PyTorch")
 
@@ -61,12 +60,18 @@ def start_of(folder: Path, *words: str, module: str = "teller", **variables: str
     return Start(folder.name, [sys.executable, "-m", module, *words], environment, folder)
 
 
-def told_by(start: Start, ancestor: Ancestor | None) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """What its process is like, what it has seen, and how its end is told."""
+def end_of(start: Start, ancestor: Ancestor | None) -> SideEndedError:
+    """How its process ends, which answers nothing."""
     with side_process(start, 60.0, ancestor) as side, pytest.raises(SideEndedError) as caught:
         side.answer()
+    return caught.value
+
+
+def told_by(start: Start, ancestor: Ancestor | None) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What its process is like, what it has seen, and how its end is told."""
+    end = end_of(start, ancestor)
     told, seen = json.loads((start.directory / "told.json").read_text())
-    return told, seen, caught.value.problem
+    return told, seen, end.problem
 
 
 def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path: Path) -> None:
@@ -94,27 +99,18 @@ def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path
 
 def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
-    stirring = "from perflab.turns.sides.stirring import stir\nstir()\n"
+    stirring = "from perflab.turns.start_sides import stir\nstir()\n"
     (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
-    found = set()
     with Ancestor([start]) as ancestor:
-        for _ in range(4):
-            with side_process(start, 60.0, ancestor) as side:
-                with pytest.raises(SideEndedError) as ended:
-                    side.answer()
-                found.add(ended.value.output)
+        found = {end_of(start, ancestor).output for _ in range(4)}
     assert len(found) > 1, "their hashes are seeded alike, their pages shared: they would lie alike"
 
 
 def test_a_signal_that_ends_a_forked_process_is_told(tmp_path: Path) -> None:
     start = start_of(tmp_path / "head", module="dies")
     (start.directory / "dies.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
-    with (
-        Ancestor([start]) as ancestor,
-        side_process(start, 60.0, ancestor) as side,
-        pytest.raises(SideEndedError, match="was killed by signal 11"),
-    ):
-        side.answer()
+    with Ancestor([start]) as ancestor:
+        assert "was killed by signal 11" in str(end_of(start, ancestor))
 
 
 def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp_path: Path) -> None:
@@ -127,8 +123,8 @@ def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp
     (start.directory / "pid").unlink()
     session = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from perflab.processes.child import Start\nfrom perflab.turns.sides.ancestor import Ancestor\n"
-        "from perflab.turns.sides.process import side_process\n"
+        "from perflab.processes.child import Start\nfrom perflab.turns.process import Ancestor\n"
+        "from perflab.turns.process import side_process\n"
         "start = Start('head', [sys.executable, '-m', 'hangs'], dict(os.environ), Path('.').absolute())\n"
         "side = side_process(start, ancestor=Ancestor([start]))\ntime.sleep(60)\n"
     )
@@ -261,12 +257,8 @@ def test_folders_are_found_as_python_finds_them(tmp_path: Path) -> None:
     with Ancestor([start]) as ancestor:
         assert told_by(start, ancestor)[0] == fresh
     safe = Start("head", start.command, {**start.environment, "PYTHONSAFEPATH": "1"}, start.directory)
-    with (
-        Ancestor([safe]) as ancestor,
-        side_process(safe, 60.0, ancestor) as side,
-        pytest.raises(SideEndedError, match="No module named teller"),
-    ):
-        side.answer()
+    with Ancestor([safe]) as ancestor:
+        assert "No module named teller" in str(end_of(safe, ancestor))
 
 
 def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(tmp_path: Path) -> None:
@@ -281,7 +273,7 @@ def test_a_session_that_ignores_the_ends_of_its_children_hears_how_a_side_ended(
 
 def test_an_ancestor_that_does_not_answer_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = small_start(tmp_path / "head", "import time\ntime.sleep(60)")
-    monkeypatch.setattr(ancestor_module, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(process_module, "_PATIENCE_S", 0.5)
     with pytest.raises(NotForkedError, match="their ancestor hung and was stopped: no answer for 500 ms"):
         Ancestor([start])
 
@@ -303,13 +295,13 @@ def test_a_system_that_cannot_watch_processes_starts_them_apart(
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", refused)
-    ancestor_module._watches_processes.cache_clear()
+    process_module._watches_processes.cache_clear()
     starts = [Start(side, [sys.executable, "-m", "pytest"], {}, tmp_path) for side in ("head", "base")]
     ancestry = Ancestry()
     with ancestry.ancestor_of(starts) as ancestor:
         assert ancestor is None
     assert ancestry.refused == "only Linux, from 5.3 on, forks processes that have imported PyTorch"
-    ancestor_module._watches_processes.cache_clear()
+    process_module._watches_processes.cache_clear()
 
 
 def test_sides_that_start_apart_alone_are_started_apart(tmp_path: Path) -> None:

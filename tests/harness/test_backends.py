@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from perflab.base.errors import UnansweredError
-from perflab.devices import mps
+from perflab.devices import untried
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.cpu import Cpu
 from perflab.devices.cuda import Cuda, Rocm
 from perflab.devices.kinds import KINDS, all_devices, backend_of, block_bytes_on, kind_of, resolve_device
-from perflab.devices.mps import Mps
-from perflab.devices.xpu import Xpu
+from perflab.devices.untried import Mps, Xpu
 from perflab.judging.interference import SLOWED_DOWN
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.device_clock import events_fail, wait_of_the_host
@@ -105,10 +104,7 @@ def test_mps_is_timed_by_the_hosts_clock_with_a_wait(apple: SimpleNamespace) -> 
 
 
 PMSET = {
-    (
-        "pmset",
-        "-g",
-    ): "System-wide power settings:\nCurrently in use:\n standby           1\n lowpowermode      {}\n",
+    ("pmset", "-g"): "System-wide power settings:\nCurrently in use:\n standby           1\n lowpowermode      {}\n",
     ("pmset", "-g", "therm"): "Note: No thermal warning level has been recorded\n\tCPU_Scheduler_Limit \t= 100\n"
     "\tCPU_Available_CPUs \t= 12\n\tCPU_Speed_Limit \t= {}\n",
 }
@@ -116,14 +112,13 @@ PMSET = {
 
 
 @pytest.mark.parametrize(
-    ("power", "limit", "reasons"),
-    [(0, 100, []), (1, 100, ["low power mode"]), (0, 62, ["thermal pressure"])],
+    ("power", "limit", "reasons"), [(0, 100, []), (1, 100, ["low power mode"]), (0, 62, ["thermal pressure"])]
 )
 def test_low_power_and_heat_of_an_apple_are_evidence(
     apple: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, power: int, limit: int, reasons: list[str]
 ) -> None:
     said = {("pmset", "-g"): power, ("pmset", "-g", "therm"): limit}
-    monkeypatch.setattr(mps, "_said", lambda command: PMSET[command].format(said[command]))
+    monkeypatch.setattr(untried, "_said", lambda command: PMSET[command].format(said[command]))
     assert backend_of(MPS).state_reader()() == GpuState(throttle=reasons)
     assert set(reasons) <= set(SLOWED_DOWN), "what slows the machine down is named beside a slower case"
 
@@ -153,9 +148,11 @@ def intel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         is_available=lambda: True,
         device_count=lambda: 2,
         synchronize=lambda _device: None,
-        get_device_name=lambda _device: "Intel(R) Arc(TM) Pro B60 Graphics",
         get_device_properties=lambda _index: SimpleNamespace(
-            driver_version="1.6.33578", uuid="8680b0e2-0000", last_level_cache_size=18 << 20
+            name="Intel(R) Arc(TM) Pro B60 Graphics",
+            driver_version="1.6.33578",
+            uuid="8680b0e2-0000",
+            last_level_cache_size=18 << 20,
         ),
         temperature=lambda _device: 61.4,
         clock_rate=lambda _device: 2400.0,
@@ -194,7 +191,7 @@ def amd(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         temperature=lambda _device: 55,
         power_draw=lambda _device: 0,
         list_gpu_processes=lambda _device: "GPU:0\nprocess    4194305 uses     1500.000 MB GPU memory",
-        get_device_name=lambda _device: "AMD Instinct MI300X",
+        get_device_properties=lambda _index: SimpleNamespace(name="AMD Instinct MI300X"),
     )
     monkeypatch.setattr(torch.version, "hip", "7.1.25424")
     monkeypatch.setattr(Rocm, "module", module)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perflab.history.change_points import SHORTEST, Change, creep, find_changes, find_exact_changes
+from perflab.history.change_points import SCORES, SHORTEST, Change, chance, creep, find_changes, find_exact_changes
 from perflab.history.noise import LONGEST, MODELS, whitened
-from perflab.history.thresholds import SCORES, chance
 from tests.harness.made_series import NOISE, Floats, white
 from tests.studies import change_table
 from tests.studies.change_sizes import Step, bimodal, holds_place, holds_size
@@ -149,22 +148,21 @@ def test_a_faster_case_is_a_change_too() -> None:
     assert change.high < 1.0
 
 
-def test_a_level_that_came_back_is_known_as_such() -> None:
-    there, back = changes_of(noisy((100.0, 40), (106.0, 20), (100.0, 20)))
-    assert (there.at, back.at) == (40, 60)
-    assert there.back_to is None
-    assert back.back_to == 0
-
-
-def test_a_third_level_is_no_return() -> None:
-    first, second = changes_of(noisy((100.0, 40), (112.0, 20), (106.0, 20)))
-    assert (first.back_to, second.back_to) == (None, None)
-
-
-def test_two_steps_upwards_are_two_changes() -> None:
-    first, second = changes_of(noisy((100.0, 30), (108.0, 30), (120.0, 30)))
-    assert (first.at, second.at) == (30, 60)
-    assert holds_size(second, 120 / 108)
+@pytest.mark.parametrize(
+    ("levels", "places", "back_to"),
+    [
+        (((100.0, 40), (106.0, 20), (100.0, 20)), [40, 60], [None, 0]),
+        (((100.0, 40), (112.0, 20), (106.0, 20)), [40, 60], [None, None]),
+        (((100.0, 30), (108.0, 30), (120.0, 30)), [30, 60], [None, None]),
+    ],
+    ids=["it came back", "a third level", "two steps upwards"],
+)
+def test_of_two_changes_it_is_known_whether_the_first_level_came_back(
+    levels: tuple[tuple[float, int], ...], places: list[int], back_to: list[int | None]
+) -> None:
+    found = changes_of(noisy(*levels))
+    assert ([change.at for change in found], [change.back_to for change in found]) == (places, back_to)
+    assert holds_size(found[1], levels[2][0] / levels[1][0])
 
 
 def test_single_outliers_are_no_change() -> None:

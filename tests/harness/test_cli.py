@@ -12,8 +12,7 @@ import pytest
 
 from perflab.cli import build_parser
 from perflab.report.summary import summary
-from perflab.results.documents import read_document, write_document
-from perflab.results.journals import read_journal
+from perflab.results.documents import read_document, read_journal, write_document
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from tests.harness.command import Command

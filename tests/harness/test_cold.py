@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perflab.base.mode import Mode
+from perflab.base.identity import Mode
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Sample
 from perflab.measure.clocks.cold import ColdDeviceStopwatch, ColdHostStopwatch

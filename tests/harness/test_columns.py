@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_benchmark.stats import Stats
 
+from perflab.base.data import changed
 from perflab.measured.report.columns import interval_ns, named, ordered
 from perflab.measured.report.table import table
 from perflab.options import OPTIONS
-from perflab.report.markdown import markdown
-from perflab.results.compared import ComparedCase
+from perflab.report.summary import markdown
 from perflab.results.documents import write_document
-from perflab.results.measurement import Measurement, Paired, summarize
+from perflab.results.measurement import Paired, summarize
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.tables.view import COLUMNS, DEFAULT_COLUMNS, ORDERS, View, parse_columns, parse_sort
 from tests.harness.command import Command
-from tests.harness.make import MS, document, entry, judge, memory, record, replicate, result
+from tests.harness.make import MS, compared, document, entry, judge, measurement, memory, record, replicate, result
 
 BENCHMARK = ("min", "max", "mean", "std", "iqr", "rounds", "ops")
 FIVE_MS = [10 * MS, 20 * MS, 30 * MS, 40 * MS, 60 * MS]
@@ -31,16 +31,9 @@ def measured(
     samples_ns: list[int], case: str = "t.py::test_a", verdict: Verdict = Verdict.OK, repetitions: int = 1
 ) -> Result:
     """A case with these samples."""
-    measurement = Measurement(
-        samples_ns=samples_ns,
-        repetitions=repetitions,
-        warmup_calls=4,
-        settled=True,
-        clock="host",
-        memory=memory(2**20),
-        counts={"operators": 7},
-    )
-    found = record(summarize(measurement, 0.01), measurement=measurement)
+    more: dict[str, Any] = {"memory": memory(2**20), "counts": {"operators": 7}}
+    taken = measurement(samples_ns, repetitions=repetitions, warmup_calls=4, **more)
+    found = record(summarize(taken, 0.01), measurement=taken)
     latency = Change(before=25.0 * MS, now=30.0 * MS, ratio=1.2)
     return result(case, outcome=found, judgement=Judgement(verdict=verdict, latency=latency))
 
@@ -188,11 +181,11 @@ def reading_twice_as_slow(**changes: object) -> Result:
     """A first reading of 200 ms, which three fresh processes of 99, 100 and 101 ms did not confirm."""
     first = measured([198 * MS, 200 * MS, 202 * MS])
     assert first.record.summary is not None
-    slow = msgspec.structs.replace(first.record.summary, phases_ns={"forward": 150.0 * MS, "backward": 50.0 * MS})
+    slow = changed(first.record.summary, phases_ns={"forward": 150.0 * MS, "backward": 50.0 * MS})
     phases = {"forward": 75.0 * MS, "backward": 25.0 * MS}
     fresh = [replicate(ms * MS, phases_ns=phases) for ms in (99, 100, 101)]
     work: dict[str, float] = {"tokens": 1000, "backward_flops": 1e9}
-    found = msgspec.structs.replace(first.record, **{"summary": slow, "fresh": fresh, "work": work, **changes})
+    found = changed(first.record, **{"summary": slow, "fresh": fresh, "work": work, **changes})
     latency = Change(before=99.0 * MS, now=100.0 * MS, ratio=1.01)
     return result(outcome=found, judgement=Judgement(verdict=Verdict.OK, latency=latency))
 
@@ -226,7 +219,7 @@ def test_figures_that_pairs_do_not_tell_are_not_shown_beside_their_time() -> Non
 def test_the_spread_beside_what_pairs_say_is_half_of_their_interval_and_not_that_of_the_samples() -> None:
     one = reading_twice_as_slow(fresh=[], paired=Paired(against="main"))
     latency = Change(before=80.0 * MS, now=100.0 * MS, ratio=1.25, low=1.2, high=1.3)
-    one = msgspec.structs.replace(one, judgement=Judgement(verdict=Verdict.REGRESSED, latency=latency))
+    one = changed(one, judgement=Judgement(verdict=Verdict.REGRESSED, latency=latency))
     assert named("spread").value(one) == pytest.approx(0.04)
     assert interval_ns(one) == pytest.approx((96 * MS, 104 * MS))
 
@@ -234,11 +227,8 @@ def test_the_spread_beside_what_pairs_say_is_half_of_their_interval_and_not_that
 def test_an_ab_comparison_tells_the_phases_that_it_compared() -> None:
     one = reading_twice_as_slow(fresh=[], paired=Paired(against="main"))
     assert one.record is not None
-    compared = ComparedCase(**{name: getattr(one.record, name) for name in one.record.__struct_fields__})
     phases = {"backward": Change(before=20.0 * MS, now=25.0 * MS, ratio=1.25)}
-    one = msgspec.structs.replace(
-        one, outcome=compared, judgement=msgspec.structs.replace(one.judgement, phases=phases)
-    )
+    one = changed(one, outcome=compared(one.record), judgement=changed(one.judgement, phases=phases))
     assert named("backward").value(one) == 25 * MS
     assert named("backward_flops/s").value(one) == pytest.approx(4e10)
 
@@ -250,11 +240,11 @@ def test_an_ab_comparison_tells_the_phases_that_it_compared() -> None:
 def test_figures_of_a_row_can_be_those_of_one_reading(fresh: list[list[int]], first: list[int]) -> None:
     found = measured(first)
     assert found.record is not None
-    again = [summarize(plain(samples_ns), 0.01) for samples_ns in fresh]
-    one = msgspec.structs.replace(
+    again = [summarize(measurement(samples_ns), 0.01) for samples_ns in fresh]
+    one = changed(
         found,
-        outcome=msgspec.structs.replace(found.record, fresh=again),
-        judgement=judge(record(summarize(plain(first), 0.01), fresh=again), entry(), Policy()),
+        outcome=changed(found.record, fresh=again),
+        judgement=judge(record(summarize(measurement(first), 0.01), fresh=again), entry(), Policy()),
     )
     low, middle, mean = (named(name).value(one) for name in ("min", "median", "mean"))
     assert isinstance(low, float)
@@ -263,7 +253,3 @@ def test_figures_of_a_row_can_be_those_of_one_reading(fresh: list[list[int]], fi
     assert low <= middle
     assert low <= mean
     assert middle == one.judgement.latency.now
-
-
-def plain(samples_ns: list[int]) -> Measurement:
-    return Measurement(samples_ns=samples_ns, repetitions=1, warmup_calls=4, settled=True, clock="host")

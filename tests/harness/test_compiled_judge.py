@@ -8,8 +8,7 @@ import pytest
 
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.report import explain_kernel, kernel_table
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, LoopCounts
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result

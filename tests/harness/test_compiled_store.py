@@ -9,7 +9,7 @@ import pytest
 
 from perflab.base.errors import BaselineError
 from perflab.compiled.store import KernelStore
-from perflab.store.join import join_baselines
+from perflab.store.case_files import join_baselines
 from perflab.store.times import BaselineStore
 from perflab.tiers.interface import by_folder
 from tests.harness.make import CASE, baseline, entry, kernel, resources

@@ -11,11 +11,11 @@ from perflab.judging.paired import PairedPolicy
 from perflab.report.summary import hint
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
+from perflab.turns.checkout import Tree
 from perflab.turns.comparison import HEAD, Compared, Comparison
 from perflab.turns.conclusions import conclude, with_outputs
+from perflab.turns.messages import Ended, Ready, Warmed
 from perflab.turns.rounds import CaseRound, CaseTurns
-from perflab.turns.sides.checkout import Tree
-from perflab.turns.sides.messages import Ended, Ready, Warmed
 from tests.harness.make import document, environment, result
 
 POLICY = PairedPolicy()

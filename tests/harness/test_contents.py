@@ -13,17 +13,16 @@ from perflab.base.data import changed, to_json
 from perflab.base.errors import DocumentError
 from perflab.cli import main
 from perflab.report.gather import Source, gather
-from perflab.report.markdown import markdown
+from perflab.report.summary import markdown
 from perflab.results.compiled import CompiledCase
-from perflab.results.documents import read_document, write_document
-from perflab.results.journals import read_journal
-from perflab.results.measurement import Measurement, Paired
+from perflab.results.documents import read_document, read_journal, write_document
+from perflab.results.measurement import Paired
 from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
-from perflab.tables.comment import LONGEST_COMMENT
 from perflab.tables.contents import STEPS, quantiles
+from perflab.tables.markdown import LONGEST_COMMENT
 from tests.harness.command import Command
 from tests.harness.large_page import large_run
 from tests.harness.make import (
@@ -36,6 +35,7 @@ from tests.harness.make import (
     grown,
     judge,
     kernel,
+    measurement,
     predicted_baseline,
     predicted_result,
     prediction,
@@ -51,9 +51,7 @@ from tests.harness.test_damage import run_of_everything
 def measured(now_ms: float, before_ms: float | None = None, **changes: Any) -> Result:
     """A case with samples, beside a baseline of three processes."""
     samples = [round(now_ms * MS * (1 + 0.001 * at)) for at in range(-5, 6)]
-    taken = Measurement(
-        samples_ns=[2 * one for one in samples], repetitions=2, warmup_calls=3, settled=True, clock="host"
-    )
+    taken = measurement([2 * one for one in samples], repetitions=2)
     counts = {"operators": 5, "allocations": 2}
     summary = replicate(
         now_ms * MS, peak_bytes=2 * GIB, counts=counts, phases_ns={"forward": 1e6}, calibration_ns={"memory": 7e6}
@@ -112,10 +110,8 @@ def test_samples_are_a_distribution_of_bounded_size() -> None:
 @pytest.mark.parametrize("often", [1, 7])
 def test_no_reading_is_shown_that_nobody_measured(often: int) -> None:
     taken = [10.0, 11.0, 12.0, 30.0, 31.0, 32.0] * often  # two ways to run, and nothing between them
-    measurement = Measurement(
-        samples_ns=[round(2 * one) for one in taken], repetitions=2, warmup_calls=3, settled=True, clock="host"
-    )
-    one = result(outcome=record(replicate(20.0, samples=len(taken)), measurement=measurement))
+    both = measurement([round(2 * one) for one in taken], repetitions=2)
+    one = result(outcome=record(replicate(20.0, samples=len(taken)), measurement=both))
     times = gather([Source("a", document(one))]).runs[0].cases[0].times
     assert times is not None
     if often == 1:

@@ -20,12 +20,12 @@ from perflab.judging.judge import judge
 from perflab.measured.baselines import Baselines
 from perflab.measured.exact import ExactStore, split
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.store.predictions import PredictedStore
+from perflab.predicted.store import PredictedStore
 from perflab.report.summary import summary
 from perflab.results.compiled import CompiledCase, case_of
 from perflab.results.documents import read_document, write_document
 from perflab.results.measured import Accepted, Anchor
-from perflab.results.measurement import Evidence, Measurement, Quote
+from perflab.results.measurement import Evidence, Quote
 from perflab.results.predicted import DryRun
 from perflab.results.records import Judgement, Policy, Shortage, Verdict
 from perflab.results.result import Document, Result
@@ -38,6 +38,7 @@ from tests.harness.make import (
     entry,
     environment,
     kernel,
+    measurement,
     memory,
     predicted_baseline,
     predicted_result,
@@ -76,22 +77,10 @@ def _predicted(path: Path) -> list[Result]:
     return [predicted_result(prediction(), before)] if judge_predicted(prediction(), before, Policy()) else []
 
 
-def _ran_dry(path: Path) -> list[Result]:
-    return [predicted_result(DRY, PredictedStore(path.parent.parent).baseline(DRY.place, CASE))]
-
-
 def _compiled(path: Path) -> list[Result]:
     before = KernelStore(path.parent.parent).baseline(kernel())
     compiled = CompiledCase(now=kernel(), before=before.resources if before is not None else None)
     return [Result(case="k", judgement=judge_compiled(kernel(), before), outcome=compiled)]
-
-
-def _write_times(folder: Path) -> Path:
-    return _saved(folder)[0]
-
-
-def _write_exact(folder: Path) -> Path:
-    return _saved(folder)[1]
 
 
 def _saved(folder: Path) -> tuple[Path, Path]:
@@ -103,24 +92,18 @@ def _saved(folder: Path) -> tuple[Path, Path]:
     return own, exact
 
 
-def _write_predicted(folder: Path) -> Path:
-    return PredictedStore(folder).save("h100", {CASE: predicted_baseline()})[0]
-
-
-def _write_dry_run(folder: Path) -> Path:
-    return PredictedStore(folder).save(DRY.place, {CASE: baseline_of(DRY, recorded="2025-11-20")})[0]
-
-
-def _write_kernels(folder: Path) -> Path:
-    return KernelStore(folder).save("kernels:EXAMPLES", "3.9.0", {case_of("attend", 90): baseline()})
-
-
 KINDS: dict[str, tuple[Callable[[Path], Path], Read]] = {
-    "times": (_write_times, _measured),
-    "exact": (_write_exact, _measured),
-    "predicted": (_write_predicted, _predicted),
-    "dry run": (_write_dry_run, _ran_dry),
-    "kernels": (_write_kernels, _compiled),
+    "times": (lambda folder: _saved(folder)[0], _measured),
+    "exact": (lambda folder: _saved(folder)[1], _measured),
+    "predicted": (lambda folder: PredictedStore(folder).save("h100", {CASE: predicted_baseline()})[0], _predicted),
+    "dry run": (
+        lambda folder: PredictedStore(folder).save(DRY.place, {CASE: baseline_of(DRY, recorded="2025-11-20")})[0],
+        lambda path: [predicted_result(DRY, PredictedStore(path.parent.parent).baseline(DRY.place, CASE))],
+    ),
+    "kernels": (
+        lambda folder: KernelStore(folder).save("kernels:EXAMPLES", "3.9.0", {case_of("attend", 90): baseline()}),
+        _compiled,
+    ),
 }
 
 
@@ -170,12 +153,9 @@ def _attacked(raw: bytes, how: random.Random, number: int) -> bytes:
 
 def run_of_everything() -> Document:
     """A run in which each kind of result stands."""
-    samples = Measurement(
-        samples_ns=[10**6] * 5,
+    samples = measurement(
+        [10**6] * 5,
         repetitions=2,
-        warmup_calls=3,
-        settled=True,
-        clock="host",
         phases_ns={"forward": [10] * 5, "backward": [20] * 5},
         memory=memory(2**20),
         evidence=Evidence(span_ns=10**9, load_average=1.5),

@@ -15,8 +15,8 @@ import torch
 from filelock import FileLock
 
 from perflab.measure.machine.devices import identities_of_all, identity_of
-from perflab.processes import locks
-from perflab.running.case.device_lock import device_turn, machine_turn
+from perflab.running.case import locks
+from perflab.running.case.locks import device_turn, machine_turn
 
 A, B = "8a3f0000-0000-0000-0000-00000000000a", "8a3f0000-0000-0000-0000-00000000000b"
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from perflab.base.data import changed, to_json
 from perflab.base.errors import DocumentError
 from perflab.report.gather import Source, gather
-from perflab.results.compared import ComparedCase
-from perflab.results.documents import in_order, merge, read_document, weave, write_document
-from perflab.results.journals import read_journal
+from perflab.results.documents import in_order, merge, read_document, read_journal, weave, write_document
+from perflab.results.measured import ComparedCase
 from perflab.results.predicted import DryRun, PredictedCase
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.results.result import Document, Result
@@ -107,11 +106,8 @@ def test_of_a_case_in_several_parts_the_one_written_last_counts_in_whichever_ord
         assert {one.case: one.failure for one in merged.results} == {"a": None, "b": None}
         assert merged.exitstatus == 0
         assert merged.created == late.created
-
-
-def test_of_a_case_twice_in_one_part_or_in_parts_of_one_moment_the_last_counts() -> None:
-    assert merge([part(failed("a"), result("a"))]).results == [result("a")]
-    assert merge([part(failed("a")), part(result("a"))]).results == [result("a")]
+    for parts in ([part(failed("a"), result("a"))], [part(failed("a")), part(result("a"))]):  # and of one moment
+        assert merge(parts).results == [result("a")]
 
 
 SLOWER = Change(before=1.0, now=2.0, ratio=2.0, limit=1.05)

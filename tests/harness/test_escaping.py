@@ -12,8 +12,7 @@ import pytest
 
 from perflab.base.data import Data, changed, with_texts
 from perflab.measured.report.failure import explain
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.documents import read_document, write_document
 from perflab.results.result import Document
 from perflab.running.config.folder import file_name_for

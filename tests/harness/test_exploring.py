@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from perflab.predicted.gpus.data_sheets import GPUS, MODELLED
-from perflab.predicted.gpus.roofline import room_bytes
-from perflab.predicted.memory.resized import Outline
+from perflab.predicted.data_sheets import GPUS, MODELLED
+from perflab.predicted.memory.sizes import Outline
 from perflab.predicted.run.exploring import Search, fit_of, step_of
 from perflab.results.predicted import Fit
 from tests.harness import make
@@ -117,7 +116,7 @@ def test_a_size_is_told_to_a_sixteenth_of_the_power_of_two_in_it(size: int, step
 
 def test_a_case_fits_with_what_libraries_hold_beside_it_and_without_the_context() -> None:
     gpu = GPUS["l4"]
-    room = room_bytes(gpu)
+    room = gpu.room_bytes
     just = fit_of(make.prediction(peak_bytes=room - 100, workspace_bytes=100), gpu)
     more = fit_of(make.prediction(peak_bytes=room - 100, workspace_bytes=101), gpu)
     assert just is not None
@@ -132,8 +131,8 @@ def test_a_case_fits_with_what_libraries_hold_beside_it_and_without_the_context(
 
 def test_a_bound_of_the_peak_can_be_too_large_for_a_gpu_and_never_fits_one() -> None:
     gpu = GPUS["m4"]
-    assert fit_of(make.prediction(peak_bytes=room_bytes(gpu)), gpu) is None
-    assert fit_of(make.prediction(peak_bytes=room_bytes(gpu) + 1), gpu) == Fit(room_bytes=32 * 2**30, fits=False)
+    assert fit_of(make.prediction(peak_bytes=gpu.room_bytes), gpu) is None
+    assert fit_of(make.prediction(peak_bytes=gpu.room_bytes + 1), gpu) == Fit(room_bytes=32 * 2**30, fits=False)
 
 
 def test_what_three_points_told_two_are_not_believed_to_tell() -> None:

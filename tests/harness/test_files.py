@@ -19,8 +19,8 @@ from perflab.base.errors import BaselineError
 from perflab.base.files import abandoned, read_regular, sweep, try_lock, write_whole
 from perflab.results.documents import read_document, write_document
 from perflab.running.session.journal import Journal
+from perflab.store.json_files import LOCK_NAME, forget_dead_lock
 from perflab.store.times import BaselineStore
-from perflab.store.write_lock import LOCK_NAME, forget_dead_lock
 from tests.attack import SEED, times
 from tests.harness.make import CASE, closest, document, entry, environment, quiet, result
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perflab.base.data import changed
 from perflab.history.bisect import run
 from perflab.history.bisect.ask import ask, expected_step
-from perflab.history.bisect.state import State, standing
+from perflab.history.bisect.run import State, standing
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.command import read_history
 from perflab.history.contents import Member
@@ -98,7 +98,7 @@ def test_the_step_that_is_searched_is_the_codes_part_of_it_or_unknown(
     git(tmp_path, "init", "--quiet")
     monkeypatch.chdir(tmp_path)
     asked: list[float | None] = []
-    monkeypatch.setattr("perflab.history.bisect.ask.bisect", lambda bench, searched, told: asked.append(searched.ratio))
+    monkeypatch.setattr("perflab.history.bisect.ask.bisect", lambda bench, searched: asked.append(searched.ratio))
     for machine in (1.0, 1.1):
         case = beside_fixed_work(1, 39 * machine, **everywhere(machine))
         write_runs(tmp_path / f"{machine}", 23, {case_name(1): case})

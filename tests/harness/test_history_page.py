@@ -17,7 +17,7 @@ from perflab.history.chart import thinned
 from perflab.history.text import as_text, since_start
 from perflab.history.wording import value_text
 from perflab.units import format_change
-from tests.harness.browser import needs_browser, numbers_in, opened
+from tests.harness.browser import assert_accessible, needs_browser, numbers_in, opened
 from tests.harness.command import Command
 from tests.harness.histories import (
     beside_fixed_work,
@@ -128,20 +128,9 @@ def test_a_page_of_thousands_of_series_says_what_it_leaves_out_and_takes_less_th
 def test_axe_finds_no_violation_and_every_chart_has_its_numbers_in_words(
     tmp_path: Path, browser: Any, scheme: str
 ) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     some_nights(tmp_path / "nights")
     for width in (400, 1000):
-        with opened(browser, page_of(tmp_path), color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
-            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-            found = Axe().run(seen.page)
-            assert found.violations_count == 0, found.generate_report()
-            assert seen.said == []
-            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-            charts = seen.page.eval_on_selector_all(
-                "svg.chart",
-                "ones => ones.map(one => [...one.children].slice(0, 2).map(part => [part.tagName, part.textContent]))",
-            )
+        charts = assert_accessible(browser, page_of(tmp_path), scheme, width)
     assert len(charts) == 4
     for (title, name), (desc, numbers) in charts:
         assert (title, desc) == ("title", "desc")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from perflab.base.data import changed
 from perflab.cli import main
-from perflab.results.compared import ComparedCase
 from perflab.results.documents import write_document
 from perflab.results.measurement import Measurement, Paired
 from perflab.results.records import Change, Judgement, Uncompared, Verdict
 from perflab.results.result import Result
 from tests.harness.histories import contents_in
-from tests.harness.make import MS, document, predicted_result, record, replicate, result
+from tests.harness.make import MS, compared, document, measurement, predicted_result, record, replicate, result
 
 NIGHTS = 12
 
@@ -38,9 +38,7 @@ def with_peak(peak: int) -> Result:
 
 
 def samples() -> Measurement:
-    return Measurement(
-        samples_ns=[100 * MS], repetitions=1, warmup_calls=1, settled=True, clock="host", memory=replicate().memory
-    )
+    return measurement([100 * MS], memory=replicate().memory)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +92,8 @@ def in_turns(tier: str) -> Callable[[int], Result]:
         held = record(replicate(100.0 * MS), measurement=samples())
         paired = Paired(against="main", base_ns=92.0 * MS)
         judged = Change(before=92.0 * MS, now=92.0 * MS, ratio=1.0)
-        if took_turns and tier == "compared":
-            fields = {name: getattr(held, name) for name in held.__struct_fields__}
-            held = ComparedCase(**{**fields, "paired": paired})
-        elif took_turns:
-            held = record(replicate(100.0 * MS), measurement=samples(), paired=paired)
+        if took_turns:
+            held = compared(held, paired=paired) if tier == "compared" else changed(held, paired=paired)
         return result(outcome=held, judgement=Judgement(verdict=Verdict.OK, latency=judged if took_turns else None))
 
     return night

@@ -22,10 +22,8 @@ from perflab.history.series import History, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text
 from perflab.measured.baselines import Baselines
-from perflab.results.compared import ComparedCase
 from perflab.results.documents import write_document
-from perflab.results.places import Place
-from perflab.results.readings import Reading
+from perflab.results.readings import Place, Reading
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Document
 from perflab.store.times import BaselineStore
@@ -34,6 +32,7 @@ from tests.harness.histories import case_name, contents_in, git, write_runs
 from tests.harness.make import (
     CASE,
     MS,
+    compared,
     document,
     entry,
     environment,
@@ -102,19 +101,20 @@ def test_a_report_as_json_and_the_results_it_was_made_of_are_the_same_history(tm
     } == both
 
 
-def test_a_journal_is_a_run_too_and_its_half_written_line_is_no_damage(tmp_path: Path) -> None:
-    line = to_json(result(outcome=record(replicate(7.0 * MS)))) + b"\n"
-    for day in (1, 2):
-        (tmp_path / f"2026-01-0{day}T03-00-00-000000-{day}.jsonl").write_bytes(line + line[:50] * (day == 2))
+def test_a_journal_is_a_run_too_of_each_case_its_last_line_counts_and_a_half_written_one_is_no_damage(
+    tmp_path: Path,
+) -> None:
+    first, last = (to_json(result(outcome=record(replicate(ms * MS)))) + b"\n" for ms in (7.0, 8.0))
+    for day, lines in ((1, first), (2, first + last[:50]), (3, first + last)):
+        (tmp_path / f"2026-01-0{day}T03-00-00-000000-{day}.jsonl").write_bytes(lines)
     contents = contents_in(tmp_path)
-    assert [run.created[:10] for run in contents.runs] == ["2026-01-01", "2026-01-02"]
-    assert [row.values for row in contents.series if row.quantity == "latency"] == [[7.0 * MS] * 2]
+    assert [run.created[:10] for run in contents.runs] == ["2026-01-01", "2026-01-02", "2026-01-03"]
+    assert [row.values for row in contents.series if row.quantity == "latency"] == [[7.0 * MS, 7.0 * MS, 8.0 * MS]]
 
 
 def test_of_a_case_that_was_also_compared_with_a_commit_the_run_has_one_reading(tmp_path: Path) -> None:
     held = record(replicate(7.0 * MS))
-    compared = record(replicate(9.0 * MS))
-    in_turns = ComparedCase(**{name: getattr(compared, name) for name in compared.__struct_fields__})
+    in_turns = compared(record(replicate(9.0 * MS)))
     both = [result(outcome=in_turns), result(outcome=held)]
     created = datetime(2026, 1, 1, tzinfo=UTC)
     write_document(document(*both, created=created), tmp_path / "merged.json")
@@ -123,12 +123,6 @@ def test_of_a_case_that_was_also_compared_with_a_commit_the_run_has_one_reading(
     write_document(document(result(outcome=in_turns), created=created + timedelta(days=2)), tmp_path / "alone.json")
     (row,) = (row for row in contents_in(tmp_path).series if row.quantity == "latency")
     assert row.values == [7.0 * MS, 7.0 * MS, 9.0 * MS]
-
-
-def test_of_each_case_in_a_journal_the_last_line_counts(tmp_path: Path) -> None:
-    lines = [to_json(result(outcome=record(replicate(ms * MS)))) for ms in (7.0, 8.0)]
-    (tmp_path / "2026-01-01T03-00-00-000000-1.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    assert [row.values for row in contents_in(tmp_path).series if row.quantity == "latency"] == [[8.0 * MS]]
 
 
 def test_a_run_counts_once_whatever_files_it_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

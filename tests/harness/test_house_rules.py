@@ -59,7 +59,7 @@ ROOMS = {
     "base.reachable": _CALLED,
     "units": Room(),
     "internals": _CALLED,
-    "processes": Room(packages="filelock msgspec"),
+    "processes": Room(packages="msgspec"),
     "results": Room(packages="msgspec"),
     "results.environment": Room(packages="msgspec", torch=When.CALLED),
     "attribution": _CALLED,
@@ -79,7 +79,7 @@ ROOMS = {
     "snapshots": Room(packages="markupsafe"),
     "tiers": Room(packages="pytest msgspec typing_extensions"),
     "report": Room(),
-    "running": Room(packages=f"{_PYTEST} xdist pytest_benchmark", torch=When.CALLED),
+    "running": Room(packages=f"{_PYTEST} filelock xdist pytest_benchmark", torch=When.CALLED),
     "nsys": _CALLED,
     "untrusted": Room(packages="msgspec pytest", torch=When.IMPORTED),
     "untrusted.in_pytest": Room(packages="pytest cloudpickle", torch=When.IMPORTED),
@@ -98,10 +98,7 @@ ROOMS = {
     "compiled.run": Room(packages=_PYTEST),
     "compiled.tier": Room(packages="pytest"),
     "predicted": Room(packages="msgspec pytest"),
-    **{
-        f"predicted.{one}": Room(torch=When.IMPORTED)
-        for one in ["cuda", "gpus", "layers", "memory", "prediction", "trace"]
-    },
+    **{f"predicted.{one}": Room(torch=When.IMPORTED) for one in ["cuda", "layers", "memory", "prediction", "trace"]},
     "predicted.dry_run": Room(packages=f"{_PYTEST} nocuda", torch=When.IMPORTED),
     "predicted.judge": Room(packages="msgspec"),
     "predicted.report": Room(),
@@ -112,9 +109,8 @@ ROOMS = {
     "sweeps": Room(packages="pytest msgspec submitit"),
     "plugin": Room(packages="pytest", torch=When.CALLED),
     "history": Room(packages="msgspec markupsafe"),
-    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps", "thresholds"]},
-    "doctor": _CALLED,
-    "cli": Room(packages="msgspec"),
+    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps"]},
+    "cli": Room(packages="msgspec", torch=When.CALLED),
     "__main__": Room(),
     "perflab": Room(),
     "instruments": Room(),
@@ -128,7 +124,6 @@ ROOMS = {
 
 TIERS_AS_TEXT = {
     "options.py": "of which tier a fixture makes a test a case",
-    "history/results_files.py": "which of a case's two readings of a run stands",
 }
 """Common files that hold a tier's name as a text."""
 
@@ -315,13 +310,13 @@ OF_PYTEST = {
     "measured/run/cases.py": ("_excinfo",),
     "running/case/untimed.py": ("_excinfo",),
     "predicted/run/fake_cases.py": ("_excinfo", "_fixtureinfo", "_request"),
-    "running/session/benchmark.py": ("_benchmarksession",),
+    "running/session/journal.py": ("_benchmarksession",),
     "running/case/adopting.py": ("_fixtureinfo", "_request", "_fixture_defs", "_arg2fixturedefs"),
     "running/case/coroutines.py": ("_get_running_loop", "_set_running_loop", "_enter_task", "_leave_task"),
 }
 """Where attributes of pytest's own, of pytest-benchmark's or of asyncio's are asked for by name."""
 BY_ITSELF = {
-    "turns/sides/forking.py": ("_C", "_cuda_isInBadFork"),
+    "turns/forking.py": ("_C", "_cuda_isInBadFork"),
     "lab/attention/triton_tma.py": ("triton.tools.tensor_descriptor",),
     "lab/experts/products.py": ("_grouped_mm",),
     "lab/launch.py": ("triton.runtime.jit",),
@@ -464,7 +459,7 @@ def test_node_ids_are_taken_apart_in_one_place() -> None:
         "predicted/cuda/autocast.py",
         "predicted/trace/operators.py",
         "profiles/flops.py",
-        "running/session/benchmark.py",  # short names
+        "running/session/journal.py",  # short names
         "tables/lines.py",  # all parts of a path
         "measured/report/columns.py",
     }

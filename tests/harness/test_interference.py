@@ -9,8 +9,7 @@ import pytest
 
 from perflab.judging.doubts import KEPT_CORE, SHARING_AT_MOST
 from perflab.judging.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.measured import Entry
 from perflab.results.measurement import Replicate
 from perflab.results.records import Judgement, Policy, Verdict

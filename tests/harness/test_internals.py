@@ -23,7 +23,7 @@ from perflab.devices.environment import current_environment
 from perflab.internals import lookup as internals
 from perflab.internals import of_torch as torch_internals
 from perflab.internals.lookup import TORCH, TRITON, version_warnings
-from perflab.internals.of_torch import compiler, dispatch, fakes, machine, patched, tracing
+from perflab.internals.of_torch import compiler, dispatch, machine, patched, tracing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.stopping import Plan
@@ -82,7 +82,7 @@ GONE: list[tuple[str, str, Callable[[], object]]] = [
     ("torch.utils._python_dispatch", "_is_in_torch_dispatch_mode", dispatch.say_which_modes_are_on),
     ("torch._C", "_get_sdp_priority_order", lambda: backend(asked(), (8, 0))),
     ("torch._subclasses.fake_impls", "op_implementations_dict", lambda: enter(cuda_composites((8, 0)))),
-    ("torch._subclasses.fake_tensor.FakeTensorMode", "cache_clear", fakes.forget_shapes),
+    ("torch._subclasses.fake_tensor.FakeTensorMode", "cache_clear", tracing.forget_shapes),
     ("torch._functorch.config", "fake_tensor_allow_unsafe_data_ptr_access", lambda: enter(fake_tensors())),
     ("torch.nn.init", "_no_grad_trunc_normal_", lambda: enter(fake_tensors())),
     ("torch.amp.autocast_mode", "_cast", lambda: enter(as_cuda())),
@@ -240,7 +240,7 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
         lambda: tracing.is_view(nothing),
         lambda: tracing.children_of(nothing),
         lambda: dispatch.schema_of(nothing),
-        lambda: fakes.forget_real_tensor(nothing, torch.ones(1)),
+        lambda: tracing.forget_real_tensor(nothing, torch.ones(1)),
         lambda: machine.kineto_results(nothing),
         lambda: patched.initial_scale(nothing),
     ):
@@ -249,7 +249,7 @@ def test_names_of_objects_at_hand_are_errors_too() -> None:
 
 
 def test_a_result_is_not_free_of_nan_because_nobody_could_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perflab.running.case.returned import holds_nan
+    from perflab.running.case.refusals import holds_nan
 
     def is_gone(*_: object) -> object:
         raise internals.missing(TORCH, "Tensor._values", "look into a sparse tensor")
@@ -305,14 +305,14 @@ def test_an_operator_with_another_name_is_an_error_before_a_prediction(monkeypat
 
 def test_a_shape_rule_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InternalsError, match=r"has no rule for aten\.add\.Tensor in torch\._subclasses\.fake_impls"):
-        fakes.shape_rule_replaced_in(add(), "give it other dtypes")
+        tracing.shape_rule_replaced_in(add(), "give it other dtypes")
 
 
 def test_an_operator_that_cuda_casts_by_a_rule_of_its_own_is_refused_where_it_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from perflab.predicted.cuda import autocast
-    from perflab.predicted.cuda.autocast_lists import Called, first_call
+    from perflab.predicted.cuda.autocast import Called, first_call
 
     other = {torch.ops.aten.dot.default: Called(torch.ops.aten.mul.Tensor)}
     monkeypatch.setattr(

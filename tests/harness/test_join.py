@@ -8,7 +8,7 @@ import pytest
 
 from perflab.base.errors import BaselineError
 from perflab.results.measured import Entry
-from perflab.store.join import join_baselines
+from perflab.store.case_files import join_baselines
 from perflab.store.times import BaselineStore
 from perflab.tiers.interface import by_folder
 from tests.harness.make import CASE, closest, cuda_environment, entry, environment, quiet

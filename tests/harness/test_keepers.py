@@ -17,7 +17,7 @@ from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.set_up import SetUpWorkload
 from perflab.profiles.explanation_text import peak_texts
 from perflab.profiles.keepers import take_keepers
-from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.peak import explain_peak
 from perflab.profiles.take_peak import take_peak
 from perflab.results.peak import Keeper, Peak, PeakPart
 

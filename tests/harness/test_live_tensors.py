@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from perflab.attribution.held import held_by_address
-from perflab.attribution.live_tensors import held_bytes
+from perflab.attribution.held import held_by_address, held_bytes
 from perflab.measure.calls.workload import Workload
 from perflab.measure.memory.peak import measure_memory
 
@@ -320,7 +319,7 @@ def test_a_distributed_parameter_holds_its_local_part_as_a_parameter() -> None:
 
 
 def test_on_cuda_a_tensor_takes_whole_blocks_as_what_a_call_allocates_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perflab.attribution.live_tensors._is_there", lambda _tensor, _device: True)
+    monkeypatch.setattr("perflab.attribution.held._is_there", lambda _tensor, _device: True)
     small, exact, large = (torch.zeros(size, dtype=torch.uint8) for size in (1, 512, 1025))
     assert held_bytes((small, exact, large, small[:0]), torch.device("cuda", 0)) == 512 + 512 + 1536
     assert held_bytes((small, exact, large), CPU) == 1 + 512 + 1025

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.report.markdown import markdown
+from perflab.report.summary import markdown
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.escaping import code
-from perflab.tables.text_bars import bars_block, text_bars
+from perflab.tables.markdown import bars_block, text_bars
 from tests.harness.make import cuda_environment, document, entry, judge, quiet, record, replicate, result
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from perflab.base.identity import identity, without_mode
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode, identity, without_mode
 from perflab.results.documents import merge
 from perflab.results.records import Verdict
 from tests.harness.make import document, result

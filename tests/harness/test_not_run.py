@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.records import Judgement, Shortage, Verdict
 from perflab.results.result import Result
 from perflab.tables.not_run import not_run

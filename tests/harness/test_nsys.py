@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from perflab.nsys.export import opened
-from perflab.nsys.names import case_and_pass, named, shapes_of
 from perflab.nsys.ranges import NONE, Opened, Ranges
 from perflab.nsys.reading import Reading, chosen_process, read
+from perflab.nsys.reading_ranges import case_and_pass, named, shapes_of
 from perflab.nsys.text import lines
 from perflab.profiles.events import shown_shapes
 from perflab.results.profile import GAPS
@@ -454,9 +454,9 @@ esac
 """
 
 
-def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on a program called ``nsys`` exports the same run each time."""
-    program(folder, NSYS)
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str = "sh") -> None:
+    """From here on a program called ``nsys``, which runs this command, exports the same run each time."""
+    program(folder, NSYS.replace("sh) break", f"{command}) break"))
     write_run(folder / "run.sqlite")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.chdir(folder)
@@ -505,12 +505,9 @@ def test_a_case_beyond_what_is_read_says_so(tmp_path: Path, monkeypatch: pytest.
 def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_executed_is_read(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, NSYS.replace("sh) break", "./bench) break"))
-    write_run(tmp_path / "run.sqlite")
+    stand_in(tmp_path, monkeypatch, "./bench")
     bench = tmp_path / "bench"
     bench.write_text("#!/bin/sh\nexit 7\n")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
     for path in (bench, write_run(tmp_path / "export")):
         path.chmod(0o755)
     command("nsys", "--output=report", "--", "./bench", status=7)
@@ -520,13 +517,10 @@ def test_a_program_without_arguments_is_profiled_and_an_export_that_can_be_execu
 def test_results_are_written_beside_a_report_of_any_name(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(tmp_path, NSYS.replace("sh) break", "pytest) break"))
-    write_run(tmp_path / "run.sqlite")
+    stand_in(tmp_path, monkeypatch, "pytest")
     (tmp_path / "pytest").write_text('#!/bin/sh\necho "$PYTEST_ADDOPTS" > given\n')
     (tmp_path / "pytest").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.chdir(tmp_path)
     command.answered("nsys", "--output=it's/report", "--", "pytest", "-m", "perf")
     assert shlex.split((tmp_path / "given").read_text()) == [f"--perf-json={tmp_path}/it's/report.json"]
 

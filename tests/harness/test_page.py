@@ -16,23 +16,22 @@ from jinja2 import Environment, FileSystemLoader
 from perflab.base.data import changed
 from perflab.base.git import commit_page, page_of_remote, repository_page
 from perflab.cli import main
-from perflab.page.charts import Bar, bars, ratios, stack, steps
+from perflab.page.case_view import sentences_of
+from perflab.page.charts import Bar, Strand, bars, ratios, stack, steps, strip
 from perflab.page.pictures import pictures_of
 from perflab.page.render import policy, render
-from perflab.page.sentences import sentences_of
-from perflab.page.strip import Strand, strip
 from perflab.page.svg import ticks
 from perflab.page.table import Cell, Column, PageTable, Row
 from perflab.results.documents import write_document
-from perflab.results.measurement import Evidence, Measurement
+from perflab.results.measurement import Evidence
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.contents import Case, Quantity, Times
 from perflab.units import format_bytes, format_change, format_noise, format_ns, format_percent, format_ratio
-from tests.harness.browser import needs_browser, numbers_in, opened
+from tests.harness.browser import assert_accessible, needs_browser, numbers_in, opened
 from tests.harness.histories import git
 from tests.harness.large_page import large_run
-from tests.harness.make import document, environment, in_turns, record, replicate, result
+from tests.harness.make import document, environment, in_turns, measurement, record, replicate, result
 from tests.harness.test_damage import run_of_everything
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`\n\x1b[31m\u202e{{ 7 * 7 }}&amp;"
@@ -49,6 +48,14 @@ def page_of(folder: Path, *documents: Document, name: str = "run") -> Path:
     page = folder / f"{name}.html"
     assert main(["report", *map(str, files), "--format=html", f"--output={page}"]) == 0
     return page
+
+
+def page_and_json(folder: Path, capsys: pytest.CaptureFixture[str], run: Document) -> tuple[str, Any]:
+    """The page of a run, and what stands in the JSON beside it."""
+    page = page_of(folder, run).read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(folder / "run-1.json"), "--format=json"]) == 0
+    return page, json.loads(capsys.readouterr().out)
 
 
 def hostile_run() -> Document:
@@ -76,10 +83,8 @@ def hostile_run() -> Document:
 def test_every_number_of_the_page_stands_in_the_json_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = page_of(tmp_path, run_of_everything()).read_text(encoding="utf-8")
-    capsys.readouterr()
-    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
-    known = {float(f"{number:.6g}") for number in numbers_in(json.loads(capsys.readouterr().out))}
+    page, contents = page_and_json(tmp_path, capsys, run_of_everything())
+    known = {float(f"{number:.6g}") for number in numbers_in(contents)}
     shown = [float(number) for number in re.findall(r'data-v="([^"]+)"', page)]
     assert len(shown) > 20
     assert [number for number in shown if float(f"{number:.6g}") not in known] == []
@@ -127,9 +132,7 @@ def uneven_run() -> Document:
             1.2345e6, noise=noise, calibration_ns={"memory": (2.345e6 + 1e5 * ("study" in changes)) * (1 + noise)}
         )
         seen = Evidence(span_ns=10**9, load_average=1.5 + noise, neighbours_cores=noise)
-        taken = Measurement(
-            samples_ns=[1_234_500] * 9, repetitions=1, warmup_calls=3, settled=True, clock="host", evidence=seen
-        )
+        taken = measurement([1_234_500] * 9, evidence=seen)
         made = record(summary, parameters={"impl": level}, measurement=taken)
         return result(f"t.py::test_{changes.get('study', 'a')}[{level}]", outcome=made, **changes)
 
@@ -154,10 +157,7 @@ def test_a_ratio_of_times_has_its_interval_and_rows_without_turns_say_why_they_h
 def test_every_figure_that_is_written_or_said_stands_in_the_json_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Callable[[], Document]
 ) -> None:
-    page = page_of(tmp_path, run()).read_text(encoding="utf-8")
-    capsys.readouterr()
-    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
-    contents = json.loads(capsys.readouterr().out)
+    page, contents = page_and_json(tmp_path, capsys, run())
     shown = figures_of(page)
     assert len(shown) > 10
     assert shown - figures_in(contents) == set()
@@ -185,7 +185,7 @@ def test_an_interval_is_named_has_no_negative_end_and_is_none_where_nobody_can_t
 def test_a_disturbed_case_is_marked_in_the_table_and_the_mark_has_a_legend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = page_of(tmp_path, uneven_run()).read_text(encoding="utf-8")
+    page, contents = page_and_json(tmp_path, capsys, uneven_run())
     explorer, study = page[page.index('id="table"') :].split("Study: switches", 1)
     marked = re.findall(r"<td><a[^>]*>([^<]*)</a> <small>\*</small>", explorer)
     assert marked == [f"switches[{name}]" for name in ("calm", "rough", "wild")]
@@ -193,9 +193,7 @@ def test_a_disturbed_case_is_marked_in_the_table_and_the_mark_has_a_legend(
     assert "* disturbed while it was measured" in study[: study.index("</figcaption>")]
     assert ">rough *</text>" in study
     assert "&gt;±100%" in explorer  # as in the terminal, and not 956.6 %
-    capsys.readouterr()
-    assert main(["report", str(tmp_path / "run-1.json"), "--format=json"]) == 0
-    tables = json.loads(capsys.readouterr().out)["runs"][0]["tables"]
+    tables = contents["runs"][0]["tables"]
     rows = tables["studies"][0]["tables"][0]["rows"]
     assert [(row["label"], row["disturbed"]) for row in rows] == [("calm", True), ("rough", True), ("wild", True)]
     assert [row.get("intervals", {}).get("median") is None for row in rows] == [False, False, True]
@@ -279,10 +277,7 @@ def test_each_run_of_a_comparison_has_its_filters_and_names_lead_to_the_newest_r
     page = page_of(tmp_path, here, there).read_text(encoding="utf-8")
     assert re.findall(
         r'<legend>(Run \d)</legend>\s*<label[^>]*><input[^>]* value="([^"]*)"> (\w+) <small>\((\d)\)', page
-    ) == [
-        ("Run 1", "1 ok", "ok", "2"),
-        ("Run 2", "2 new", "new", "1"),
-    ]
+    ) == [("Run 1", "1 ok", "ok", "2"), ("Run 2", "2 new", "new", "1")]
     assert '<a href="#run-2-case-1">both</a>' in page
     assert '<a href="#run-1-case-2">gone</a>' in page
 
@@ -336,17 +331,17 @@ def test_hostile_names_do_nothing_and_are_shown_as_text(tmp_path: Path, browser:
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("runs", [1, 2])
-def test_axe_finds_no_violation(tmp_path: Path, browser: Any, scheme: str, runs: int) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
+def test_axe_finds_no_violation_and_every_chart_has_a_name_and_its_numbers_in_words(
+    tmp_path: Path, browser: Any, scheme: str, runs: int
+) -> None:
     page = page_of(tmp_path, *[run_of_everything()] * runs)
     for width in WIDTHS[:2]:
-        with opened(browser, page, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
-            # Closed sections are looked into as well.
-            seen.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-            found = Axe().run(seen.page)
-            assert found.violations_count == 0, found.generate_report()
-            assert seen.said == []
+        charts = assert_accessible(browser, page, scheme, width)
+        assert len(charts) > 5 or runs > 1
+        for (title, name), (desc, numbers) in charts:
+            assert (title, desc) == ("title", "desc")
+            assert name
+            assert re.search(r"\d", numbers)
 
 
 @needs_browser
@@ -363,20 +358,6 @@ def test_every_row_has_a_cell_for_each_column_and_hidden_ones_are_hidden(
             "t.tHead.rows[0].cells[at].checkVisibility()))).length",
         )
         assert ragged == 0
-
-
-@needs_browser
-def test_every_chart_has_a_name_and_its_numbers_in_words(tmp_path: Path, browser: Any) -> None:
-    with opened(browser, page_of(tmp_path, run_of_everything())) as seen:
-        charts = seen.page.eval_on_selector_all(
-            "svg.chart",
-            "ones => ones.map(one => [...one.children].slice(0, 2).map(part => [part.tagName, part.textContent]))",
-        )
-    assert len(charts) > 5
-    for (title, name), (desc, numbers) in charts:
-        assert (title, desc) == ("title", "desc")
-        assert name
-        assert re.search(r"\d", numbers)
 
 
 @needs_browser
@@ -670,11 +651,7 @@ def test_two_runs_have_a_chart_of_what_differs_between_them(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("ratios_given", "marks"),
-    [
-        ([2.0, 0.5], ["0.0%", "+100.0%", "-50.0%"]),
-        ([1.02], ["0.0%", "+2.0%"]),
-        ([1.5, 2.0, 200.0], ["0.0%", "x100"]),
-    ],
+    [([2.0, 0.5], ["0.0%", "+100.0%", "-50.0%"]), ([1.02], ["0.0%", "+2.0%"]), ([1.5, 2.0, 200.0], ["0.0%", "x100"])],
 )
 def test_an_axis_of_ratios_has_round_marks_with_room_between_them_and_names_its_sides(
     ratios_given: list[float], marks: list[str]

@@ -17,8 +17,7 @@ from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.peak import measure_memory
 from perflab.profiles.events import NODE, RANGE_SCOPE, Event, nested
 from perflab.profiles.explanation_text import peak_texts
-from perflab.profiles.peak import Askers, made_by_call, summed
-from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.peak import Askers, explain_peak, made_by_call, summed
 from perflab.profiles.placed import Phase, placed
 from perflab.profiles.take_peak import take_peak
 from perflab.results.peak import Peak, PeakPart

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,13 +10,11 @@ from perflab.predicted.memory.account import (
     STRETCHES,
     Account,
     account_of,
-    peak_of,
     rounded_as_on_cuda,
     timeline_of,
 )
-from perflab.predicted.prediction import Work
 from perflab.predicted.trace.trace import Alloc, Event, Free, Op, Place, Saved, Trace, Use
-from tests.harness.traced import exact, traced_as_is
+from tests.harness.traced import exact, stepped, traced_as_is
 
 FORWARD = Place("forward", "blocks.*.mlp", "model.py:12")
 BACKWARD = Place("backward", "blocks.*.mlp", "model.py:12")
@@ -76,7 +72,7 @@ def test_a_call_that_takes_nothing_has_its_peak_before_it() -> None:
 @pytest.mark.parametrize(("size_bytes", "taken"), [(0, 0), (1, 512), (512, 512), (513, 1024), (2**30 + 1, 2**30 + 512)])
 def test_each_block_is_rounded_up_by_itself(size_bytes: int, taken: int) -> None:
     assert rounded_as_on_cuda(size_bytes) == taken
-    assert peak_of(trace(alloc(1, size_bytes), alloc(2, size_bytes))) == 2 * taken
+    assert account_of(trace(alloc(1, size_bytes), alloc(2, size_bytes))).peak_bytes == 2 * taken
 
 
 def test_an_output_that_is_kept_is_there_beside_the_whole_next_call() -> None:
@@ -139,17 +135,7 @@ def step() -> Account:
     net, tokens = Net(), torch.zeros(16, dtype=torch.int64)
     adam = torch.optim.Adam(net.parameters())
 
-    def run(mark: Callable[[], None]) -> Tensor:
-        loss = net(tokens).logsumexp(-1).mean()
-        mark()
-        loss.backward()
-        mark()
-        adam.step()
-        adam.zero_grad()
-        mark()
-        return loss
-
-    return exact(traced_as_is(Work(run, (net, tokens, adam), ("forward", "backward", "optimizer"))))
+    return exact(traced_as_is(stepped(net, adam, tokens, lambda out: out.logsumexp(-1).mean())))
 
 
 def test_the_parts_of_a_peak_are_all_of_it_whatever_the_code() -> None:

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perflab.predicted.cuda.as_cuda import as_cuda
-from perflab.predicted.cuda.autocast_lists import LOWER as LOWER_PRECISION
-from perflab.predicted.cuda.autocast_lists import OTHER, first_call
+from perflab.predicted.cuda.autocast import LOWER as LOWER_PRECISION
+from perflab.predicted.cuda.autocast import OTHER, first_call
 from perflab.predicted.cuda.devices import on_host
 from perflab.predicted.cuda.fake import fake_tensors
 

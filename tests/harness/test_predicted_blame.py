@@ -8,9 +8,10 @@ import pytest
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import parse_gpu
 from perflab.predicted.judge.judge import baseline_of, judge_predicted
-from perflab.predicted.prediction import ON_CUDA, Proofs, predict
+from perflab.predicted.prediction import Proofs, predict
 from perflab.results.predicted import Prediction
 from perflab.results.records import Policy, Verdict
 

@@ -1,18 +1,22 @@
-"""What kernels take in passing, and how many of them there are, held against the sources' formulas done by hand."""
+"""What kernels take in passing, and how many there are, also over lists: held to the sources' formulas done by hand."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.kernels import hidden_blocks, launches
-from perflab.predicted.cuda.multi_tensor import CHUNK, MOST_BLOCKS, MOST_TENSORS
+from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
 from perflab.predicted.cuda.reductions import Processor
+from perflab.predicted.prediction import Work, traced
+from perflab.predicted.trace.trace import CHUNK, MOST_BLOCKS, MOST_TENSORS, Lists, Part
+from tests.harness.routed_calls import CALLS, Call
+from tests.harness.traced import ops, phased
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -29,6 +33,14 @@ def attention(batch: int, heads: int, length: int, size: int, dtype: torch.dtype
 
     groups = groups or heads
     return [one(heads), one(heads), one(groups), one(groups), one(heads)]
+
+
+def hidden_blocks(operator: str, arguments: list[Any]) -> tuple[int, ...]:
+    return ON_CUDA.blocks_of(operator, arguments, {})
+
+
+def launches(operator: str, arguments: list[Any]) -> int:
+    return ON_CUDA.launches_of(operator, arguments, {})
 
 
 def hidden_bytes(operator: str, arguments: list[Any]) -> int | None:
@@ -117,6 +129,8 @@ def test_and_once_for_as_many_chunks_as_fit() -> None:
     assert launches("aten::_foreach_mul_", [[whole, meta(1)], 2.0]) == 2
     assert launches("aten::_foreach_mul_", [[meta(CHUNK * MOST_BLOCKS + 1), meta(1)], 2.0]) == 2
     assert launches("aten::_foreach_mul_", [[meta(0)], 2.0]) == 0
+    assert launches("aten::_foreach_mul_", [[meta(8)] * (MOST_TENSORS[0] + 1), 2.0]) == 2
+    assert launches("aten::_foreach_norm", [[], 2.0]) == 1
 
 
 def test_the_norms_of_a_list_have_a_number_for_every_chunk_of_the_largest() -> None:
@@ -152,7 +166,7 @@ def test_a_sum_of_many_numbers_is_staged_by_block(
 
 
 def test_a_smaller_gpu_divides_a_sum_among_fewer_blocks() -> None:
-    t4 = hidden_blocks("aten::sum", [meta(4, 512, 2560), [0, 1], True], gpu=Processor(40, 75))
+    t4 = OnCuda(Processor(40, 75)).blocks_of("aten::sum", [meta(4, 512, 2560), [0, 1], True], {})
     assert t4 == (4 * 2560 * 16 * 128, 4 * 20)
 
 
@@ -171,3 +185,84 @@ def test_what_is_joined_in_more_than_four_dimensions_is_copied_one_by_one() -> N
 
 def test_a_softmax_that_is_safe_of_empty_rows_holds_a_second_one() -> None:
     assert hidden_bytes("aten::_safe_softmax", [meta(2, 4, 8, 16), -1]) == 1024 * 4 + 1024 + 64
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.removeprefix("aten::"))
+def test_a_call_launches_and_takes_what_it_did_on_cuda(call: Call) -> None:
+    arguments = call.arguments(meta)
+    assert ON_CUDA.launches_of(call.name, arguments, call.keywords) == call.launches
+    assert sum(ON_CUDA.blocks_of(call.name, arguments, call.keywords)) == call.hidden_bytes
+
+
+SIZES = (3 * CHUNK, 40 * CHUNK + 1, 5)
+"""Of the tensors of a layer."""
+
+
+def model(layers: dict[str, int], depth: int = 2) -> Lists:
+    """An embedding, stacks of layers one after another, a head."""
+    parts = [Part(7 * CHUNK)]
+    for stack, number in layers.items():
+        parts += [Part(size, stack, layer) for layer in range(number) for size in SIZES]
+    return Lists((*parts, Part(9), Part(2 * CHUNK)), depth, scalars=True, besides=1)
+
+
+@pytest.mark.parametrize("wanted", [3, 4, 5, 17, 100])
+def test_lists_grow_by_a_layer_s_tensors_in_their_place(wanted: int) -> None:
+    assert model({"blocks": 4}).with_layers({"blocks": 4}, {"blocks": wanted}) == model({"blocks": wanted})
+
+
+def test_stacks_grow_by_themselves_and_together() -> None:
+    few = {"encoder": 3, "decoder": 4}
+    for wanted in ({"encoder": 3, "decoder": 9}, {"encoder": 12, "decoder": 6}):
+        assert model(few).with_layers(few, wanted) == model(wanted)
+
+
+def test_lists_that_are_sorted_otherwise_keep_their_order() -> None:
+    """All weights of all layers, then all biases."""
+
+    def by_kind(layers: int) -> Lists:
+        return Lists(tuple(Part(size, "blocks", layer) for size in SIZES for layer in range(layers)), 1)
+
+    assert by_kind(4).with_layers({"blocks": 4}, {"blocks": 11}) == by_kind(11)
+
+
+def test_launches_are_no_straight_line_over_the_layers() -> None:
+    counts = [model({"blocks": number}).launches for number in range(3, 200)]
+    assert counts == sorted(counts)
+    assert len({later - sooner for sooner, later in itertools.pairwise(counts)}) > 1
+    chunks = sum(-(-part.numbers // CHUNK) for part in model({"blocks": 199}).parts)
+    assert -(-chunks // MOST_BLOCKS) <= counts[-1] - 1 <= chunks
+
+
+class Deep(nn.Module):
+    """(4, 256) -> (4, 256): layers large enough that launches over all parameters are many."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(2048, 2048) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def trained(layers: int) -> Work:
+    net, x = Deep(layers), torch.zeros(4, 2048)
+    adam = torch.optim.AdamW(net.parameters())
+
+    def update() -> None:
+        adam.step()
+        adam.zero_grad()
+
+    return phased(backward=lambda: net(x).sum().backward(), optimizer=update)
+
+
+def test_a_prediction_from_few_layers_has_the_launches_of_all_of_them() -> None:
+    with fake_tensors(), as_cuda():
+        few = traced(trained(90), ON_CUDA)
+        every = traced(trained(90), ON_CUDA, whole=True)
+    assert few.layers_run
+    over_lists = [[op.launches for op in ops(one.trace) if "_foreach_" in op.name] for one in (few, every)]
+    assert over_lists[0] == over_lists[1]
+    assert max(over_lists[0]) > 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perflab.predicted.gpus.names import GPUS, MODELLED, gpu_by_device_name, parse_gpu, parse_modelled
+from perflab.predicted.gpus import GPUS, MODELLED, gpu_by_device_name, parse_gpu, parse_modelled
 
 GIB = 2**30
 

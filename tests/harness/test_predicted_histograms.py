@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
+from perflab.predicted.cuda.kernels import ON_CUDA, OnCuda
 from perflab.predicted.cuda.reductions import Processor
-from perflab.predicted.prediction import ON_CUDA, OnCuda, traced
+from perflab.predicted.prediction import traced
 from tests.harness.traced import ops, work
 
 EXPERTS = 8

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perflab.predicted.layers.same import same
+from perflab.predicted.layers.unroll import same
 from perflab.predicted.prediction import Traced, Work, traced
-from perflab.predicted.trace.tracer import Hidden
-from tests.harness.traced import work
+from perflab.predicted.trace.operators import Hidden
+from tests.harness.traced import stepped, work
 
 WIDTH, LAYERS = 8, 9
 """Some settings are a layer's number by chance: 8 features, the ninth layer."""
@@ -211,19 +211,7 @@ MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
 def trained(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> Work:
     """A training step, the optimizer's work done over lists as on a GPU."""
     x = torch.randn(4, 5, WIDTH)
-    rule = optimizer(model.parameters(), foreach=True)
-
-    def run(mark: Callable[[], None]) -> Tensor:
-        loss = model(x).sum()
-        mark()
-        loss.backward()
-        mark()
-        rule.step()
-        rule.zero_grad()
-        mark()
-        return loss
-
-    return Work(run, (model, x, rule), ("forward", "backward", "optimizer"))
+    return stepped(model, optimizer(model.parameters(), foreach=True), x, Tensor.sum)
 
 
 def both(make: Callable[[], Work]) -> tuple[Traced, Traced]:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from perflab.predicted import prediction
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.gpus.names import parse_gpu
-from perflab.predicted.gpus.roofline import bound_ns, roofline_ns
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import bound_ns, parse_gpu, roofline_ns
 from perflab.predicted.memory.account import account_of
-from perflab.predicted.prediction import ON_CUDA, Proofs, Work, predict, traced
+from perflab.predicted.prediction import Proofs, Work, predict, traced
 from perflab.predicted.trace.trace import Op, Trace
 
 from .traced import phased, work

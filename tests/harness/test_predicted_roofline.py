@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.predicted.gpus.names import GPUS, Gpu
-from perflab.predicted.gpus.roofline import bound_ns, rate_of, roofline_ns, room_bytes
-from perflab.predicted.run.efficiency import with_estimate
+from perflab.predicted.gpus import GPUS, Gpu, bound_ns, rate_of, roofline_ns
+from perflab.predicted.run.exploring import with_estimate
 from perflab.predicted.trace.trace import Op, Place
 from tests.harness import make
 
@@ -100,7 +99,7 @@ def test_what_neither_computes_nor_moves_takes_no_time() -> None:
 
 def test_the_room_is_the_memory_without_the_context() -> None:
     for gpu in GPUS.values():
-        assert room_bytes(gpu) + gpu.context_bytes == gpu.memory_bytes
+        assert gpu.room_bytes + gpu.context_bytes == gpu.memory_bytes
 
 
 def measured_and_predicted(directory: Path, pairs: dict[str, tuple[float, float]]) -> tuple[Any, Any]:

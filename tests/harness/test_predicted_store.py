@@ -9,9 +9,8 @@ import pytest
 
 from perflab.base.data import Parameters, changed
 from perflab.base.errors import BaselineError
-from perflab.predicted.store.predictions import PredictedStore
-from perflab.predicted.store.stored import stored
-from perflab.store.join import join_baselines
+from perflab.predicted.store import PredictedStore, stored
+from perflab.store.case_files import join_baselines
 from perflab.store.stale import Collection, find_missing
 from perflab.store.times import BaselineStore
 from perflab.tiers.interface import by_folder

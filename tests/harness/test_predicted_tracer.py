@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perflab.predicted.prediction import Work, traced
+from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import Alloc, Free, Place, Saved, Trace
-from perflab.predicted.trace.tracer import Hidden
 from tests.harness.traced import allocs, exact, frees, line_with, named, ops, phased, traced_as_is, traced_fake, work
 
 

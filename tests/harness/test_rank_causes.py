@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from perflab.correctness import Cause, RankStep, in_ranks
-from perflab.correctness.one_process import State, _causes, _Job, _train, _Trainings
+from perflab.correctness.one_process import State, _causes, _Job, _train, _Training
 from tests.correctness import rank_steps
 from tests.correctness.rank_steps import own_weights_step, same_batch_step, step_with_fault
 
@@ -35,10 +35,11 @@ ALONE = [
 def trained(make_steps: list[MakeStep], jobs: list[list[_Job]]) -> list[Trained]:
     """Do this rank's jobs with each step."""
     mine = jobs[rank_steps.distributed.get_rank()]
-    return [{job: _train(rank_steps.make_model, make, job, 2, STEPS, 0) for job in mine} for make in make_steps]
+    ways = [_Training(rank_steps.make_model, make, 2, STEPS, 0, "gloo", 1.0) for make in make_steps]
+    return [{job: _train(way, job) for job in mine} for way in ways]
 
 
-class _Known(_Trainings):
+class _Known(_Training):
     """Trainings that have been done, in one process and in each rank."""
 
     def __init__(self, alone: Trained, ranks: list[Trained]) -> None:

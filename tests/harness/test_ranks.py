@@ -13,8 +13,8 @@ import torch
 from perflab.base.errors import UsageError
 from perflab.measure.counts.collectives import Collective, communicates, counts_of
 from perflab.measured.run.remeasure import PROCESS_BYTES, no_room
+from perflab.ranks.group import ALONE, together
 from perflab.ranks.run import RankError, in_ranks
-from perflab.ranks.together import ALONE, together
 from perflab.results.measurement import Measurement, RankFigures
 from tests.harness import rank_functions
 from tests.harness.make import memory, record
@@ -25,7 +25,7 @@ def of_ranks() -> set[int]:
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"perflab.ranks.worker" in path.read_bytes():
+            if b"perflab.ranks.run" in path.read_bytes():
                 found.add(int(path.parent.name))
         except OSError:
             continue
@@ -43,7 +43,7 @@ def test_a_rank_that_raises_is_told_with_its_traceback_and_what_the_other_waited
     told = str(caught.value)
     assert told.startswith("rank 1 of 2 raised\nTraceback (most recent call last):\n")
     assert "\nValueError: of its own\n" in told
-    assert "worker.py" not in told.partition("ValueError")[0]
+    assert "ranks/run.py" not in told.partition("ValueError")[0]
     assert "rank 0 " in told
 
 

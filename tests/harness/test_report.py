@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
-from perflab.base.mode import DEFAULT, Mode
+from perflab.base.identity import DEFAULT, Mode
 from perflab.measured.report import section
 from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.results.compiled import CompiledCase
 from perflab.results.measured import MeasuredCase
-from perflab.results.measurement import Evidence, Measurement, OutOfMemory, Record, Replicate
+from perflab.results.measurement import Evidence, OutOfMemory, Record, Replicate
 from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation, Part, Profile
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
-from perflab.tables.lines import short_name, wrap_facts
-from perflab.tables.tally import tally
+from perflab.tables.lines import short_name, tally, wrap_facts
 from perflab.tables.view import View
 from tests.harness.make import (
     CASE,
@@ -34,6 +33,7 @@ from tests.harness.make import (
     environment,
     judge,
     kernel,
+    measurement,
     predicted_baseline,
     predicted_result,
     prediction,
@@ -85,15 +85,8 @@ def step(median_ns: float, backward_ns: float, **changes: object) -> Record:
     """A training step of three phases, measured again three times."""
     phases = {"forward": 30 * MS, "backward": backward_ns, "optimizer": 10 * MS}
     again = quiet(median_ns, peak_bytes=2**30, phases_ns=phases)
-    measurement = Measurement(
-        samples_ns=[1],
-        repetitions=1,
-        warmup_calls=2,
-        settled=True,
-        clock="host",
-        evidence=Evidence(span_ns=1, load_average=0.3),
-    )
-    return record(again[1], fresh=again, measurement=measurement, **changes)
+    taken = measurement(evidence=Evidence(span_ns=1, load_average=0.3))
+    return record(again[1], fresh=again, measurement=taken, **changes)
 
 
 def slower_step() -> Result:

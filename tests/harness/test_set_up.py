@@ -17,7 +17,8 @@ from perflab.measure.memory.memory_snapshot import record_call
 from perflab.measure.stopping import Plan
 from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import measure, replicate_of
-from perflab.predicted.prediction import ON_CUDA, traced
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.prediction import traced
 from perflab.predicted.run.exploring import work_of as predicted_work_of
 from perflab.profiles.take_peak import take_peak
 from perflab.results.measurement import Measurement

@@ -14,16 +14,15 @@ from perflab.judging.interleave import Reading
 from perflab.judging.statistics import LEAST_PAIRS
 from perflab.measured.report.side_by_side import levels_with_bases, side_by_side, side_by_side_data, side_by_side_lines
 from perflab.measured.run.tables import ROUNDS, Row, ratio_of
-from perflab.report.markdown import markdown
-from perflab.report.summary import summary
+from perflab.report.summary import markdown, summary
 from perflab.results.documents import merge, write_document
 from perflab.results.measured import MeasuredCase
 from perflab.results.measurement import Beside, OutOfMemory, Quote
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Result
 from perflab.turns.comparison import BASE, HEAD
+from perflab.turns.messages import Ready
 from perflab.turns.rounds import CaseTurns
-from perflab.turns.sides.messages import Ready
 from tests.harness.command import Command
 from tests.harness.machine import Machine
 from tests.harness.make import MS, cuda_environment, document, environment, in_turns, record, replicate, result

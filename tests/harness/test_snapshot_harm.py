@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perflab.snapshots.analysis import categories_of, levels
-from perflab.snapshots.at_once import Events
+from perflab.snapshots.deduced import of_annotations
 from perflab.snapshots.model import Stage
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import picture
 from perflab.snapshots.reading import read_snapshots
-from perflab.snapshots.stages import of_annotations
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import by_category
-from perflab.snapshots.unpickling import Unpickling
-from tests.harness.made_snapshots import MIB, MODEL, Recording, block, content, read, segment, training, written
+from tests.harness.made_snapshots import (
+    MIB,
+    MODEL,
+    Recording,
+    block,
+    content,
+    ended,
+    read,
+    segment,
+    training,
+    unpickled,
+    written,
+)
 
 DEEP_TUPLE = b")" + b"\x85" * 1_000_000
 WIDE_TUPLE = b"(" + b")\x94" + b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(60)) + b"t"
@@ -62,21 +70,6 @@ KEYS = (
     ),
     *("filename", "name", "line", "segment_type", "block category", "block module", "block tensor", "block frames"),
 )
-
-
-def ended(path: Path, *, seconds: int = 60, most_bytes: int = 3 << 30) -> str:
-    """What reading it says, within so many seconds and bytes of memory."""
-    code = (
-        "import resource, sys\nfrom pathlib import Path\n"
-        f"resource.setrlimit(resource.RLIMIT_AS, ({most_bytes}, {most_bytes}))\n"
-        "from perflab.base.errors import SnapshotError\nfrom perflab.snapshots.reading import read_snapshots\n"
-        "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
-        "    try:\n        read_snapshots(path)\n        print(path.name, 'was read')\n"
-        "    except SnapshotError as error:\n        print(error)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=seconds)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return run.stdout
 
 
 def raw(value: Any, hole: bytes) -> bytes:
@@ -163,10 +156,7 @@ def test_blocks_share_stacks_with_events_that_stand_before_them(tmp_path: Path, 
 def test_events_without_stacks_are_read_at_once_too(tmp_path: Path, protocol: int, marks: bool) -> None:
     made = training(2000, frames=False, marks=marks)
     path = written(tmp_path / "a.pickle", content(made), protocol)
-    events = Events()
-    with path.open("rb") as file:
-        machine = Unpickling(file, path.stat().st_size, events)
-        machine.load()
+    events, machine = unpickled(path)
     assert len(events.rows) == len(made.events)
     assert vars(machine)["_objects"] < len(made.events) / 10
 
@@ -176,10 +166,7 @@ def test_events_that_cannot_be_read_at_once_count_little(tmp_path: Path) -> None
     for event in made.events:
         event["forward_frames"] = ["".join(["model.py", ":7"])]
     path = written(tmp_path / "a.pickle", content(made))
-    events = Events()
-    with path.open("rb") as file:
-        machine = Unpickling(file, path.stat().st_size, events)
-        machine.load()
+    events, machine = unpickled(path)
     assert len(events.rows) == len(made.events)
     assert vars(machine)["_objects"] < 20 * len(made.events)  # they are 40 opcodes each
 

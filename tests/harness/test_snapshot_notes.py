@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from perflab.attribution.live_tensors import held_bytes
+from perflab.attribution.held import held_bytes
 from perflab.base.reachable import in_hands_of
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.memory_snapshot import record_call, record_memory

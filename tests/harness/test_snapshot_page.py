@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from perflab.page.render import policy
-from perflab.snapshots import page_blocks
-from perflab.snapshots.analysis import alive_at, levels, peak_moment
+from perflab.snapshots import page as page_module
+from perflab.snapshots.analysis import alive_at, levels, peak_moment, shown_stack
 from perflab.snapshots.model import Block, Frame, Snapshot
 from perflab.snapshots.page import as_page
 from perflab.snapshots.picture import Axes
-from perflab.snapshots.stacks import shown_stack
 from perflab.snapshots.summary import summarize
 from perflab.snapshots.timeline import Stacking, by_category, by_largest
 from perflab.units import format_bytes, format_ns
@@ -206,7 +205,7 @@ def test_a_search_finds_blocks_by_line_size_and_category(tmp_path: Path, command
 def test_a_list_that_lacks_blocks_says_how_much(
     tmp_path: Path, command: Command, browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_blocks, "MOST_CHARACTERS", 12_000)
+    monkeypatch.setattr(page_module, "MOST_CHARACTERS", 12_000)
     path, page = written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))), tmp_path / "a.html"
     found, level = read(path), levels(read(path))
     page.write_text(command("memory", path, "--format=html"), encoding="utf-8")

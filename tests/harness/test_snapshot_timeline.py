@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from perflab.snapshots import page_blocks as page_blocks_module
+from perflab.snapshots import page as page_module
 from perflab.snapshots import timeline
 from perflab.snapshots.analysis import alive_at, levels, peak_moment
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.page import as_page
-from perflab.snapshots.page_blocks import page_blocks
+from perflab.snapshots.page import as_page, page_blocks
 from perflab.snapshots.picture import BOTTOM, COLORS, HEIGHT, LARGEST, OTHERS, TOP, WIDTH, Axes, picture
 from perflab.snapshots.summary import stage_at, summarize
 from perflab.snapshots.timeline import REST, by_category, by_largest, by_largest_of_both, thinned
@@ -155,8 +154,8 @@ def test_the_page_s_times_are_exact_also_where_a_recording_has_nanoseconds(tmp_p
 def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 12_000)
-    monkeypatch.setattr(page_blocks_module, "MOST_MOMENTS", 1000)
+    monkeypatch.setattr(page_module, "MOST_CHARACTERS", 12_000)
+    monkeypatch.setattr(page_module, "MOST_MOMENTS", 1000)
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
     listed = page_blocks(found, (by_category(found), by_largest(found)), 0)
     blocks = decoded(json.loads(listed.data))
@@ -173,7 +172,7 @@ def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_t
 def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_blocks_module, "MOST_CHARACTERS", 1500)
+    monkeypatch.setattr(page_module, "MOST_CHARACTERS", 1500)
     found = read(written(tmp_path / "a.pickle", content(of_few_kinds(3, 2000, 2))))
     at_peak = alive_at(found, peak_moment(levels(found)))
     listed = page_blocks(found, (by_category(found), by_largest(found)), 0)

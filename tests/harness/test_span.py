@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from perflab.base.errors import ClockError
-from perflab.base.mode import DEFAULT
+from perflab.base.identity import DEFAULT
 from perflab.compared.serving import Server
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.clocks.clock import Stopwatch
@@ -27,7 +27,7 @@ from perflab.measured.report.table import table
 from perflab.measurement import measurement, turns
 from perflab.results.records import Change, Policy, Verdict
 from perflab.tiers.job import Serve
-from perflab.turns.sides.messages import Finish, Ready, Taken, Turn
+from perflab.turns.messages import Finish, Ready, Taken, Turn
 from tests.harness.fake_cuda import FakeCuda, FakeEvent, taking
 from tests.harness.make import MS, cuda_environment, entry, environment, judge, record, replicate, result
 from tests.harness.test_cold import Evicting

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.store.sources import moved_from
-from perflab.store.stale import Collection, Missing, Stored, find_missing
+from perflab.store.stale import Collection, Missing, Stored, find_missing, moved_from
 
 MODULE = "t.test_x"
 FILE = "t/test_x.py"

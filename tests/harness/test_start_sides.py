@@ -1,15 +1,15 @@
-"""The command of each side's process: what it names of this tree, it names of the other one."""
+"""The command of each side's process names the other tree where it names this one, and no installed copy is run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perflab.turns.sides.checkout import Tree
-from perflab.turns.start_sides import Starts
+from perflab.turns.checkout import Tree
+from perflab.turns.start_sides import Starts, copies
 
 
 def starts(tmp_path: Path, *words: str, files: tuple[str, ...] = (), here: Path | None = None) -> Starts:
@@ -100,3 +100,53 @@ def test_what_only_this_side_has_is_named_and_needs_no_process_there(tmp_path: P
     made = starts(tmp_path, files=("test_new.py",))
     assert made.start("base", None) is None
     assert made.only_here == ["test_new.py"]
+
+
+def module(name: str, file: Path | None) -> ModuleType:
+    made = ModuleType(name)
+    made.__file__ = str(file) if file is not None else None
+    return made
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a package in src, and a module beside it."""
+    root = tmp_path / "project"
+    (root / "src" / "fast").mkdir(parents=True)
+    (root / "src" / "fast" / "__init__.py").touch()
+    (root / "small.py").touch()
+    (root / "tests").mkdir()
+    (root / "tests" / "__init__.py").touch()
+    return root
+
+
+def test_an_installed_copy_of_the_project_s_code_is_found(project: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "lib" / "python3.11" / "site-packages"
+    modules = {
+        "fast": module("fast", installed / "fast" / "__init__.py"),
+        "fast.kernels": module("fast.kernels", installed / "fast" / "kernels.py"),
+        "small": module("small", installed / "small.py"),
+    }
+    assert [copy.partition(" ")[0] for copy in copies(modules, [project])] == ["fast", "small"]
+
+
+def test_a_copy_of_a_namespace_package_is_found(project: Path, tmp_path: Path) -> None:
+    (project / "src" / "company" / "quick").mkdir(parents=True)
+    (project / "src" / "company" / "quick" / "__init__.py").touch()
+    file = tmp_path / "site-packages" / "company" / "quick" / "__init__.py"
+    assert copies({"company.quick": module("company.quick", file)}, [project]) == [f"company.quick ({file})"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("fast", "project/src/fast/__init__.py"),
+        ("torch", "lib/python3.11/site-packages/torch/__init__.py"),
+        ("tests", "lib/python3.11/site-packages/tests/__init__.py"),
+        ("small", "lib/python3.11/small.py"),
+        ("built_in", None),
+    ],
+    ids=["its own source", "another's package", "a folder of tests", "the standard library", "no file"],
+)
+def test_what_is_no_copy_is_none(project: Path, tmp_path: Path, name: str, place: str | None) -> None:
+    assert copies({name: module(name, None if place is None else tmp_path / place)}, [project]) == []

@@ -18,9 +18,8 @@ from perflab.results.measured import Accepted, Anchor, Entry
 from perflab.results.measurement import Memory, OutOfMemory
 from perflab.results.records import Environment
 from perflab.store.case_files import module_of, path_of
-from perflab.store.json_files import check_writable
+from perflab.store.json_files import LOCK_NAME, check_writable, locked
 from perflab.store.times import BaselineStore
-from perflab.store.write_lock import LOCK_NAME, locked
 from tests.harness.make import CASE, closest, entry, environment, quiet, replicate
 
 OTHER = "tests/perf/test_transformer.py::test_forward[tiny]"
@@ -344,19 +343,21 @@ def test_a_file_of_another_kind_is_refused_by_name_with_the_remedy(folder: Path,
     assert file.read_bytes() == content
 
 
-def test_a_newer_schema_asks_for_a_newer_perflab_and_not_for_deletion(folder: Path, edit: Edit) -> None:
-    path = edit('"schema": 4', '"schema": 5, "something": "else"')
-    said = refusal(folder)
-    assert f"{path} was written by a newer perflab" in said
-    assert "upgrade perflab" in said
-    assert "delete" not in said
-
-
-def test_an_older_schema_is_named_with_the_remedy(folder: Path, edit: Edit) -> None:
-    path = edit('"schema": 4', '"schema": 3')
-    said = refusal(folder)
-    assert f"{path} has schema 3, and perflab reads schema 4 only" in said
-    assert "delete it and run with --perf-update-new" in said
+@pytest.mark.parametrize(
+    ("schema", "said", "remedy"),
+    [
+        ('5, "something": "else"', "was written by a newer perflab", "upgrade perflab"),
+        ("3", "has schema 3, and perflab reads schema 4 only", "delete it and run with --perf-update-new"),
+    ],
+)
+def test_another_schema_is_named_with_the_remedy_and_a_newer_file_is_not_to_be_deleted(
+    folder: Path, edit: Edit, schema: str, said: str, remedy: str
+) -> None:
+    path = edit('"schema": 4', f'"schema": {schema}')
+    told = refusal(folder)
+    assert f"{path} {said}" in told
+    assert remedy in told
+    assert ("delete" in told) == (schema == "3")
 
 
 def test_a_case_that_names_an_unknown_environment_is_refused_with_that_name(folder: Path, edit: Edit) -> None:

@@ -1,9 +1,12 @@
-"""What is left of a run's budget, and the fair share of a case."""
+"""What is left of a run's budget, the fair share of a case, and the order in which groups take turns."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perflab.running.session.case_order import Step, in_rounds
 from perflab.settings.total_budget import SHARE_AT_LEAST_S, TotalBudget
 
 
@@ -79,3 +82,34 @@ def test_a_share_is_never_too_small_to_measure_in_nor_does_a_rerun_do_harm(clock
     for _ in range(1005):
         budget.case_done()
     assert budget.case_share_s() == 10.0
+
+
+def ordered(*names: str) -> list[str]:
+    """Names such as ``a1x``: group a, its step 1, the case x."""
+    return [names[place] for place in in_rounds([(name[0], name[1]) for name in names])]
+
+
+def test_a_case_of_each_group_comes_before_the_second_of_any() -> None:
+    assert ordered("a1", "a2", "a3", "b1", "c1", "c2") == ["a1", "b1", "c1", "a2", "c2", "a3"]
+
+
+def test_what_is_shown_side_by_side_stays_together_wherever_its_cases_stood() -> None:
+    assert ordered("a1x", "a2x", "a1y", "a2y", "b1x", "b1y") == ["a1x", "a1y", "b1x", "b1y", "a2x", "a2y"]
+
+
+def test_nothing_gives_nothing_and_one_group_stays_as_it_is() -> None:
+    assert ordered() == []
+    assert ordered("a1", "a2", "a3") == ["a1", "a2", "a3"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=30))
+def test_every_case_has_its_turn_once_and_rounds_never_go_back(steps: list[Step]) -> None:
+    order = in_rounds(steps)
+    assert sorted(order) == list(range(len(steps)))
+    numbers: dict[object, list[object]] = {}
+    for group, step in steps:
+        known = numbers.setdefault(group, [])
+        if step not in known:
+            known.append(step)
+    rounds = [numbers[group].index(step) for group, step in (steps[place] for place in order)]
+    assert rounds == sorted(rounds)

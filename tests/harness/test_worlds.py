@@ -7,10 +7,9 @@ from torch import distributed
 
 from perflab.base.errors import UsageError
 from perflab.measure.counts.collectives import Collective, seeing_collectives
-from perflab.predicted.gpus.names import parse_gpu
+from perflab.predicted.gpus import parse_gpu
 from perflab.predicted.settings import Predicting
-from perflab.predicted.world.lone_rank import FAKE, LoneRank, lone_rank, playing
-from perflab.predicted.world.mismatch import find_mismatches
+from perflab.predicted.world.lone_rank import FAKE, LoneRank, find_mismatches, lone_rank, playing
 from perflab.predicted.world.network import LINKS, NETWORKS, communication_on, exchanged_by_line, parse_network
 
 ALL = tuple(range(16))

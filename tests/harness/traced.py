@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.memory.account import Account, account_of
 from perflab.predicted.prediction import Work, traced
+from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
-from perflab.predicted.trace.tracer import Hidden
 
 HERE = Path(__file__).parent
 
@@ -35,6 +38,22 @@ def phased(**phases: Callable[[], Any]) -> Work:
         return results[0]
 
     return Work(run, tuple(phases.values()), tuple(phases))
+
+
+def stepped(model: nn.Module, rule: torch.optim.Optimizer, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Work:
+    """A training step in phases."""
+
+    def run(mark: Callable[[], None]) -> Tensor:
+        found = loss(model(x))
+        mark()
+        found.backward()
+        mark()
+        rule.step()
+        rule.zero_grad()
+        mark()
+        return found
+
+    return Work(run, (model, x, rule), ("forward", "backward", "optimizer"))
 
 
 def traced_as_is(what: Work) -> Trace:

@@ -10,8 +10,7 @@ import pytest
 
 from perflab.base.errors import SideEndedError
 from perflab.processes.child import Start
-from perflab.turns.sides.ancestor import Ancestor, NotForkedError
-from perflab.turns.sides.process import side_process
+from perflab.turns.process import Ancestor, NotForkedError, side_process
 
 from .active import needs_nocuda
 

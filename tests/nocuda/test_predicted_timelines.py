@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from perflab.measure.memory.memory_snapshot import record_call
+from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.memory.snapshot import write_snapshot
-from perflab.predicted.prediction import ON_CUDA, traced
+from perflab.predicted.prediction import traced
 from perflab.snapshots.analysis import Part, alive_at, levels, module_of, parts_by, peak_moment
 from perflab.snapshots.model import Block, Snapshot
 from perflab.snapshots.reading import read_snapshots

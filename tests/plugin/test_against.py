@@ -15,7 +15,7 @@ import pytest
 
 from perflab.base.errors import RivalError
 from perflab.results.documents import read_document
-from perflab.turns.sides.checkout import other_side
+from perflab.turns.checkout import other_side
 from tests.plugin.conftest import REFUSED, SPLITTER, Project, begin_repository, commit, git, one_line, worktrees
 
 TWO_CASES = """
@@ -431,11 +431,6 @@ def test_half_failure(perf):
     assert one["outcome"]["work"] == {"unit \\udc83": 3.0}
 
 
-def test_an_empty_name_is_refused_before_the_gate_is_off_unseen(repository: Project) -> None:
-    result = repository.run("--perf-against=", ret=REFUSED)
-    result.stderr.fnmatch_lines(["*--perf-against is empty*", "*is the variable set?"])
-
-
 def test_strict_wants_every_case_to_be_compared(repository: Project) -> None:
     repository.test_file.write_text(TWO_CASES.replace("test_steady", "test_new"))
     result = repository.run("--perf-against=HEAD", "--perf-check=strict", "-k", "new", failed=1, deselected=1)
@@ -518,16 +513,21 @@ def test_an_installed_version_is_measured_by_this_sides_tests(repository: Projec
 
 
 @pytest.mark.parametrize(
-    ("against", "said"),
+    ("words", "said", "remedy"),
     [
-        ("no-such-branch", "*--perf-against=no-such-branch is neither a commit of this repository nor a directory*"),
-        (".", "*--perf-against=. is the working tree itself*"),
-        ("empty", "*contains neither these tests nor importable packages*"),
+        (["--perf-against=no-such"], "*=no-such is neither a commit of this repository nor a directory*", "  -> *"),
+        (["--perf-against=."], "*--perf-against=. is the working tree itself*", "  -> *"),
+        (["--perf-against=empty"], "*contains neither these tests nor importable packages*", "  -> *"),
+        (["--perf-against="], "*--perf-against is empty*", "*is the variable set?"),
+        (["--perf-against=HEAD", "--perf-update"], "*neither uses nor saves baselines*", "  -> *"),
     ],
+    ids=["unknown", "itself", "without packages", "no name", "saving"],
 )
-def test_what_cannot_be_compared_with_is_refused_at_once(repository: Project, against: str, said: str) -> None:
+def test_what_cannot_be_compared_with_is_refused_at_once(
+    repository: Project, words: list[str], said: str, remedy: str
+) -> None:
     (repository.pytester.path / "empty").mkdir()
-    repository.run(f"--perf-against={against}", ret=REFUSED).stderr.fnmatch_lines([said, "  -> *"])
+    repository.run(*words, ret=REFUSED).stderr.fnmatch_lines([said, remedy])
 
 
 def test_a_close_name_is_suggested(repository: Project) -> None:
@@ -637,11 +637,6 @@ def test_a_folder_of_the_cache_that_perflab_has_not_marked_is_left_alone(reposit
     assert (place / "mine.txt").read_text() == "precious"
 
 
-def test_saving_and_comparing_in_turns_exclude_each_other(repository: Project) -> None:
-    result = repository.run("--perf-against=HEAD", "--perf-update", ret=REFUSED)
-    result.stderr.fnmatch_lines(["*neither uses nor saves baselines*"])
-
-
 def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     if shutil.which("git") is not None:
@@ -649,14 +644,19 @@ def test_without_git_a_commit_cannot_be_had(repository: Project, monkeypatch: py
     repository.run("--perf-against=HEAD").stderr.fnmatch_lines(["*a commit needs git, which is not installed*"])
 
 
+def comparing(repository: Project, source: str) -> subprocess.Popen[bytes]:
+    """A session that compares these tests with their commit, in a process of its own."""
+    commit(repository, "to be ended from outside", source)
+    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
+    return subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
+
+
 def test_ctrl_c_leaves_no_worktree_and_no_process_behind(repository: Project, tmp_path: Path) -> None:
     # Says so when a side has begun to measure, and then takes for ever.
     source = TWO_CASES.replace(
         "    perf(spend, 20)", "    (here / f'begun-{os.getpid()}').touch()\n    time.sleep(600)"
     )
-    commit(repository, "slow to set up", "import os, time\n" + source)
-    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
-    running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
+    running = comparing(repository, "import os, time\n" + source)
     begun = _wait_for(lambda: list(tmp_path.rglob("begun-*")) + list(repository.pytester.path.rglob("begun-*")))
     assert worktrees(repository) == 1
     children = [int(path.name.removeprefix("begun-")) for path in begun]
@@ -680,9 +680,7 @@ THIRD_PROCESS_ENDLESS = TWO_CASES.replace(
 def test_a_killed_comparison_keeps_what_was_compared_and_leaves_no_process_behind(
     repository: Project, tmp_path: Path
 ) -> None:
-    commit(repository, "endless in the second pair", "import os, time\n" + THIRD_PROCESS_ENDLESS)
-    command = [sys.executable, "-m", "pytest", "-m", "perf", "--perf-against=HEAD"]
-    running = subprocess.Popen(command, cwd=repository.pytester.path, start_new_session=True, stdout=subprocess.PIPE)
+    running = comparing(repository, "import os, time\n" + THIRD_PROCESS_ENDLESS)
 
     def second_pair() -> list[Path]:
         begun = {*tmp_path.rglob("begun-*"), *repository.pytester.path.rglob("begun-*")}

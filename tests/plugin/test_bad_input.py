@@ -153,5 +153,5 @@ def test_a_need_that_is_no_number_fails_its_case_alone_and_shows_no_frame_of_per
             "x * new",
         ]
     )
-    result.stdout.no_fnmatch_line("*requirements.py*")
+    result.stdout.no_fnmatch_line("*statements.py*")
     result.stdout.no_fnmatch_line("*amounts.py*")

@@ -14,9 +14,9 @@ import pytest
 
 from perflab.cli import main
 from perflab.history.bisect import run
-from perflab.history.bisect.state import PLACE, State
+from perflab.history.bisect.run import PLACE, State
 from tests.harness.histories import write_runs
-from tests.harness.test_lifeline import gone_within
+from tests.harness.test_processes import gone_within
 from tests.plugin.conftest import Project, begin_repository, commit, git, worktrees
 
 NAME = "test_story.py::test_work"

@@ -417,15 +417,23 @@ def test_hangs(perf, process_group, rank):
 """
 
 
-def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def in_two_versions(project: Project, source: str) -> None:
+    """Commit these tests, whose version is "before", and leave them with the version "now"."""
     version = project.pytester.path / "version.txt"
     version.write_text("before")
-    project.test_file.write_text(TURNS)
+    project.test_file.write_text(source)
     begin_repository(project)
     version.write_text("now")
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(project: Project) -> None:
+    in_two_versions(project, TURNS)
     result = project.run("--perf-against=HEAD", "--perf-json=out.json", passed=1, failed=4, skipped=1)
     result.stdout.re_match_lines(
         [
@@ -450,14 +458,10 @@ def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(
     assert not of_workers(project)
 
 
-def test_a_rank_that_hangs_in_turns_is_named(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    version = project.pytester.path / "version.txt"
-    version.write_text("before")
+@pytest.mark.usefixtures("own_cache")
+def test_a_rank_that_hangs_in_turns_is_named(project: Project) -> None:
     project.pytester.makeconftest("import perflab.running.case.fresh_process as fresh\nfresh.START_S = 5.0\n")
-    project.test_file.write_text(HANGS)
-    begin_repository(project)
-    version.write_text("now")
+    in_two_versions(project, HANGS)
     said = one_line(project.run("--perf-against=HEAD", "--perf-timeout=5", failed=1))
     assert re.search(r"rank \d of 2 hung and was stopped: no answer for 10\.0 s", said)
     assert not of_workers(project)

@@ -78,10 +78,7 @@ def test_a_case_of_more_memory_and_a_little_more_time_keeps_the_anchor_of_its_ti
     [
         (["--perf-reason=because"], "*--perf-reason: 'because' is a reason for saving, but this run saves nothing*"),
         (["--perf-update", "--perf-reason=…"], "*--perf-reason: '…' is a placeholder; write why*"),
-        (
-            ["--perf-prune-case=test_story.py::test_work"],
-            "*--perf-prune-case removes nothing by itself*",
-        ),
+        (["--perf-prune-case=test_story.py::test_work"], "*--perf-prune-case removes nothing by itself*"),
     ],
 )
 def test_a_reason_that_would_be_lost_is_refused(pytester: pytest.Pytester, arguments: list[str], said: str) -> None:

@@ -112,6 +112,22 @@ def test_so_it_does_in_a_run_that_measures_nothing(project: Project) -> None:
     project.run("--perf-disable", QUICK).assert_outcomes(passed=2, failed=2, errors=1)
 
 
+BEFORE_IS_NEW, DEAD_FAILED = ("test_story.py::test_before", "new"), ("test_story.py::test_dead", "failed")
+
+
+def kept(project: Project) -> list[tuple[str, str]]:
+    """The cases and verdicts that the journal and the results file of a run that failed have alike."""
+    (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
+    written = json.loads((project.pytester.path / "results.json").read_text())
+    rows, results = (
+        [(row["case"], row["judgement"]["verdict"]) for row in found]
+        for found in (map(json.loads, journal.read_text().splitlines()), written["results"])
+    )
+    assert rows == results
+    assert written["exitstatus"] == 1
+    return rows
+
+
 def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays(project: Project) -> None:
     project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
     result = project.run(QUICK, "--perf-json=results.json")
@@ -124,15 +140,7 @@ def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays
             "perf: the results so far are in .perflab/runs/*.jsonl",
         ]
     )
-    (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
-    rows = [json.loads(line) for line in journal.read_text().splitlines()]
-    written = json.loads((project.pytester.path / "results.json").read_text())
-    for found in (rows, written["results"]):
-        assert [(row["case"], row["judgement"]["verdict"]) for row in found] == [
-            ("test_story.py::test_before", "new"),
-            ("test_story.py::test_dead", "failed"),
-        ]
-    assert written["exitstatus"] == 1
+    assert kept(project) == [BEFORE_IS_NEW, DEAD_FAILED]
 
 
 @pytest.mark.parametrize("before", [BEFORE, BEFORE.partition("def test_before")[0]], ids=["second", "first"])
@@ -151,14 +159,7 @@ def test_what_keeps_the_interpreters_lock_is_named_and_what_was_measured_stays(p
             "*in test_dead",
         ]
     )
-    (journal,) = (project.pytester.path / ".perflab/runs").glob("*.jsonl")
-    rows = [json.loads(line) for line in journal.read_text().splitlines()]
-    written = json.loads((project.pytester.path / "results.json").read_text())
-    finished = [("test_story.py::test_before", "new")] if before == BEFORE else []
-    for found in (rows, written["results"]):
-        verdicts = [(row["case"], row["judgement"]["verdict"]) for row in found]
-        assert verdicts == [*finished, ("test_story.py::test_dead", "failed")]
-    assert written["exitstatus"] == 1
+    assert kept(project) == ([BEFORE_IS_NEW, DEAD_FAILED] if before == BEFORE else [DEAD_FAILED])
 
 
 STOPPED = """

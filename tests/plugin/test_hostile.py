@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import DeviceError
-from perflab.running.case.device_lock import device_turn
+from perflab.running.case.locks import device_turn
 from tests.plugin.conftest import Project, begin_repository, git, run_pytest
 
 HALF = """

@@ -94,7 +94,7 @@ def test_so_do_workers_and_their_controller_which_listens_to_them_and_no_list_of
     pytester.runpytest_subprocess("-p", "xdist.plugin", "-n1", "-m", "not perf").assert_outcomes(passed=1, failed=1)
     assert loaded_in(pytester.path, "gw0") == sorted([*LIGHT, "perflab.base", "perflab.base.errors"])
     assert loaded_in(pytester.path) == sorted(
-        [*LIGHT, *(f"perflab.running{name}" for name in ("", ".session", ".session.lost_workers", ".session.workers"))]
+        [*LIGHT, *(f"perflab.running{name}" for name in ("", ".session", ".session.workers"))]
     )
     assert not list(tmp_path.glob("perflab-*"))  # TMPDIR of every story
 

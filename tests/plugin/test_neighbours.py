@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.processes.locks import held
+from perflab.running.case.locks import held
 from tests.plugin.conftest import Project, run_pytest
 
 MIXED = """

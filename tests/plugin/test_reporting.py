@@ -9,7 +9,7 @@ import pytest
 
 from perflab.cli import main
 from perflab.history.folder import read_folder
-from perflab.results.journals import read_journal
+from perflab.results.documents import read_journal
 from tests.plugin.conftest import Project, begin_repository, git
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from perflab.base.commit import CodeOf, code_of, current_commit, differs_from
+from perflab.base.git import CodeOf, code_of, current_commit, differs_from
 from perflab.measured.run.settle import why_not_settled
 from perflab.turns.comparison import Compared
-from perflab.turns.sides.messages import Ended
+from perflab.turns.messages import Ended
 from tests.plugin.conftest import Project, begin_repository, commit, git, one_line, worktrees
 
 CASE = """

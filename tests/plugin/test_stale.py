@@ -11,7 +11,7 @@ import torch
 from perflab.base.data import Parameters
 from perflab.devices.environment import current_environment
 from perflab.noting import Notes
-from perflab.predicted.store.predictions import PredictedStore
+from perflab.predicted.store import PredictedStore
 from perflab.running.session import starting
 from perflab.store.stale import Collection
 from perflab.store.times import BaselineStore

@@ -144,7 +144,7 @@ def test_one_in_which_pytest_looks_for_plugins_has_no_module_of_it_loaded(
 
 
 def test_what_its_modules_took_for_python_is_what_it_takes_for_it(python: str) -> None:
-    told = "import sys; from perflab.turns.sides.checkout import Tree; print(sys.executable, Tree('', None).python)"
+    told = "import sys; from perflab.turns.checkout import Tree; print(sys.executable, Tree('', None).python)"
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run([python, "-u", "-c", told], env=environment, capture_output=True, check=True)
     assert done.stdout.decode().split() == [python, python]

@@ -50,7 +50,7 @@ LEFT_OUT = (
     "torch.utils.flop_counter",
     # they hold by name what stories replace (test_warm.py)
     "perflab.instruments",
-    "perflab.doctor",
+    "perflab.cli",
     "perflab.compiled.compiler",
     "perflab.settings.total_budget",
     # memory that is shared with forks is made when it is imported

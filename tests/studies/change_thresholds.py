@@ -2,7 +2,7 @@
 
     python -m tests.studies.change_thresholds [SERIES]
 
-prints the table of ``perflab/history/thresholds.py``. For each length the worst noise counts. What is left of 1 %
+prints the table of ``perflab/history/change_points.py``. For each length the worst noise counts. What is left of 1 %
 is for levels that come and go, which are searched for besides.
 """
 

@@ -18,11 +18,10 @@ import torch
 
 from perflab.lab.models import size_config
 from perflab.snapshots.analysis import Lines, alike, alive_at, levels, module_of, peak_moment
-from perflab.snapshots.devices import choose
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
-from perflab.snapshots.reading import read_snapshots
-from perflab.snapshots.tables import Report, Table, shown
+from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.report import Report, Table, shown
 from perflab.tables.escaping import escape
 from perflab.units import format_bytes
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 
 from perflab.measure.memory.memory_snapshot import record_call
-from perflab.predicted.gpus.names import parse_gpu
-from perflab.predicted.gpus.roofline import roofline_ns
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import parse_gpu, roofline_ns
 from perflab.predicted.memory.snapshot import write_snapshot
-from perflab.predicted.prediction import ON_CUDA, predict
+from perflab.predicted.prediction import predict
 from tests.correctness.predicted import on_a_gpu, setup_of, work, workload_of
 
 MODES = ("forward", "train_step")

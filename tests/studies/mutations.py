@@ -106,7 +106,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a journal with a failed case is a failed run",
-        "results/journals.py",
+        "results/documents.py",
         "exitstatus=FAILED if failed else PASSED",
         "exitstatus=PASSED",
         "tests/harness/test_documents.py",
@@ -116,18 +116,18 @@ MUTATIONS = (
         "processes/lifeline.py",
         "    if os.getppid() != parent:",
         "    if os.getppid() == -parent:",
-        "tests/harness/test_lifeline.py",
+        "tests/harness/test_processes.py",
     ),
     Mutation(
         "a child that promised to be silent for a while is waited for",
         "processes/peer.py",
         "until_s = time.monotonic() + message.for_s + self._silent_s",
         "until_s = time.monotonic() - message.for_s + self._silent_s",
-        "tests/harness/test_peer.py",
+        "tests/harness/test_processes.py",
     ),
     Mutation(
         "who holds a device is named, but not a worker of the same run",
-        "processes/locks.py",
+        "running/case/locks.py",
         "return None if run and run == _run() else",
         "return None if run and run != _run() else",
         "tests/harness/test_device_lock.py",
@@ -212,7 +212,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a renamed case goes on in its history",
-        "history/breaks.py",
+        "history/telling.py",
         "if len(ended) == len(begun) == 1:",
         "if len(ended) == len(begun) == 2:",
         "tests/harness/test_history_text.py",
@@ -229,7 +229,7 @@ MUTATIONS = (
         "processes/peer.py",
         "if limit_s < until_s - now_s:",
         "if limit_s >= until_s - now_s:",
-        "tests/harness/test_peer.py",
+        "tests/harness/test_processes.py",
     ),
     Mutation(
         "a case without a commit is not settled by turns",

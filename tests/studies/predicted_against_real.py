@@ -21,9 +21,10 @@ import torch
 
 from nocuda.library import Library, library
 from perflab.internals.of_torch import TorchDispatchMode
-from perflab.predicted.gpus.names import Gpu, parse_gpu
+from perflab.predicted.cuda.kernels import ON_CUDA
+from perflab.predicted.gpus import Gpu, parse_gpu
 from perflab.predicted.memory.account import account_of
-from perflab.predicted.prediction import ON_CUDA, Work, predict
+from perflab.predicted.prediction import Work, predict
 from perflab.predicted.trace.operators import is_operator, kind_of, tensors_in
 from perflab.predicted.trace.trace import Op
 from tests.correctness.predicted import BUILDS, on_a_gpu, setup_of, work

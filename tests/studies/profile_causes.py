@@ -37,7 +37,7 @@ from perflab.measure.memory.peak import measure_memory
 from perflab.measurement.measurement import stopwatch_for
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
-from perflab.profiles.peak_difference import explain_peak
+from perflab.profiles.peak import explain_peak
 from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.take_peak import take_peak

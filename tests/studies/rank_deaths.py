@@ -26,7 +26,7 @@ def ranks_alive() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"perflab.ranks.worker" in path.read_bytes():
+            if b"perflab.ranks.run" in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from perflab.base.arch import Arch
+from perflab.base.gpu_names import Arch
 
 REGISTERS_PER_SM = 65_536
 """The number of 32-bit registers of a multiprocessor, in four partitions; the same from sm_80 to sm_120."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import changed
 from perflab.base.errors import KernelError
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy, occupancy_on_amd
 from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.resources import (

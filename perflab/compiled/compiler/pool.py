@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from perflab.base.arch import Arch
 from perflab.base.errors import KernelError
+from perflab.base.gpu_names import Arch
 from perflab.compiled.compiler.resources import useful_lines
 from perflab.compiled.compiler.worker import ANSWERS, Answer, Request
 from perflab.processes.child import Start

@@ -9,8 +9,8 @@ import traceback
 from types import ModuleType
 from typing import Any
 
-from perflab.base.arch import Arch
 from perflab.base.errors import KernelError
+from perflab.base.gpu_names import Arch
 from perflab.compiled.compiler.example import KernelExample
 
 _WANTED = "a list or tuple of perflab.compiled.compiler.KernelExample, or a function that returns one"

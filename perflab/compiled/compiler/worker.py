@@ -12,9 +12,9 @@ from functools import cache
 
 import msgspec
 
-from perflab.base.arch import Arch, name_of_arch
 from perflab.base.data import Data
 from perflab.base.errors import PerflabError
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.compiler.example import KernelExample
 from perflab.compiled.compiler.resources import useful_lines
 from perflab.processes.channel import Alive, hear, say, show_stacks_when_asked

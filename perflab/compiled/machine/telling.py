@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perflab.base.arch import Arch
+from perflab.base.gpu_names import Arch
 from perflab.compiled.machine.pipes import PIPES
 from perflab.results.compiled import LoopCounts
 

@@ -26,15 +26,14 @@ from perflab.noting import case_id
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelResources
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.running.case.device_lock import machine_turn
+from perflab.running.case.locks import machine_turn
 from perflab.running.case.perf import CaseState
 from perflab.running.case.progress import ProgressLine
-from perflab.running.case.requirements import no_time_left
+from perflab.running.case.statements import no_time_left
 from perflab.running.case.verdicts import failure_of, unless_unchecked, unmeasured
-from perflab.running.config.kinds import tier_asked_by
+from perflab.running.config.kinds import is_worker, tier_asked_by
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
-from perflab.running.config.stash import is_worker
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import TotalBudget
 from perflab.store.json_files import check_writable

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 import perflab
-from perflab.base.arch import Arch
-from perflab.base.commit import current_commit
 from perflab.base.errors import KernelError
+from perflab.base.git import current_commit
+from perflab.base.gpu_names import Arch
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.report import explain_kernel
@@ -36,8 +36,8 @@ from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaselin
 from perflab.results.documents import FAILED, PASSED, SCHEMA, read_document
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
-from perflab.running.case.device_lock import machine_turn
-from perflab.running.config.project import read_project
+from perflab.running.case.locks import machine_turn
+from perflab.running.config.reading import read_project
 from perflab.settings.settings import Settings
 from perflab.store.json_files import check_writable
 from perflab.units import format_names

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perflab.base.arch import Arch, name_of_arch
 from perflab.base.errors import KernelError
+from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.store import KernelStore
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, case_of

@@ -45,8 +45,7 @@ def ask(
         raise UsageError("--bisect: this is not a git repository", "go to the project's folder")
     good, bad = ends
     if good is not None and bad is not None:
-        bench = Bench(root, case, "", options, build, told)
-        return bisect(bench, Range(good, bad, quantity or LATENCY), told)
+        return bisect(Bench(root, case, "", options, build, told), Range(good, bad, quantity or LATENCY))
     contents = contents_of(source(), root)
     name, variant = _case(contents, case)
     event, found = _event(contents, name, variant, quantity)
@@ -57,7 +56,7 @@ def ask(
     told(f"event {event.number}: {row.quantity} of {name}{variant}")
     bench = Bench(root, name, variant, options, build, told)
     searched = Range(good or event.good, bad or event.bad, row.quantity, expected_step(member))
-    return bisect(bench, searched, told)
+    return bisect(bench, searched)
 
 
 def expected_step(member: Member) -> float | None:

@@ -1,5 +1,7 @@
 """Runs a bisection: compares the ends of the range, then tries commits by halves, and saves each result.
 
+``.perflab/bisect.json`` keeps the evidence, so that an interrupted bisection resumes.
+
 The value of an exact quantity decides which side of the step a commit is on. The time of a call is compared with the
 good commit in interleaved runs, with half of the step as the threshold. If that comparison is inconclusive, the
 bisection stops, since a guess could name a commit that changed nothing. Any other quantity that varies is refused: two
@@ -9,17 +11,20 @@ readings of it differ without a change of the code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from perflab.base.data import changed
-from perflab.base.errors import UsageError
+from perflab.base.data import Data, changed, to_readable_json
+from perflab.base.errors import PerflabError, UsageError
+from perflab.base.files import read_regular, write_whole
 from perflab.base.git import ask_git, commit_named, run_git
-from perflab.history.bisect.state import SCHEMA, Side, Standing, State, Trial, keep, resumed, standing
+from perflab.base.reading import decoded
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.wording import pair_text, value_text
-from perflab.results.records import Change, Judgement, Verdict
+from perflab.results.records import Change, Verdict
+from perflab.running.config.folder import own_folder
 from perflab.units import format_change, format_count, format_interval
 
 LATENCY = "latency"
@@ -27,6 +32,107 @@ THRESHOLD = 0.02
 """The share by which the ends must differ if no event says how large the step is: as for --perf-against."""
 _LEAST_THRESHOLD = 0.003
 _SHORT = 7
+Side = Literal["good", "bad", "skipped"]
+"""Side of a commit. ``good``: the old level; ``bad``: the new level; ``skipped``: the case does not run there."""
+SCHEMA = 1
+PLACE = Path(".perflab/bisect.json")
+
+
+class Trial(Data, frozen=True):
+    """The result of trying one commit."""
+
+    commit: str
+    side: Side
+    said: str
+    """The evidence, in words."""
+
+
+class State(Data, frozen=True):
+    """One bisection: its question, the levels at its ends, and the commits tried so far."""
+
+    schema: int
+    case: str
+    quantity: str
+    good: str
+    bad: str
+    options: str
+    """Further options for pytest, then the build command. Numbers measured with other options are not reused."""
+    old: float | None = None
+    """The old level of an exact quantity; None for a time, and until the ends have been compared."""
+    new: float | None = None
+    ratio: float | None = None
+    """New level / old level of a time, as measured at the ends; None for an exact quantity."""
+    ends: str = ""
+    """The evidence from the ends, in words; empty: the ends have not been compared yet."""
+    trials: list[Trial] = []
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        """The side of each commit that was tried."""
+        return {trial.commit: trial.side for trial in self.trials}
+
+
+class StateError(PerflabError):
+    """Raised for a state file that cannot be read."""
+
+
+def resumed(wanted: State, root: Path) -> State:
+    """Return the saved state of this very bisection; ``wanted`` itself if no state, or another one's, is saved.
+
+    Raises:
+        StateError: the file is damaged, or cannot be read.
+    """
+    try:
+        raw = read_regular(root / PLACE)
+    except FileNotFoundError:
+        return wanted
+    except OSError as error:
+        raise StateError(f"cannot read {root / PLACE}: {error.strerror}", "remove it") from error
+    found = decoded(
+        raw,
+        State,
+        schema=SCHEMA,
+        file=str(root / PLACE),
+        wanted="a state of perflab history --bisect",
+        remedy="remove it: the bisection then starts again",
+        error=StateError,
+    )
+    same = ("case", "quantity", "good", "bad", "options")
+    return found if all(getattr(found, name) == getattr(wanted, name) for name in same) else wanted
+
+
+def keep(state: State, root: Path) -> None:
+    """Write the state to ``.perflab/bisect.json``.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    own_folder(root)
+    write_whole(root / PLACE, to_readable_json(state).encode())
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The commits that may have caused the step, and the commit to try next."""
+
+    suspects: Sequence[str]
+    """The commits of which one caused the step, oldest first. The last of them is known to be bad."""
+    next: str | None
+    """The commit to try next; None: no untried commit is left that could narrow the range."""
+
+
+def standing(commits: Sequence[str], tried: Mapping[str, Side]) -> Standing:
+    """Return where a bisection stands: the suspects, and the commit to try next.
+
+    ``commits`` are those after the good commit up to the bad commit, oldest first. The last one is bad without being
+    in ``tried``.
+    """
+    last = next((at for at, one in enumerate(commits) if tried.get(one) == "bad"), len(commits) - 1)
+    first = next((at + 1 for at in reversed(range(last)) if tried.get(commits[at]) == "good"), 0)
+    suspects = commits[first : last + 1]
+    open_ones = [at for at in range(first, last) if commits[at] not in tried]
+    middle = (first + last - 1) / 2
+    return Standing(suspects, commits[min(open_ones, key=lambda at: abs(at - middle))] if open_ones else None)
 
 
 @dataclass(frozen=True)
@@ -55,8 +161,8 @@ class _UnclearError(Exception):
     """
 
 
-def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer:
-    """Find the commit that caused the change; ``told`` is called with a line for every commit that is tried.
+def bisect(bench: Bench, searched: Range) -> Answer:
+    """Find the commit that caused the change; ``bench.told`` is called with a line for every commit that is tried.
 
     Raises:
         UsageError: the range holds no commits, an end of it cannot be tested, or the quantity cannot be bisected.
@@ -69,16 +175,16 @@ def bisect(bench: Bench, searched: Range, told: Callable[[str], None]) -> Answer
     begun = State(schema=SCHEMA, case=name, quantity=searched.quantity, good=good, bad=bad, options=options)
     state = resumed(begun, bench.root)
     if state.trials:
-        told(f"resumed: {format_count(len(state.trials), 'commit')} of this range had been tried")
+        bench.told(f"resumed: {format_count(len(state.trials), 'commit')} of this range had been tried")
     try:
         if not state.ends:
-            told(f"comparing the ends: {good[:_SHORT]} and {bad[:_SHORT]}")
+            bench.told(f"comparing the ends: {good[:_SHORT]} and {bad[:_SHORT]}")
             state = _with_ends(bench, state, searched.ratio)
             keep(state, bench.root)
-        while (where := _standing(commits, state)).next is not None:
-            told(f"trying {_named(bench.root, where.next)}, about {(len(where.suspects) - 1).bit_length()} to go")
+        while (where := standing(commits, state.sides)).next is not None:
+            bench.told(f"trying {_named(bench.root, where.next)}, about {(len(where.suspects) - 1).bit_length()} to go")
             trial = _tried(bench, state, where.next)
-            told(f"  {trial.side}: {trial.said}")
+            bench.told(f"  {trial.side}: {trial.said}")
             state = changed(state, trials=[*state.trials, trial])
             keep(state, bench.root)
     except _UnclearError as problem:
@@ -108,7 +214,7 @@ def _with_ends(bench: Bench, state: State, expected: float | None) -> State:
         ) from None
     is_faster = change.is_faster and change.high is not None and change.high < 1.0
     found = f"between the ends of the range this machine finds {_said(change)}"
-    if not _is_slower(judgement) and not is_faster:
+    if LATENCY not in judgement.worse and not is_faster:
         raise _UnclearError(f"stopped: the change is within the noise: {found}")
     if expected is not None and (expected > 1.0) != (change.ratio > 1.0):
         raise _UnclearError(f"stopped: the event is a change of {format_change(expected)}, but {found}")
@@ -122,17 +228,13 @@ def _tried(bench: Bench, state: State, commit: str) -> Trial:
         _UnclearError: the comparison is inconclusive.
     """
     try:
-        if state.quantity != LATENCY:
-            return _by_value(bench, state, commit)
-        return _by_turns(bench, state, commit)
+        if state.quantity == LATENCY:
+            return _by_turns(bench, state, commit)
+        value, unit = _exact_value(bench, commit, state.quantity)
     except UntestableError as problem:
         return Trial(commit=commit, side="skipped", said=str(problem))
-
-
-def _by_value(bench: Bench, state: State, commit: str) -> Trial:
     assert state.old is not None
     assert state.new is not None
-    value, unit = _exact_value(bench, commit, state.quantity)
     side: Side = "bad" if abs(value - state.new) < abs(value - state.old) else "good"
     return Trial(commit=commit, side=side, said=f"{state.quantity} {value_text(value, unit)}")
 
@@ -165,25 +267,14 @@ def _by_turns(bench: Bench, state: State, commit: str) -> Trial:
     head, base = (commit, state.good) if is_slowdown else (state.good, commit)
     judgement, change = bench.compare(head, base, _half(state.ratio))
     said = _said(change) if is_slowdown else f"{state.good[:_SHORT]} is {_said(change)} against it"
-    if _is_slower(judgement):
+    if LATENCY in judgement.worse:
         return Trial(commit=commit, side="bad", said=said)
-    if _is_unclear(judgement, change, max(state.ratio, 1.0 / state.ratio)):
+    step = max(state.ratio, 1.0 / state.ratio)
+    is_ruled_out = change.high is not None and change.high < step
+    # A change may be the step if it is at least half of it, or if the comparison does not rule the step out.
+    if change.ratio >= math.sqrt(step) or (judgement.verdict is Verdict.INCONCLUSIVE and not is_ruled_out):
         raise _UnclearError(f"stopped at {commit[:_SHORT]}: within the noise, {said}")
     return Trial(commit=commit, side="good", said=said)
-
-
-def _is_slower(judgement: Judgement) -> bool:
-    return LATENCY in judgement.worse
-
-
-def _is_unclear(judgement: Judgement, change: Change, step: float) -> bool:
-    """Whether a change may be the step.
-
-    It may be if it is at least half of the step, or if the comparison is inconclusive and does not rule the step out.
-    """
-    if change.ratio >= math.sqrt(step):
-        return True
-    return judgement.verdict is Verdict.INCONCLUSIVE and not (change.high is not None and change.high < step)
 
 
 def _half(ratio: float) -> float:
@@ -224,12 +315,8 @@ def _path(root: Path, good: str, bad: str) -> list[str]:
     return commits
 
 
-def _standing(commits: Sequence[str], state: State) -> Standing:
-    return standing(commits, {trial.commit: trial.side for trial in state.trials})
-
-
 def _answer(root: Path, commits: Sequence[str], state: State) -> Answer:
-    suspects = _standing(commits, state).suspects
+    suspects = standing(commits, state.sides).suspects
     lines = _told(root, commits, state)
     if len(suspects) == 1:
         merges = ask_git(root, "rev-list", "--parents", "--max-count=1", suspects[0]) or ""

@@ -22,8 +22,8 @@ from perflab.processes.child import Child, Start, interrupted_by_signals, workpl
 from perflab.results.readings import DAMAGED, Reading
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.results.result import Document
-from perflab.turns.sides.checkout import other_side
-from perflab.turns.sides.imports import import_path
+from perflab.turns.checkout import other_side
+from perflab.turns.start_sides import import_path
 
 _PATIENCE_S = 3600.0
 """Seconds after which a session of pytest, or a build, counts as hung."""
@@ -48,7 +48,7 @@ class Bench:
     build: Sequence[str]
     """The command to run in each worktree before pytest; empty: none."""
     told: Callable[[str], None]
-    """Called with a message if another session of pytest uses the same worktree."""
+    """Called with messages about the progress, also if another session of pytest uses the same worktree."""
 
     def value(self, commit: str, quantity: str) -> Reading:
         """Return the reading of a quantity of the case at a commit, from one session of pytest.
@@ -97,19 +97,15 @@ class Bench:
     def _checked_out(self, commit: str) -> Iterator[Path]:
         try:
             with other_side(commit, self.root, [], self.told) as tree:
-                if self.build:
-                    self._build(tree.root)
+                status, said = _run(self.build, tree.root, os.environ) if self.build else (0, "")
+                if status is None:
+                    raise UntestableError(f"building it took more than {_PATIENCE_S:g} s")
+                if status:
+                    *_, last = ["", *said.strip().split("\n")]
+                    raise UntestableError(f"it cannot be built: {last}")
                 yield tree.root
         except RivalError as error:
             raise UntestableError(error.problem) from None
-
-    def _build(self, tree: Path) -> None:
-        status, said = _run(self.build, tree, os.environ)
-        if status is None:
-            raise UntestableError(f"building it took more than {_PATIENCE_S:g} s")
-        if status:
-            *_, last = ["", *said.strip().split("\n")]
-            raise UntestableError(f"it cannot be built: {last}")
 
     def _session(self, tree: Path, options: Sequence[str]) -> bytes:
         """Run one session of pytest in a worktree, and return the content of its results file.

@@ -7,8 +7,7 @@ alone is left out instead, and its docstring says so.
 
 - here: classes, loaded when they are imported by name
 - ``dispatch``: operators, kernels registered for a while, modes
-- ``tracing``: where autograd is, storages, modules
-- ``fakes``: how fake tensors are made
+- ``tracing``: where autograd is, storages, modules, how fake tensors are made
 - ``patched``: attributes that a prediction replaces
 - ``compiler``: what ``torch.compile`` did
 - ``machine``: allocators, the profiler, valgrind, the processor

@@ -16,6 +16,8 @@ from perflab.internals.lookup import TORCH, attribute, lookup, needs
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+_GROUP = "tell the group of a collective"
+
 # --- operators ----------------------------------------------------------------------------------------------------
 
 
@@ -54,12 +56,11 @@ def opens_or_closes_range(function: object) -> bool:
     return getattr(function, "__module__", "") == "torch._ops.profiler"
 
 
-@needs(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to="tell operators that are made of others")
 def is_composite(operator: OpOverload) -> bool:
     """Whether an operator is composed of other operators on every device. Nothing public tells such an operator."""
-    import torch
-
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, "CompositeImplicitAutograd"))
+    to = "tell operators that are made of others"
+    has_kernel = lookup(TORCH, "torch:_C._dispatch_has_kernel_for_dispatch_key", to)
+    return bool(has_kernel(operator._name, "CompositeImplicitAutograd"))
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -126,30 +127,27 @@ def seeing_operators(
     return kernels_registered(kernels, with_keyset=True)
 
 
-@needs(TORCH, "torch.distributed.distributed_c10d:ProcessGroup.unbox", to="tell the group of a collective")
 def group_ranks(arguments: Sequence[Any]) -> list[int]:
     """Return the ranks of the process group among an operator's arguments; empty if no group is among them."""
     import torch
     from torch import distributed
-    from torch.distributed.distributed_c10d import ProcessGroup
 
+    unbox = lookup(TORCH, "torch.distributed.distributed_c10d:ProcessGroup.unbox", _GROUP)
     for one in arguments:
         if isinstance(one, torch.ScriptObject):
             with suppress(RuntimeError):  # another class, as of the reduction
-                return distributed.get_process_group_ranks(ProcessGroup.unbox(one))
+                return distributed.get_process_group_ranks(unbox(one))
     return []
 
 
-@needs(TORCH, "torch.distributed.distributed_c10d:_resolve_process_group", to="tell the group of a collective")
 def ranks_of_group(name: str) -> list[int]:
     """Return the ranks of the process group that functional collectives give by its name."""
     from torch import distributed
-    from torch.distributed import distributed_c10d
 
-    return distributed.get_process_group_ranks(cast("Any", distributed_c10d)._resolve_process_group(name))
+    resolve = lookup(TORCH, "torch.distributed.distributed_c10d:_resolve_process_group", _GROUP)
+    return distributed.get_process_group_ranks(resolve(name))
 
 
-@needs(TORCH, "torch:_C._distributed_c10d._create_work_from_future", to="predict a rank of many")
 def answer_alone(operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
     """Return what a collective of ``c10d`` returns at once, without any communication: its tensors, as they are.
 
@@ -161,30 +159,20 @@ def answer_alone(operator: OpOverload, arguments: tuple[Any, ...]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     first = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
     future.set_result(first)
-    work, c10d = cast("Any", Work), cast("Any", torch._C._distributed_c10d)
-    done = work.boxed(c10d._create_work_from_future(future))
+    make_work = lookup(TORCH, "torch:_C._distributed_c10d._create_work_from_future", "predict a rank of many")
+    done = cast("Any", Work).boxed(make_work(future))
     return (arguments[0], done) if len(schema_of(operator).returns) == 2 else done
 
 
-@needs(TORCH, "torch:_C._current_graph_task_id", to="tell which collectives a backward overlaps")
-def runs_backward() -> bool:
-    """Whether this thread is within a backward."""
-    import torch
-
-    running: int = torch._C._current_graph_task_id()
-    return running >= 0
-
-
-@needs(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to="know which operators CUDA's autocast casts")
 def registered_for(key: str) -> set[str]:
     """Return the operators that have a kernel of their own for a dispatch key; those of ``aten`` without the namespace.
 
     A CPU build has CUDA's kernels of autocast too, all but usable. The documentation lists autocast's operators by the
     names of functions, which are not the overloads.
     """
-    import torch
-
-    return {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+    to = "know which operators CUDA's autocast casts"
+    names = lookup(TORCH, "torch:_C._dispatch_get_registrations_for_dispatch_key", to)(key)
+    return {name.removeprefix("aten::") for name in names}
 
 
 def below_cpu_autocast() -> AbstractContextManager[None]:
@@ -234,10 +222,8 @@ def without_torch_function() -> AbstractContextManager[object]:
 
     ``torch.overrides`` offers the context to authors of subclasses, under this private name only.
     """
-    import torch
-
     to = "see operators without asking a user's tensors"
-    off: AbstractContextManager[object] = attribute(TORCH, torch._C, "DisableTorchFunction", to)()
+    off: AbstractContextManager[object] = lookup(TORCH, "torch:_C.DisableTorchFunction", to)()
     return off
 
 
@@ -246,10 +232,8 @@ def without_dispatch_modes() -> AbstractContextManager[object]:
 
     Leaving a mode is public, but possible only for the code that entered the mode.
     """
-    import torch
-
-    off: AbstractContextManager[object] = attribute(
-        TORCH, torch._C, "_DisableTorchDispatch", "compute values of constants"
+    off: AbstractContextManager[object] = lookup(
+        TORCH, "torch:_C._DisableTorchDispatch", "compute values of constants"
     )()
     return off
 
@@ -378,12 +362,9 @@ def say_which_modes_are_on() -> None:
 # --- attention ----------------------------------------------------------------------------------------------------
 
 
-@needs(TORCH, "torch:_C._get_sdp_priority_order", to="know which attention CUDA would choose")
 def attention_priority() -> list[int]:
     """Return the order of preference among ``SDPBackend``'s numbers.
 
     ``sdpa_kernel(..., set_priority=True)`` sets the order; it is public, but does not report what it has set.
     """
-    import torch
-
-    return list(torch._C._get_sdp_priority_order())
+    return list(lookup(TORCH, "torch:_C._get_sdp_priority_order", "know which attention CUDA would choose")())

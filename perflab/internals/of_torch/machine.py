@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perflab.internals.lookup import TORCH, attribute, lookup, needs
+from perflab.internals.lookup import TORCH, attribute, lookup
 
 if TYPE_CHECKING:
     import torch
 
 _RECORD = "record CUDA's memory (memory_snapshot)"
-_CALLGRIND = "count instructions under callgrind"
+_HISTORY = "torch.cuda.memory:_record_memory_history"
 _OF_CUDA = re.compile(r"cu(da)?[A-Z]\w*")
 """The names of functions of CUDA's runtime and driver."""
 _STREAMS = "follow streams and events (dry runs)"
 
 
-@needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
 def record_cuda_memory(max_entries: int, device: torch.device) -> None:
     """Begin a history of CUDA's allocations. PyTorch documents the function under this private name, its only one."""
-    import torch
-
-    torch.cuda.memory._record_memory_history(max_entries=max_entries, device=device)
+    lookup(TORCH, _HISTORY, _RECORD)(max_entries=max_entries, device=device)
 
 
-@needs(TORCH, "torch.cuda.memory:_record_memory_history", to=_RECORD)
 def stop_recording_cuda_memory(device: torch.device) -> None:
     """End the history of CUDA's allocations."""
-    import torch
-
-    torch.cuda.memory._record_memory_history(enabled=None, device=device)
+    lookup(TORCH, _HISTORY, _RECORD)(enabled=None, device=device)
 
 
-@needs(TORCH, "torch.cuda.memory:_dump_snapshot", to=_RECORD)
 def dump_cuda_memory(path: str) -> None:
     """Write the history for PyTorch's viewer. The public ``torch.cuda.memory_snapshot()`` returns no history."""
-    import torch
-
-    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+    lookup(TORCH, "torch.cuda.memory:_dump_snapshot", _RECORD)(path)
 
 
-@needs(TORCH, "torch.cuda.memory:_set_memory_metadata", to=_RECORD)
 def mark_cuda_memory(mark: str) -> None:
     """Attach a text to this thread's next events in the history of CUDA's allocations."""
-    import torch
-
-    torch.cuda.memory._set_memory_metadata(mark)
+    lookup(TORCH, "torch.cuda.memory:_set_memory_metadata", _RECORD)(mark)
 
 
 def has_cuda_context(index: int) -> bool:
@@ -274,12 +261,9 @@ def answers_to_valgrind() -> bool:
     return supported is not None and bool(supported())
 
 
-@needs(TORCH, "torch:_C._valgrind_toggle", to=_CALLGRIND)
 def toggle_callgrind() -> None:
     """Make callgrind begin to count, or end."""
-    import torch
-
-    torch._C._valgrind_toggle()
+    lookup(TORCH, "torch:_C._valgrind_toggle", "count instructions under callgrind")()
 
 
 def processor_features() -> list[str]:
@@ -300,7 +284,6 @@ def processor_features() -> list[str]:
     return found
 
 
-@needs(TORCH, "torch.cuda._gpu_trace:register_callback_for_event_record", to=_STREAMS)
 def watch_streams(callbacks: Mapping[str, Callable[..., None]]) -> None:
     """Register callbacks for events, streams and memory, as ``torch.cuda._sanitizer`` does; this cannot be undone.
 
@@ -308,11 +291,12 @@ def watch_streams(callbacks: Mapping[str, Callable[..., None]]) -> None:
         callbacks: functions by the name of their registration, such as ``event_record``. They are called with
             addresses, and what they raise ends nothing.
     """
-    import torch
-
-    attribute(TORCH, torch._C, "_activate_gpu_trace", _STREAMS)()
+    register = {
+        name: lookup(TORCH, f"torch.cuda._gpu_trace:register_callback_for_{name}", _STREAMS) for name in callbacks
+    }
+    lookup(TORCH, "torch:_C._activate_gpu_trace", _STREAMS)()
     for name, callback in callbacks.items():
-        lookup(TORCH, f"torch.cuda._gpu_trace:register_callback_for_{name}", _STREAMS)(callback)
+        register[name](callback)
 
 
 def can_open_cuda_in_a_fork() -> bool:
@@ -326,10 +310,9 @@ def can_open_cuda_in_a_fork() -> bool:
     return not (torch.cuda.is_initialized() or forked())  # type: ignore[no-untyped-call]
 
 
-@needs(TORCH, "torch.testing._internal.distributed.fake_pg:FakeStore", to="play a rank without its peers")
 def register_fake_backend() -> None:
     """Register the backend ``fake`` with ``torch.distributed``, whose collectives communicate nothing.
 
     Importing its module registers it; nothing public does.
     """
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    lookup(TORCH, "torch.testing._internal.distributed.fake_pg:FakeStore", "play a rank without its peers")

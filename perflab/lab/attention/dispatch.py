@@ -33,6 +33,10 @@ from perflab.lab.ranges import ranged
 Result = tuple[Tensor, Tensor | None]
 Variant = Callable[[Tensor, Tensor, Tensor, Settings, bool], Result]
 """A variant as it is dispatched to: q, k, v, settings, and whether the log-sum-exp is wanted."""
+_PLAIN = (Tensor, torch.nn.Parameter)
+# Calls whose checks have passed: for short sequences the checks take longer than the launch.
+_possible: set[tuple[object, ...]] = set()
+_MOST_POSSIBLE = 4096
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, impl: str = "sdpa", **settings: Unpack[Settings]) -> Tensor:
@@ -116,17 +120,36 @@ def _refuse_without_triton(error: ModuleNotFoundError, *, instead: str) -> None:
 
 
 def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with_logsumexp: bool) -> Result:
+    q, k, v = cast_as_autocast_does(q, k, v)
+    if (call := _call(impl, q, k, v, settings)) is None or call not in _possible:
+        _require_possible(impl, q, k, v, settings)
+        if call is not None and len(_possible) < _MOST_POSSIBLE:
+            _possible.add(call)
+    with without_autocast(q.device.type):
+        return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
+
+
+def _call(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[object, ...] | None:
+    """All on which the checks of a call depend; None where that has no hash: traced shapes, a window in a list."""
+    if torch.compiler.is_compiling() or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
+        return None
+    if isinstance(settings.get("window_size"), list):
+        return None
+    records = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    asked = [(name, type(value), value) for name, value in settings.items()]  # by type, too: True is 1
+    return (impl, records, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape, *asked)
+
+
+def _require_possible(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> None:
+    """Raise what `attention` names, unless the variant can compute this."""
     claims = get_implementation(impl)
     _require_known(settings)
     make_scoring(q, k, **settings)  # refuses what no variant can do
-    q, k, v = cast_as_autocast_does(q, k, v)
     require_device(claims, q.device)
     claims = claims.on(q.device.type)
     check_inputs(q, k, v, name=impl, dtypes=claims.dtypes)
     require_features(claims, needed_features(q, k, **settings))
     require_gradients(claims, q, k, v)
-    with without_autocast(q.device.type):
-        return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
 
 
 def _require_known(settings: Settings) -> None:

@@ -73,112 +73,112 @@ class Implementation:
         return self.devices is None or device_type in self.devices
 
 
-IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
-    {
-        implementation.name: implementation
-        for implementation in (
-            Implementation("reference", "the definition in float64, cast to the inputs' dtype"),
-            Implementation(
-                "naive",
-                "the definition written out in the inputs' dtype; holds N_q x N_k",
-                features=_EVERY_FEATURE | {DROPOUT},
-            ),
-            Implementation("tiled", "FlashAttention-2 forward and backward in plain PyTorch"),
-            Implementation(
-                "triton",
-                "FlashAttention-2 forward and backward as Triton kernels",
-                dtypes=_UP_TO_32_BIT,
-                needs_triton=True,
-            ),
-            Implementation(
-                "triton-tma",
-                "the same with a persistent forward by way of TMA, for Hopper and later",
-                dtypes=_UP_TO_32_BIT,
-                features=_WITHOUT_SINKS,
-                needs_triton=True,
-            ),
-            Implementation(
-                "decode",
-                "for generating: keys split among programs, in plain PyTorch; forward only",
-                features=_WITHOUT_SINKS,
-                gradients=False,
-            ),
-            Implementation(
-                "triton-decode",
-                "the same as Triton kernels; grouped heads share one read of the keys",
-                dtypes=_UP_TO_32_BIT,
-                features=_WITHOUT_SINKS,
-                gradients=False,
-                needs_triton=True,
-            ),
-            Implementation(
-                "sdpa",
-                "torch.nn.functional.scaled_dot_product_attention, PyTorch choosing the backend",
-                features=_SDPA | {DROPOUT},
-                logsumexp=False,
-                # Its CUDA backwards add up dQ with atomics, in an order that differs from run to run.
-                deterministic=False,
-            ),
-            Implementation(
-                "sdpa-math",
-                "the same, pinned to the unfused backend, which takes everything; holds N_q x N_k",
-                features=_SDPA | {DROPOUT},
-                logsumexp=False,
-            ),
-            Implementation(
-                "sdpa-flash",
-                "the same, pinned to FlashAttention-2; PyTorch's own C++ on a CPU",
-                dtypes=_16_BIT,
-                features=_SDPA,
-                logsumexp=False,
-                deterministic=False,  # on CUDA, as above
-                devices=("cpu", "cuda"),
-                # On a CPU each head's gradients are added up by one thread, in order; and there is no dropout.
-                more_on={
-                    "cpu": {"dtypes": _ALL, "deterministic": True},
-                    "cuda": {"features": _SDPA | {DROPOUT}},
-                },
-            ),
-            Implementation(
-                "sdpa-efficient",
-                "the same, pinned to the memory-efficient kernels of CUTLASS",
-                dtypes=_UP_TO_32_BIT,
-                features=frozenset(("causal", DROPOUT)),
-                logsumexp=False,
-                deterministic=False,  # as above
-                devices=("cuda",),
-            ),
-            Implementation(
-                "sdpa-cudnn",
-                "the same, pinned to cuDNN",
-                dtypes=_16_BIT,
-                features=_SDPA | {DROPOUT},
-                logsumexp=False,
-                deterministic=False,  # as above
-                devices=("cuda",),
-            ),
-            Implementation(
-                "flex",
-                "FlexAttention, compiled on CUDA; on a CPU PyTorch's unfused one, forward only",
-                dtypes=_UP_TO_32_BIT,
-                gradients=False,
-                devices=("cpu", "cuda"),
-                compiles=True,
-                # Its backward kernels give each program rows of its own: no atomics.
-                more_on={"cpu": {"dtypes": _ALL}, "cuda": {"gradients": True}},
-            ),
-            Implementation(
-                "compiled",
-                "torch.compile of naive; holds N_q x N_k",
-                # On CUDA the compiler may time several ways to cut up a sum, and keep another one in each process.
-                deterministic=False,
-                devices=("cpu", "cuda"),
-                compiles=True,
-                more_on={"cpu": {"deterministic": True}},
-            ),
-        )
-    }
-)
+# Compiled code reads the dictionary itself: once it has changed any, torch.compile breaks its graph at a proxy's.
+_REGISTERED = {
+    implementation.name: implementation
+    for implementation in (
+        Implementation("reference", "the definition in float64, cast to the inputs' dtype"),
+        Implementation(
+            "naive",
+            "the definition written out in the inputs' dtype; holds N_q x N_k",
+            features=_EVERY_FEATURE | {DROPOUT},
+        ),
+        Implementation("tiled", "FlashAttention-2 forward and backward in plain PyTorch"),
+        Implementation(
+            "triton",
+            "FlashAttention-2 forward and backward as Triton kernels",
+            dtypes=_UP_TO_32_BIT,
+            needs_triton=True,
+        ),
+        Implementation(
+            "triton-tma",
+            "the same with a persistent forward by way of TMA, for Hopper and later",
+            dtypes=_UP_TO_32_BIT,
+            features=_WITHOUT_SINKS,
+            needs_triton=True,
+        ),
+        Implementation(
+            "decode",
+            "for generating: keys split among programs, in plain PyTorch; forward only",
+            features=_WITHOUT_SINKS,
+            gradients=False,
+        ),
+        Implementation(
+            "triton-decode",
+            "the same as Triton kernels; grouped heads share one read of the keys",
+            dtypes=_UP_TO_32_BIT,
+            features=_WITHOUT_SINKS,
+            gradients=False,
+            needs_triton=True,
+        ),
+        Implementation(
+            "sdpa",
+            "torch.nn.functional.scaled_dot_product_attention, PyTorch choosing the backend",
+            features=_SDPA | {DROPOUT},
+            logsumexp=False,
+            # Its CUDA backwards add up dQ with atomics, in an order that differs from run to run.
+            deterministic=False,
+        ),
+        Implementation(
+            "sdpa-math",
+            "the same, pinned to the unfused backend, which takes everything; holds N_q x N_k",
+            features=_SDPA | {DROPOUT},
+            logsumexp=False,
+        ),
+        Implementation(
+            "sdpa-flash",
+            "the same, pinned to FlashAttention-2; PyTorch's own C++ on a CPU",
+            dtypes=_16_BIT,
+            features=_SDPA,
+            logsumexp=False,
+            deterministic=False,  # on CUDA, as above
+            devices=("cpu", "cuda"),
+            # On a CPU each head's gradients are added up by one thread, in order; and there is no dropout.
+            more_on={
+                "cpu": {"dtypes": _ALL, "deterministic": True},
+                "cuda": {"features": _SDPA | {DROPOUT}},
+            },
+        ),
+        Implementation(
+            "sdpa-efficient",
+            "the same, pinned to the memory-efficient kernels of CUTLASS",
+            dtypes=_UP_TO_32_BIT,
+            features=frozenset(("causal", DROPOUT)),
+            logsumexp=False,
+            deterministic=False,  # as above
+            devices=("cuda",),
+        ),
+        Implementation(
+            "sdpa-cudnn",
+            "the same, pinned to cuDNN",
+            dtypes=_16_BIT,
+            features=_SDPA | {DROPOUT},
+            logsumexp=False,
+            deterministic=False,  # as above
+            devices=("cuda",),
+        ),
+        Implementation(
+            "flex",
+            "FlexAttention, compiled on CUDA; on a CPU PyTorch's unfused one, forward only",
+            dtypes=_UP_TO_32_BIT,
+            gradients=False,
+            devices=("cpu", "cuda"),
+            compiles=True,
+            # Its backward kernels give each program rows of its own: no atomics.
+            more_on={"cpu": {"dtypes": _ALL}, "cuda": {"gradients": True}},
+        ),
+        Implementation(
+            "compiled",
+            "torch.compile of naive; holds N_q x N_k",
+            # On CUDA the compiler may time several ways to cut up a sum, and keep another one in each process.
+            deterministic=False,
+            devices=("cpu", "cuda"),
+            compiles=True,
+            more_on={"cpu": {"deterministic": True}},
+        ),
+    )
+}
+IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(_REGISTERED)
 """Every attention variant by its name, with what it claims."""
 
 
@@ -243,6 +243,6 @@ def require_gradients(claims: Implementation, *tensors: Tensor) -> None:
 
 def get_implementation(impl: str) -> Implementation:
     """The variant of that name; ValueError with all the names where there is none."""
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"unknown attention impl {impl!r}; choose one of: {', '.join(IMPLEMENTATIONS)}")
-    return IMPLEMENTATIONS[impl]
+    if impl not in _REGISTERED:
+        raise ValueError(f"unknown attention impl {impl!r}; choose one of: {', '.join(_REGISTERED)}")
+    return _REGISTERED[impl]

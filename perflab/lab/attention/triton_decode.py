@@ -25,7 +25,7 @@ from perflab.lab.attention.triton_decode_kernel import attention_decode_kernel, 
 from perflab.lab.attention.triton_launches import LOG2_E, kernel_bounds, rising_arguments
 from perflab.lab.attention.triton_tiles import Tiles, check_head_dim, choose_tiles, padded_head_dim
 from perflab.lab.kernels import operators
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable, shared_memory_bytes
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared, shared_memory_bytes
 
 _INSTEAD = "the same algorithm in PyTorch: impl='decode', or impl='torch' of decode_attention"
 # A merge has a program for each row up to so many, then rows share one; and pieces of D numbers, of a row and a split,
@@ -137,13 +137,23 @@ def _run(
     out, logsumexp = _empty_results(q)
     scoring = Scoring(scale, softcap, lower, upper)
     if num_splits == 1:
-        decode_launch(q, stored, out[None], logsumexp[None], scoring, tiles)()
+        _launch_decode(q, stored, out[None], logsumexp[None], scoring, tiles)
         return out, logsumexp
     parts = torch.empty(num_splits, *q.shape, dtype=torch.float32, device=q.device)
     ends = torch.empty(num_splits, *q.shape[:-1], dtype=torch.float32, device=q.device)
-    decode_launch(q, stored, parts, ends, scoring, tiles)()
-    merge_launch(parts, ends, out, logsumexp)()
+    _launch_decode(q, stored, parts, ends, scoring, tiles)
+    run_prepared(merge_launch, parts, ends, out, logsumexp)
     return out, logsumexp
+
+
+def _launch_decode(q: Tensor, stored: Stored, parts: Tensor, ends: Tensor, scoring: Scoring, tiles: Tiles) -> None:
+    s = stored
+    held = (s.keys, s.values, s.lengths, s.pages, s.key_scales, s.value_scales)
+    run_prepared(_launch_of, q, parts, ends, scoring, tiles, *held)
+
+
+def _launch_of(q: Tensor, parts: Tensor, ends: Tensor, scoring: Scoring, tiles: Tiles, *held: Tensor) -> Launch:
+    return decode_launch(q, Stored(*held), parts, ends, scoring, tiles)
 
 
 def _empty_results(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

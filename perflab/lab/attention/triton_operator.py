@@ -34,7 +34,7 @@ from perflab.lab.attention.scoring import Scoring, pairs_in_band
 from perflab.lab.attention.tiled import refuse_second_derivative
 from perflab.lab.attention.triton_launches import delta_launch
 from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward, run_forward_tma
-from perflab.lab.launch import require_runnable
+from perflab.lab.launch import require_runnable, run_prepared
 
 _RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper, SymInt sinks"
 _library = torch.library.Library("perflab", "FRAGMENT")
@@ -88,7 +88,7 @@ def _backward(
     dq, dk, dv, d_out, k, v, out, ends, delta, q = _with_heads(
         q, *results, d_out, k, v, out, logsumexp, torch.empty_like(logsumexp), q
     )
-    delta_launch(out, d_out, d_ends, delta)()
+    run_prepared(delta_launch, out, d_out, d_ends, delta)
     run_dk_dv(q, k, v, d_out, ends, delta, dk, dv, scoring)
     run_dq(q, k, v, d_out, ends, delta, dq, scoring)
     return results

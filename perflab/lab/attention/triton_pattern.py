@@ -32,7 +32,7 @@ from perflab.lab.attention.triton_launches import LOG2_E, delta_launch, rising_a
 from perflab.lab.attention.triton_pieces import rounded, tile_pointers
 from perflab.lab.attention.triton_tiles import Tiles, check_head_dim, choose_tiles, padded_head_dim
 from perflab.lab.kernels import operators
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable, shared_memory_bytes
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared, shared_memory_bytes
 
 
 @triton.jit
@@ -279,7 +279,7 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = _empty_gradients(d_out, q, k, v)
     delta = torch.empty_like(logsumexp)
-    delta_launch(out, d_out, None, delta)()
+    run_prepared(delta_launch, out, d_out, None, delta)
     rules = scale, is_causal, block
     tensors = {"q": q, "k": k, "v": v, "g": d_out, "logsumexp": logsumexp, "delta": delta}
     _launched("dk_dv", BlockLists(back_counts, back_lists), *rules, tensors | {"dk": dk, "dv": dv})

@@ -34,7 +34,7 @@ from perflab.lab.attention.triton_tma import (
     require_tma,
     tma_forward_launch,
 )
-from perflab.lab.launch import Launch, current, is_interpreted, shared_memory_bytes
+from perflab.lab.launch import Launch, current, is_interpreted, run_prepared, shared_memory_bytes
 
 # What tells kinds apart, by the names of the kernels' parameters.
 _KINDS = ("HEAD_DIM", "HAS_LOWER", "HAS_UPPER", "HAS_SINKS", "HAS_SOFTCAP", "problem_class")
@@ -46,7 +46,7 @@ _ran: dict[tuple[Any, ...], Tiles] = {}
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
     """Write out and logsumexp."""
-    _run("forward", q, k, scoring, lambda tiles: forward_launch(q, k, v, out, logsumexp, scoring, tiles))
+    _run("forward", (q, k, v, out, logsumexp), scoring, forward_launch)
 
 
 def run_forward_tma(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scoring: Scoring) -> None:
@@ -69,14 +69,14 @@ def run_dk_dv(
     scoring: Scoring,
 ) -> None:  # fmt: skip
     """Write dk and dv."""
-    _run("dk_dv", q, k, scoring, lambda tiles: dk_dv_launch(q, k, v, d_out, logsumexp, delta, dk, dv, scoring, tiles))
+    _run("dk_dv", (q, k, v, d_out, logsumexp, delta, dk, dv), scoring, dk_dv_launch)
 
 
 def run_dq(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dq: Tensor, scoring: Scoring
 ) -> None:
     """Write dq."""
-    _run("dq", q, k, scoring, lambda tiles: dq_launch(q, k, v, d_out, logsumexp, delta, dq, scoring, tiles))
+    _run("dq", (q, k, v, d_out, logsumexp, delta, dq), scoring, dq_launch)
 
 
 def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:
@@ -84,16 +84,22 @@ def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:
     return dict(_ran)
 
 
-def _run(kernel: str, q: Tensor, k: Tensor, scoring: Scoring, launch_with: Callable[[Tiles], Launch]) -> None:
+def _run(kernel: str, tensors: tuple[Tensor, ...], scoring: Scoring, make_launch: Callable[..., Launch]) -> None:
+    """Launch a kernel on its tensors, q and k first, with the tiles for their kind of problem."""
+    q, k, *_ = tensors
+
+    def launch_with(tiles: Tiles) -> Launch:
+        return make_launch(*tensors, scoring, tiles)
+
     key = (kernel, *_kind(q, k, scoring))
     tiles = _tuned.get(key)
     if tiles is None:
         candidates = candidate_tiles(kernel, q.shape[-1], q.dtype, shared_memory_bytes(q.device))
         tiles = candidates[0]
         if len(candidates) > 1 and _may_tune():
-            _tuned[key] = tiles = _fastest(launch_with(tiles), launch_with, candidates)
+            _tuned[key] = tiles = _fastest(launch_with, candidates)
     _ran[key] = tiles
-    launch_with(tiles)()
+    run_prepared(make_launch, *tensors, scoring, tiles)
 
 
 def _kind(q: Tensor, k: Tensor, scoring: Scoring) -> tuple[Any, ...]:
@@ -109,8 +115,9 @@ def _may_tune() -> bool:
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def _fastest(launch: Launch, launch_with: Callable[[Tiles], Launch], candidates: tuple[Tiles, ...]) -> Tiles:
+def _fastest(launch_with: Callable[[Tiles], Launch], candidates: tuple[Tiles, ...]) -> Tiles:
     """The fastest of the candidates. The kernels write every result whole, so running one twice harms nothing."""
+    launch = launch_with(candidates[0])
     kernel = triton.autotune(
         configs=[
             triton.Config({"BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k}, tiles.num_warps, tiles.num_stages)

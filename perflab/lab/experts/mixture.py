@@ -89,9 +89,13 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """(R, d) -> (R, d); rows behind `ends[-1]` are undefined."""
-        gate = grouped_product(rows, self.gate, ends, self.product)
-        up = grouped_product(rows, self.up, ends, self.product)
-        return grouped_product(F.silu(gate) * up, self.down, ends, self.product)
+        return feed_forward_of_experts(rows, self.gate, self.up, self.down, ends, self.product)
+
+
+def feed_forward_of_experts(rows: Tensor, gate: Tensor, up: Tensor, down: Tensor, ends: Tensor, how: str) -> Tensor:
+    """SwiGLU of each row's expert: rows (R, d), gate and up (E, d, F), down (E, F, d) -> (R, d)."""
+    hidden = F.silu(grouped_product(rows, gate, ends, how)) * grouped_product(rows, up, ends, how)
+    return grouped_product(hidden, down, ends, how)
 
 
 class SharedExperts(nn.Module):

@@ -31,7 +31,7 @@ from perflab.lab.experts.products import GRADIENT, PRODUCT, gradient_flops, prod
 from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import check_one_device, check_one_dtype, given
 from perflab.lab.kernels.tiles import power_of_two
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared
 
 # (rows or first width, columns, depth) of a tile by bytes of a number. IEEE float32 products are unrolled into
 # registers, and larger ones spill.
@@ -142,7 +142,7 @@ def _run(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     require_runnable(x.device, name="expert_product='triton'", instead="expert_product='grouped'")
     y = _empty(x, weight, ends)
     if y.numel():
-        grouped_product_launch(x, weight, ends, y)()
+        run_prepared(grouped_product_launch, x, weight, ends, y)
     return y
 
 
@@ -154,7 +154,7 @@ def _empty(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def _run_gradient(x: Tensor, dy: Tensor, ends: Tensor) -> Tensor:
     d_weight = _empty_gradient(x, dy, ends)
     if d_weight.numel():
-        grouped_gradient_launch(x, dy, ends, d_weight)()
+        run_prepared(grouped_gradient_launch, x, dy, ends, d_weight)
     return d_weight
 
 

@@ -95,13 +95,19 @@ def decode_cost(
     group_size: int = 128,
 ) -> DecodeCost:
     """Return the cost of one decode step of B sequences of `context` tokens each, the new token among them."""
-    unread = 0 if config.tied_head else config.vocab_size * config.d_model
+    read = weight_bytes(config, dtype, bits=bits, group_size=group_size)
+    if not config.tied_head:
+        read -= config.vocab_size * config.d_model * dtype.itemsize
     if config.feed_forward == "moe":  # of the experts, those that B tokens can choose at most
         experts = config.experts
         idle = experts.num_experts - min(experts.num_experts, batch_size * experts.experts_per_token)
-        matrices = feed_forward_matrices(config) * config.d_model * experts.expert_width(config.d_ff)
-        unread += config.num_layers * idle * matrices
-    read = weight_bytes(config, dtype, bits=bits, group_size=group_size) - unread * dtype.itemsize
+        matrices = _matrices_of_experts(config, idle) * config.num_layers
+        read -= sum(
+            d_in * d_out * dtype.itemsize
+            if bits is None
+            else layer_bytes(d_in, d_out, bits=bits, group_size=group_size)
+            for d_in, d_out in matrices
+        )
     rows = batch_size * config.d_model * dtype.itemsize
     if config.positions == "learned":
         read -= (config.context_length - batch_size) * config.d_model * dtype.itemsize
@@ -120,13 +126,20 @@ def decode_cost(
 
 
 def _matrices(config: ModelConfig) -> list[tuple[int, int]]:
-    """Inputs and outputs of each linear layer; a tied head is the embedding, and none, and experts are none."""
+    """Inputs and outputs of each matrix that can be quantised; a tied head is the embedding, and none."""
     d, f, kv = config.d_model, config.d_ff, config.kv_dim
     mixer = mixer_matrices(config) if kind_of(config).has_state else [(d, d), (d, kv), (d, kv), (d, d)]
     if config.feed_forward == "moe":
-        width = config.experts.expert_width(f)
-        shared = config.experts.shared_experts * width
-        feed_forward = [(d, config.experts.num_experts), *([(d, shared), (d, shared), (shared, d)] if shared else [])]
+        shared = config.experts.shared_experts * config.experts.expert_width(f)
+        of_shared = [(d, shared), (d, shared), (shared, d)] if shared else []
+        of_routed = _matrices_of_experts(config, config.experts.num_experts)
+        feed_forward = [(d, config.experts.num_experts), *of_shared, *of_routed]
     else:
         feed_forward = [(d, f)] * (feed_forward_matrices(config) - 1) + [(f, d)]
     return [*mixer, *feed_forward] * config.num_layers + ([] if config.tied_head else [(d, config.vocab_size)])
+
+
+def _matrices_of_experts(config: ModelConfig, num_experts: int) -> list[tuple[int, int]]:
+    """Inputs and outputs of so many experts' matrices in one layer, those of the same kind side by side."""
+    d, width = config.d_model, config.experts.expert_width(config.d_ff)
+    return [(d, num_experts * width), (d, num_experts * width), (width, num_experts * d)] if num_experts else []

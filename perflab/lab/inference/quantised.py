@@ -1,4 +1,4 @@
-"""Weight-only quantisation: linear layers whose weights are int8 or int4 with scales, and products in x's dtype.
+"""Weight-only quantisation: linear layers and experts with int8 or int4 weights and scales, and products in x's dtype.
 
 Shapes
     x, y               (..., d_in), (..., d_out)
@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from perflab.lab.experts.mixture import Experts, feed_forward_of_experts
 
 MOST = {8: 127, 4: 7}
 """The largest number by bits; the smallest is its negative."""
@@ -55,7 +57,7 @@ class QuantisedLinear(nn.Module):
         cls, linear: nn.Linear, *, bits: int = 8, group_size: int = 128, product: str = "torch"
     ) -> "QuantisedLinear":
         """The layer with its weight quantised; arguments and errors as `quantise` has them."""
-        check_quantisation(linear, bits, group_size, product)
+        check_quantisation(linear.weight, bits, group_size, product)
         weight, scales = pack(linear.weight.detach(), bits, group_size)
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(weight, scales, bias, bits, product)
@@ -91,14 +93,45 @@ class QuantisedLinear(nn.Module):
         return self
 
 
+class QuantisedExperts(nn.Module):
+    """The experts of a mixture with int8 or int4 matrices: `QuantisedLinear` layers of E d_out outputs, one a matrix.
+
+    A product first unpacks the matrices of all experts into x's dtype, whichever of them have rows.
+    """
+
+    def __init__(self, experts: Experts, bits: int, group_size: int) -> None:
+        super().__init__()
+        self.product = experts.product
+        for name, weight in matrices_of(experts).items():
+            rows = weight.detach().flatten(0, 1)
+            self.add_module(name, QuantisedLinear(*pack(rows, bits, group_size), None, bits, "torch"))
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """(R, d) -> (R, d), as `Experts` does; rows behind `ends[-1]` are undefined."""
+        gate, up, down = (
+            layer.dequantised(rows.dtype).view(len(ends), -1, layer.d_in).mT
+            for layer in self.children()
+            if isinstance(layer, QuantisedLinear)
+        )
+        return feed_forward_of_experts(rows, gate, up, down, ends, self.product)
+
+
+def matrices_of(layer: nn.Linear | Experts) -> dict[str, Tensor]:
+    """The layer's matrices by name, (d_out, d_in) each; of E experts (E, d_out, d_in)."""
+    if isinstance(layer, nn.Linear):
+        return {"weight": layer.weight}
+    return {"gate": layer.gate.mT, "up": layer.up.mT, "down": layer.down.mT}
+
+
 def quantise(
     model: _Model, *, bits: int = 8, group_size: int = 128, product: str = "torch", skip: Collection[str] = ()
 ) -> _Model:
-    """Replace every `nn.Linear` of the model, in place, by a `QuantisedLinear`; returns the model.
+    """Replace every `nn.Linear` and every mixture's `Experts`, in place, by quantised ones; returns the model.
 
     bits        8: one scale a row; 4: one for each `group_size` inputs of a row
     group_size  one of GROUP_SIZES that divides every d_in; with 8 bits it says nothing
-    product     "torch" dequantises, then multiplies; "triton" is a kernel that reads the packed weights
+    product     "torch" dequantises, then multiplies; "triton" is a kernel that reads the packed weights, of one matrix
+                at a time: experts have none, and stay whole only if `skip` names them
     skip        layers that stay, by their qualified names: "head", say
 
     Embeddings stay, and so does a head that is tied to one. Nothing is replaced if any layer cannot be. Raises
@@ -110,33 +143,47 @@ def quantise(
             "the model is one nn.Linear, which cannot be replaced in place; take QuantisedLinear.of(model)"
         )
     named = dict(model.named_modules(remove_duplicate=False))
-    found = {name: module for name, module in named.items() if isinstance(module, nn.Linear)}
-    shared = {id(p) for m in set(named.values()) if not isinstance(m, nn.Linear) for p in m.parameters(recurse=False)}
+    found = {name: module for name, module in named.items() if isinstance(module, nn.Linear | Experts)}
+    shared = {id(p) for m in set(named.values()) - set(found.values()) for p in m.parameters(recurse=False)}
     for name in skip:
         if name not in found:
             near = difflib.get_close_matches(name, found, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; its linear layers are {', '.join(found) or 'none'}"
             raise ValueError(f"skip={name!r} is no linear layer of the model{hint}")
-    chosen = {name: module for name, module in found.items() if name not in skip and id(module.weight) not in shared}
+    chosen = {
+        name: module
+        for name, module in found.items()
+        if name not in skip and shared.isdisjoint(map(id, module.parameters(recurse=False)))
+    }
     for name, module in chosen.items():
-        check_quantisation(module, bits, group_size, product, name)
-    made: dict[nn.Linear, QuantisedLinear] = {}  # a layer that has two names stays one
+        for weight in matrices_of(module).values():
+            check_quantisation(weight, bits, group_size, product, name)
+    if product == "triton" and (of_experts := [name for name, m in chosen.items() if isinstance(m, Experts)]):
+        raise ValueError(
+            f"product='triton' has no kernel for experts ({', '.join(of_experts)}); give product='torch', or "
+            f"skip={tuple(of_experts)}"
+        )
+    made: dict[nn.Module, nn.Module] = {}  # a layer that has two names stays one
     for name, module in chosen.items():
         parent, _, last = name.rpartition(".")
         if module not in made:
-            made[module] = QuantisedLinear.of(module, bits=bits, group_size=group_size, product=product)
-        setattr(model.get_submodule(parent), last, made[module].train(module.training))
+            made[module] = (
+                QuantisedLinear.of(module, bits=bits, group_size=group_size, product=product)
+                if isinstance(module, nn.Linear)
+                else QuantisedExperts(module, bits, group_size)
+            ).train(module.training)
+        setattr(model.get_submodule(parent), last, made[module])
     return model
 
 
-def check_quantisation(linear: nn.Linear, bits: int, group_size: int, product: str, name: str = "") -> None:
-    """Refuse what cannot be quantised so: ValueError for values and shapes, TypeError for dtypes."""
+def check_quantisation(weight: Tensor, bits: int, group_size: int, product: str, name: str = "") -> None:
+    """Refuse a weight (..., d_out, d_in) that cannot be packed: ValueError by value or shape, TypeError by dtype."""
     which = f"layer {name!r}" if name else "the layer"
     if bits not in MOST:
         raise ValueError(f"bits={bits!r}: wanted one of {', '.join(map(str, MOST))}")
     if product not in PRODUCTS:
         raise ValueError(f"product={product!r}: wanted one of {', '.join(PRODUCTS)}")
-    d_in, dtype = linear.weight.shape[1], linear.weight.dtype
+    d_in, dtype = weight.shape[-1], weight.dtype
     if bits == 4 and (group_size not in GROUP_SIZES or d_in % group_size):
         fitting = [str(size) for size in GROUP_SIZES if d_in % size == 0]
         remedy = f"give group_size={' or '.join(fitting)}" if fitting else f"bits=8, or skip=({name!r},)"

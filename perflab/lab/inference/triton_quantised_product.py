@@ -30,7 +30,7 @@ from torch.utils.flop_counter import register_flop_formula
 from perflab.lab.attention.triton_pieces import dot, rounded
 from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import DTYPES, as_rows, check_one_device, given
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared
 
 # Few rows of x, so weights are what is read: narrow tiles make programs enough for every multiprocessor (4096 outputs:
 # 128), and 64 bytes of a row of weights are two sectors of memory.
@@ -111,7 +111,7 @@ def _run(x: Tensor, weight: Tensor, scales: Tensor, bits: int) -> Tensor:
     require_runnable(x.device, name="product='triton'", instead="product='torch', which dequantises first")
     y = _empty(x, weight, scales, bits)
     if y.numel():
-        quantised_product_launch(as_rows(x), weight, scales, as_rows(y), bits)()
+        run_prepared(quantised_product_launch, as_rows(x), weight, scales, as_rows(y), bits)
     return y
 
 

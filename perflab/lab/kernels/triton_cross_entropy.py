@@ -35,7 +35,7 @@ from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import check_one_device, check_one_dtype, given
 from perflab.lab.kernels.reference import IGNORE_INDEX
 from perflab.lab.kernels.tiles import TILE_ELEMENTS, row_tile
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -191,7 +191,7 @@ def _run(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Te
     instead = "perflab.lab.kernels.reference.plain_cross_entropy"
     require_runnable(logits.device, name="cross_entropy", instead=instead)
     losses, row_max, row_sum = _empty(logits, targets, ignore_index)
-    cross_entropy_launch(logits, targets, losses, row_max, row_sum, ignore_index)()
+    run_prepared(cross_entropy_launch, logits, targets, losses, row_max, row_sum, ignore_index)
     return losses, row_max, row_sum
 
 
@@ -206,7 +206,7 @@ def _run_backward(
     d_losses: Tensor, logits: Tensor, targets: Tensor, row_max: Tensor, row_sum: Tensor, ignore_index: int
 ) -> Tensor:
     d_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    cross_entropy_backward_launch(d_losses, logits, targets, row_max, row_sum, d_logits, ignore_index)()
+    run_prepared(cross_entropy_backward_launch, d_losses, logits, targets, row_max, row_sum, d_logits, ignore_index)
     return d_logits
 
 

@@ -35,7 +35,7 @@ from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import as_rows, check_rows_and_weight
 from perflab.lab.kernels.tiles import WALKING_COLUMNS, Tile, num_partials, row_tile
 from perflab.lab.kernels.triton_partials import empty_partials, sum_partials_launch
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared
 
 # The longest row that one tile holds. The backward has x, dy, the sum for dw and the weight in registers at once:
 # 16 elements of each in every thread, at 16 warps, make 8192.
@@ -234,7 +234,7 @@ def _run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     require_runnable(x.device, name="rms_norm", instead="perflab.lab.kernels.reference.plain_rms_norm")
     y, rstd = _empty(x, weight, eps)
     rows = as_rows(x)
-    rms_norm_launch(rows, weight, y.view(rows.shape), rstd, eps)()
+    run_prepared(rms_norm_launch, rows, weight, y.view(rows.shape), rstd, eps)
     return y, rstd
 
 
@@ -250,7 +250,7 @@ def _run_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[
     partials = empty_partials(backward_partials(*rows.shape), rows.shape[1], x.device)
     for launch in rms_norm_backward_launches(as_rows(dy), rows, weight, rstd, dx.view(rows.shape), partials):
         launch()
-    sum_partials_launch(partials, d_weight)()
+    run_prepared(sum_partials_launch, partials, d_weight)
     return dx, d_weight
 
 

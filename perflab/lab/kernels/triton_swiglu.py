@@ -28,7 +28,7 @@ from perflab.lab.attention.triton_pieces import rounded
 from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import as_rows, check_one_dtype, given
 from perflab.lab.kernels.tiles import row_tile
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def _check(gate: Tensor, up: Tensor) -> None:
 def _run(gate: Tensor, up: Tensor) -> Tensor:
     require_runnable(gate.device, name="swiglu", instead="perflab.lab.kernels.reference.plain_swiglu")
     y = _empty(gate, up)
-    swiglu_launch(as_rows(gate), as_rows(up), as_rows(y))()
+    run_prepared(swiglu_launch, as_rows(gate), as_rows(up), as_rows(y))
     return y
 
 
@@ -140,7 +140,7 @@ def _empty(gate: Tensor, up: Tensor) -> Tensor:
 
 def _run_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     d_gate, d_up = _empty_gradients(dy, gate, up)
-    swiglu_backward_launch(*(as_rows(x) for x in (dy, gate, up, d_gate, d_up)))()
+    run_prepared(swiglu_backward_launch, *(as_rows(x) for x in (dy, gate, up, d_gate, d_up)))
     return d_gate, d_up
 
 

@@ -50,7 +50,7 @@ from perflab.lab.kernels import operators
 from perflab.lab.kernels.inputs import as_rows, check_rows_and_weight
 from perflab.lab.kernels.tiles import Tile, num_partials, row_tile
 from perflab.lab.kernels.triton_partials import empty_partials, sum_partials_launch
-from perflab.lab.launch import Launch, emulates_bf16, require_runnable
+from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prepared
 
 # --- Forward -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ def _empty(x: Tensor, weight: Tensor) -> Tensor:
 def _run(x: Tensor, weight: Tensor) -> Tensor:
     require_runnable(x.device, name="weighted_sum", instead="perflab.lab.kernels.reference.plain_weighted_sum")
     y = _empty(x, weight)
-    weighted_sum_launch(as_rows(x), weight, y.view(-1))()
+    run_prepared(weighted_sum_launch, as_rows(x), weight, y.view(-1))
     return y
 
 
@@ -197,8 +197,8 @@ def _run_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor
     rows = as_rows(x)
     dx, d_weight = _empty_gradients(dy, x, weight)
     partials = empty_partials(backward_partials(*rows.shape), rows.shape[1], x.device)
-    weighted_sum_backward_launch(dy.reshape(-1), rows, weight, dx.view(rows.shape), partials)()
-    sum_partials_launch(partials, d_weight)()
+    run_prepared(weighted_sum_backward_launch, dy.reshape(-1), rows, weight, dx.view(rows.shape), partials)
+    run_prepared(sum_partials_launch, partials, d_weight)
     return dx, d_weight
 
 

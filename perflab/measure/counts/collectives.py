@@ -26,7 +26,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perflab.base.user_lines import line_of
-from perflab.internals.of_torch.dispatch import group_ranks, ranks_of_group, runs_backward, seeing_operators
+from perflab.internals.of_torch.dispatch import group_ranks, ranks_of_group, seeing_operators
+from perflab.internals.of_torch.tracing import is_in_backward
 
 if TYPE_CHECKING:
     from torch.distributed import Work
@@ -118,7 +119,7 @@ class Seen:
             line = line_of(sys._getframe(1))
             group = group_in_words(ranks)
             self.collectives.append(
-                Collective(kind, dtype, size_bytes, group, runs_backward(), tuple(ranks), None, line)
+                Collective(kind, dtype, size_bytes, group, is_in_backward(), tuple(ranks), None, line)
             )
 
     def since(self, begun: Seen) -> Seen:
@@ -198,7 +199,7 @@ def _collective(name: str, arguments: tuple[Any, ...], line: str) -> Collective:
     size_bytes = max((sum(one.nbytes for one in side) for side in sides), default=0)
     ranks = group_ranks(arguments)
     peer = ranks[arguments[2]] if name in _WITH_PEER and ranks and isinstance(arguments[2], int) else None
-    return Collective(kind, dtype, size_bytes, group_in_words(ranks), runs_backward(), tuple(ranks), peer, line)
+    return Collective(kind, dtype, size_bytes, group_in_words(ranks), is_in_backward(), tuple(ranks), peer, line)
 
 
 def group_in_words(ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from perflab.devices.kinds import backend_of
-from perflab.ranks.together import ALONE, Together
+from perflab.ranks.group import ALONE, Together
 from perflab.results.environment import core_numbers
 from perflab.results.measurement import Evidence, GpuState
 

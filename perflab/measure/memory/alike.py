@@ -17,7 +17,7 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
-from perflab.attribution.live_tensors import held_bytes
+from perflab.attribution.held import held_bytes
 from perflab.base.data import changed
 from perflab.internals.lookup import switched_off
 from perflab.internals.of_torch.tracing import version_of

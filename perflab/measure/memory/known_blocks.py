@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from perflab.attribution.held import held_by_address
-from perflab.attribution.live_tensors import held_storages
+from perflab.attribution.held import held_by_address, held_storages
 from perflab.attribution.places import module_names
 from perflab.base.reachable import reachable
 from perflab.internals.of_torch.compiler import is_compiled

@@ -13,9 +13,8 @@ from perflab.results.measurement import Paired, Record
 from perflab.results.profile import Explanation
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
-from perflab.tables.drift import IMPROVED, headline
 from perflab.tables.escaping import result_for_reading
-from perflab.tables.failing_table import WIDTH, Quantity, changed, count_row, failing_table, wrapped
+from perflab.tables.failing import IMPROVED, WIDTH, Quantity, changed, count_row, failing_table, headline, wrapped
 from perflab.tables.lines import name_of
 from perflab.units import (
     format_bytes,

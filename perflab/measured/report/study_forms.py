@@ -13,7 +13,7 @@ from perflab.measured.report.studies import Study, StudyRow, StudyTable
 from perflab.results.records import Environment
 from perflab.tables.escaping import code, escape
 from perflab.tables.lines import Line, cut, shorten, wrap_facts
-from perflab.tables.text_bars import bars_block
+from perflab.tables.markdown import bars_block
 from perflab.tables.view import CHARTED
 
 _GAP = 2

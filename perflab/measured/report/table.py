@@ -31,8 +31,7 @@ from perflab.measured.report.judged import Reading, judged
 from perflab.results.measurement import PER_TOKEN, Record
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.tables.drift import drift_sentences
-from perflab.tables.failing_table import changed, count_fact
+from perflab.tables.failing import changed, count_fact, drift_sentences
 from perflab.tables.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, with_mark, wrap_facts
 from perflab.tables.view import DEFAULT_VIEW, OF_TOKENS, QUANTILES, View, without_unknown
 from perflab.units import format_bytes, format_names, format_ns, format_rate, format_signed

@@ -35,18 +35,17 @@ from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Instead, Predicted, Predictions
 from perflab.predicted.settings import predicts_by_itself
 from perflab.processes.channel import say
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.running.case import ranked
-from perflab.running.case.device_lock import device_turn
 from perflab.running.case.hanging import expect, suspended
+from perflab.running.case.locks import device_turn
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
-from perflab.running.config.kinds import measures_elsewhere, tier_asked_by
+from perflab.running.config.kinds import measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case
-from perflab.running.config.stash import worker_number
-from perflab.running.session.moved import Moved
+from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import TotalBudget
 from perflab.store.json_files import check_writable

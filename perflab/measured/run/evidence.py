@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from perflab.base.commit import CodeOf
 from perflab.base.errors import FreshProcessError, RivalError
+from perflab.base.git import CodeOf
 from perflab.measure.machine.devices import release_memory
 from perflab.measured.run.settle import Saved, limits_of
 from perflab.measured.run.verdict import Judged

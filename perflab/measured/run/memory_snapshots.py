@@ -21,10 +21,9 @@ from perflab.measured.run.state import Learned
 from perflab.predicted.settings import Predicting
 from perflab.running.case.perf import CaseState
 from perflab.running.config.folder import file_name_for, own_folder
-from perflab.snapshots.devices import choose_two
 from perflab.snapshots.difference import compare
-from perflab.snapshots.reading import read_snapshots
-from perflab.snapshots.show import first_changes
+from perflab.snapshots.reading import choose_two, read_snapshots
+from perflab.snapshots.report import first_changes
 
 if TYPE_CHECKING:
     import torch

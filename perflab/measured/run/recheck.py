@@ -26,7 +26,7 @@ from perflab.measured.run.verdict import Judged, failure_of
 from perflab.results.records import Judgement, Verdict
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.subtests import is_of_a_subtest
-from perflab.running.config.stash import is_worker
+from perflab.running.config.kinds import is_worker
 from perflab.settings.total_budget import TotalBudget
 from perflab.turns.evidence import kept_s
 

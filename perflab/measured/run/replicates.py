@@ -18,8 +18,8 @@ from perflab.results.measurement import Record, Replicate
 from perflab.results.profile import Profile
 from perflab.results.records import Policy
 from perflab.results.result import Result
-from perflab.running.case.device_lock import device_turn
 from perflab.running.case.fresh_process import measure_fresh
+from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.settings.total_budget import TotalBudget
 from perflab.tiers.job import JobResult

@@ -31,7 +31,7 @@ from perflab.results.measurement import OutOfMemory, Record, Replicate
 from perflab.results.records import Change, Policy, Verdict
 from perflab.results.result import Result
 from perflab.running.config.folder import own_folder
-from perflab.tables.drift import REASON_TO_FILL_IN
+from perflab.tables.failing import REASON_TO_FILL_IN
 from perflab.tables.lines import short_name
 from perflab.tiers.saving import Saving
 from perflab.units import format_bytes, format_change, format_count, format_names

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perflab.base.commit import CodeOf, code_of, differs_from
 from perflab.base.data import changed
 from perflab.base.errors import RivalError
+from perflab.base.git import CodeOf, code_of, differs_from
 from perflab.base.identity import file_of
 from perflab.judging.finding import turns_policy
 from perflab.judging.paired import Stage, latency_findings

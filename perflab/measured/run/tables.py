@@ -27,13 +27,13 @@ from perflab.measured.run.remeasure import no_room
 from perflab.measured.run.settle import CALLS_IN_A_PAIR, LEAST_S
 from perflab.results.measurement import Beside, Ratio
 from perflab.results.result import Result
-from perflab.running.case.device_lock import device_turn
+from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.tiers.saving import Saving
 from perflab.turns.comparison import Taken, each_once
 from perflab.turns.conclusions import last_line
+from perflab.turns.process import Ancestry
 from perflab.turns.rounds import CaseRound, CaseTurns, Round, RoundPlan
-from perflab.turns.sides.ancestor import Ancestry
 from perflab.turns.start_sides import Starts, this_side
 
 ROUNDS = 7

@@ -26,7 +26,7 @@ from perflab.running.case import verdicts
 from perflab.running.case.perf import CaseState
 from perflab.running.case.verdicts import compared_with, unless_beyond, unless_unchecked, unmeasured
 from perflab.running.config.folder import OWN_TIMES
-from perflab.running.session.moved import Moved
+from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
 from perflab.units import format_count, format_names
 

@@ -16,8 +16,7 @@ import pytest
 
 from perflab.base.data import changed
 from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, ResultsError, UsageError
-from perflab.base.identity import identity
-from perflab.base.mode import DEFAULT
+from perflab.base.identity import DEFAULT, identity
 from perflab.judging.counts import CALLGRIND
 from perflab.measure.calls.strays import BetweenSamples, calling
 from perflab.measure.calls.workload import Workload
@@ -31,14 +30,13 @@ from perflab.measurement.callables import Comparison, Limits, in_turns
 from perflab.measurement.measurement import NO_WORK, Measured, is_as_fast_as_none, measure
 from perflab.measurement.passes import with_what_was_alive
 from perflab.profiles.take import ProfilePlan
-from perflab.ranks.together import together
+from perflab.ranks.group import together
 from perflab.results.measurement import Measurement, per_call_ns
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.perf import CaseState, Way
 from perflab.running.case.ranked import ranks_on_a_device
-from perflab.running.case.raw_launches import only_compiled_kernels
-from perflab.running.case.requirements import Claim, Needs
-from perflab.running.case.returned import refuse_nan, refuse_unfinished
+from perflab.running.case.refusals import only_compiled_kernels, refuse_nan, refuse_unfinished
+from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.folder import file_name_for, own_folder
 from perflab.settings.total_budget import TotalBudget
 from perflab.tiers.job import Job

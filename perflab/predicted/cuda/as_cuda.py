@@ -1,8 +1,8 @@
 """Makes a CPU build of PyTorch choose operators, dtypes and memory as CUDA does.
 
-``as_cuda`` combines the modules of this package: autocast's lists (``autocast``), operators that decompose into others
-on one device only (``composites``, ``attention``), operators that a CPU refuses (``histograms``), choices of a training
-step (``cuda_training``), and the device's name (``devices``). The temporary memory of kernels is in ``kernels``.
+``as_cuda`` combines the modules of this package: autocast's lists (``autocast``), operators that one device decomposes
+into others or refuses (``composites``, ``attention``), choices of a training step (``cuda_training``), and the device's
+name (``devices``). The temporary memory of kernels is in ``kernels``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from perflab.internals.of_torch.tracing import foreach_types
 from perflab.predicted.cuda.autocast import cuda_autocast
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
-from perflab.predicted.cuda.histograms import cuda_histograms
 from perflab.predicted.cuda.kernels import check_operators
 from perflab.predicted.cuda.patching import attributes_replaced
 
@@ -51,7 +50,6 @@ def as_cuda(capability: tuple[int, int] = AMPERE) -> Iterator[None]:
         stack.callback(_within.clear)
         stack.enter_context(cuda_autocast())
         stack.enter_context(cuda_composites(capability))
-        stack.enter_context(cuda_histograms())
         stack.enter_context(cuda_training())
         stack.enter_context(cuda_means_cpu(capability))
         yield

@@ -1,32 +1,42 @@
-"""Operators that decompose on a CPU and have a kernel of their own on CUDA, or the reverse.
+"""Operators that a CPU build decomposes, refuses or gives other shapes than CUDA does, registered as on CUDA.
 
-The kernels follow PyTorch 2.13: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for attention
+Kernels follow PyTorch 2.13: ``ATen/native/Dropout.cpp``, ``SoftMax.cpp``, ``layer_norm.cpp``, and for attention
 ``perflab.predicted.cuda.attention``. They are registered for CPU tensors while a prediction runs.
-"""
+
+``histc`` counts integers on CUDA alone (``ATen/native/cuda/SummaryOps.cu``). The length of the result of ``bincount``
+depends on the largest value, which fake tensors do not know. With ``minlength`` the result is taken to have that
+length, which is right if every value is below ``minlength``, as an expert's number is. ``grouped_mm`` multiplies
+float32 and float16 too, while PyTorch's shape function accepts bfloat16 alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from perflab.internals.of_torch import FakeTensorMode
-from perflab.internals.of_torch.dispatch import aten, kernels_registered
-from perflab.internals.of_torch.fakes import shape_rule_replaced_in
+from perflab.internals.of_torch.dispatch import aten, kernels_registered, without_dispatch_modes
 from perflab.internals.of_torch.patched import enter_without_gradients
+from perflab.internals.of_torch.tracing import shape_rule_replaced_in
 from perflab.predicted.cuda.attention import Asked, attend
 from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 
 _SOFTMAX = "predict softmax as CUDA runs it"
 _ON_CUDA_ALONE = ("_fused_rms_norm", "_fused_rms_norm_backward")
 _HALVES = (torch.float16, torch.bfloat16)
+_REFUSED = (torch.float16, torch.bfloat16, torch.bool)
+_MULTIPLIED = (torch.float32, torch.bfloat16, torch.float16)
+_ROW_BYTES = 16
+"""The alignment of the rows of grouped products: each row begins at a multiple of this size."""
 
 
 @contextmanager
 def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
-    """Within the block, ``dropout``, ``softmax``, norms and attention run on fake CPU tensors as they do on CUDA."""
+    """Within the block, the operators of this module run on fake CPU tensors as they do on CUDA."""
     for name in _ON_CUDA_ALONE:
         aten(name, "predict norms as CUDA runs them")
     kernels = [
@@ -37,7 +47,7 @@ def cuda_composites(capability: tuple[int, int]) -> Iterator[None]:
     # inference_mode skips the dispatch key of these kernels, so no_grad replaces it. Neither of the two keeps anything
     # for backward, so the operators and their memory are the same.
     without_inference_mode = attributes_replaced([(torch.inference_mode, "__enter__", enter_without_gradients)])
-    with kernels_registered(kernels), _layer_norm_statistics_in_float32(), without_inference_mode:
+    with kernels_registered(kernels), _shapes_as_on_cuda(), without_inference_mode:
         yield
 
 
@@ -100,17 +110,80 @@ def _only_on_fake_tensors(*_arguments: Any) -> Any:
     raise RuntimeError("this operator has a kernel on CUDA only; while a prediction runs, CPU tensors have to be fake")
 
 
-def _layer_norm_statistics_in_float32() -> AbstractContextManager[None]:
-    """Within the block, mean and reciprocal deviation of half-precision input are float32, as on CUDA.
+@contextmanager
+def _shapes_as_on_cuda() -> Iterator[None]:
+    """Within the block, fake tensors have the shapes and dtypes that CUDA's kernels give.
 
-    On a CPU they have the input's dtype.
+    The mean and the reciprocal deviation of half-precision input are float32; on a CPU they have the input's dtype.
+    ``histc``, ``bincount`` and ``grouped_mm`` accept the input that CUDA's kernels accept.
     """
-    operator = torch.ops.aten.native_layer_norm.default
-    table = shape_rule_replaced_in(operator, "give norms CUDA's dtypes")
-    usual: Any = table[operator]
+    norm, bincount = torch.ops.aten.native_layer_norm.default, torch.ops.aten.bincount.default
+    table = shape_rule_replaced_in(norm, "give norms CUDA's dtypes")
+    usual_norm: Any = table[norm]
+    usual_count: Any = shape_rule_replaced_in(bincount, "know how long counts are")[bincount]
 
     def layer_norm(mode: FakeTensorMode, func: Any, *arguments: Any, **keywords: Any) -> Any:
-        out, mean, rstd = usual(mode, func, *arguments, **keywords)
+        out, mean, rstd = usual_norm(mode, func, *arguments, **keywords)
         return (out, mean.float(), rstd.float()) if out.dtype in _HALVES else (out, mean, rstd)
 
-    return shape_rules_replaced(table, {operator: layer_norm})
+    def counted(
+        mode: FakeTensorMode, func: Any, values: Tensor, weights: Tensor | None = None, minlength: int = 0
+    ) -> Any:
+        if minlength <= 0:
+            return usual_count(mode, func, values, weights, minlength)
+        if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
+            raise RuntimeError(f"bincount is not implemented for {values.dtype} on CUDA")
+        if values.dim() != 1:
+            raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+        if weights is not None and weights.shape != values.shape:
+            raise RuntimeError("weights should be 1-d and have the same length as input")
+        dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+        return values.new_empty(minlength, dtype=dtype)
+
+    # ``histc`` and ``grouped_mm`` have no rule in the table, and shape functions that refuse such input.
+    grouped_mm = aten("_grouped_mm.default", "predict grouped products as CUDA runs them")
+    histc = torch.ops.aten.histc.default
+    with shape_rules_replaced(table, {norm: layer_norm, bincount: counted, histc: _histc, grouped_mm: _grouped_mm}):
+        yield
+
+
+def _histc(mode: FakeTensorMode, func: Any, values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    if values.dtype in _REFUSED or values.dtype.is_complex:
+        raise RuntimeError(f"histc is not implemented for {values.dtype} on CUDA")
+    if bins <= 0:
+        raise RuntimeError(f"histc(): bins must be > 0, but got {bins}")
+    if max < min:
+        raise RuntimeError("histc(): max must be larger than min")
+    return values.new_empty(bins)
+
+
+def _grouped_mm(
+    mode: FakeTensorMode,
+    func: Any,
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the result as in ``ATen/native/GroupedMMUtils.h``: in the operands' dtype, with padded rows."""
+    if {left.dtype, right.dtype, out_dtype or left.dtype} not in ({one} for one in _MULTIPLIED):
+        raise RuntimeError(
+            f"Expected mat_a and mat_b to have the same dtype, Float32, BFloat16 or Float16, and so the output; "
+            f"got {left.dtype}, {right.dtype} and {out_dtype}"
+        )
+    # PyTorch's shape function checks everything else, on bfloat16 tensors with the same layout in bytes.
+    with without_dispatch_modes():
+        shape = func(*(_in_bfloat16(one) for one in (left, right)), *(_on_meta(one) for one in (offs, bias))).shape
+    in_a_row = _ROW_BYTES // left.element_size()
+    padded = math.ceil(shape[-1] / in_a_row) * in_a_row
+    return left.new_empty_strided(shape, (shape[-2] * padded, padded, 1)[-len(shape) :])
+
+
+def _in_bfloat16(matrix: Tensor) -> Tensor:
+    strides = [one if one == 1 else one * matrix.element_size() // 2 for one in matrix.stride()]
+    return torch.empty_strided(matrix.shape, strides, dtype=torch.bfloat16, device="meta")
+
+
+def _on_meta(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

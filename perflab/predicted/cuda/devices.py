@@ -80,8 +80,8 @@ class _Redirected(TorchFunctionMode):
         if len(args) > 1 and (func is torch.Tensor.to or any(isinstance(one, _device) for one in args[1:])):
             args = (args[0], *(_cpu_for(one) for one in args[1:]))
         result = call(func, args, kwargs)
-        if func is torch.tensor and _called_by_an_optimizer():
-            put_on_host(result)
+        if func is torch.tensor and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.optim"):
+            put_on_host(result)  # without ``capturable`` and ``fused``, an optimizer counts its steps on the host
         return result
 
 
@@ -115,28 +115,13 @@ def _what_a_tensor_says() -> list[tuple[Any, str, Any]]:
 
     def device(self: FakeTensor) -> torch.device:
         found: torch.device = look(self)
-        seen = found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self) and _is_redirecting()
-        return _CUDA if seen else found
+        # While PyTorch handles a call, a tensor that is requested on CUDA is not made on the CPU: in the shape function
+        # of a custom operator ``device=x.device`` would make a fake CUDA tensor, and autograd ends the process when it
+        # meets such a tensor on a CPU build.
+        seen = found.type == "cpu" and _is_a_users(sys._getframe(1)) and not on_host(self)
+        return _CUDA if seen and is_function_mode_on(_Redirected) else found
 
     return [(owner, name, property(device, usual.fset, doc=usual.__doc__))]
-
-
-def _is_redirecting() -> bool:
-    """Whether a tensor that is requested on CUDA now is made on the CPU.
-
-    False while PyTorch handles a call: in the shape function of a custom operator ``device=x.device`` would then make a
-    fake CUDA tensor, and autograd ends the process when it meets such a tensor on a CPU build.
-    """
-    return is_function_mode_on(_Redirected)
-
-
-def _called_by_an_optimizer() -> bool:
-    """Whether ``torch.optim`` made the current call.
-
-    Without ``capturable`` and ``fused``, an optimizer counts its steps in a host tensor made by ``torch.tensor``.
-    """
-    name: str = sys._getframe(2).f_globals.get("__name__", "")
-    return name.startswith("torch.optim")
 
 
 def _cpu_for(device: Any) -> Any:

@@ -19,9 +19,8 @@ import torch.utils
 from perflab.internals.of_torch import FakeTensor, FakeTensorMode
 from perflab.internals.of_torch.compiler import dynamo_is_loaded
 from perflab.internals.of_torch.dispatch import say_which_modes_are_on
-from perflab.internals.of_torch.fakes import MODE_LOG, forget_real_tensor, refusing_addresses
 from perflab.internals.of_torch.patched import truncated_normal
-from perflab.internals.of_torch.tracing import storage_key
+from perflab.internals.of_torch.tracing import MODE_LOG, forget_real_tensor, refusing_addresses, storage_key
 from perflab.predicted.cuda.patching import attributes_replaced
 
 

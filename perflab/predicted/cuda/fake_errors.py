@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -93,13 +94,11 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _operator_of(error: BaseException) -> object:
     """Return the operator in the innermost frame of PyTorch's machinery that has one; None if no frame has."""
     found: object = None
-    entry = error.__traceback__
-    while entry is not None:
+    for frame, _ in traceback.walk_tb(error.__traceback__):
         for name in ("func", "op"):
-            value = entry.tb_frame.f_locals.get(name)
-            if isinstance(value, OpOverload) and entry.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+            value = frame.f_locals.get(name)
+            if isinstance(value, OpOverload) and frame.f_code.co_filename.startswith(_MACHINERY):
                 found = value
-        entry = entry.tb_next
     return found
 
 
@@ -125,8 +124,7 @@ def what_needs_numbers(error: BaseException) -> str | None:
 def operator_of_a_loader(error: BaseException) -> str | None:
     """Return the operator by which a loader of ``torch.utils.data`` asked for numbers; None for any other error."""
     for one in _chain(error):
-        files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(one.__traceback__))
-        if _is_about_numbers(one) and any(file.startswith(_LOADERS) for file in files):
+        if _is_about_numbers(one) and any(file.startswith(_LOADERS) for file in _files(one.__traceback__)):
             return _named(getattr(one, "func", None))
     return None
 
@@ -150,20 +148,16 @@ def without_machinery(error: BaseException) -> BaseException:
         filename = entry.tb_frame.f_code.co_filename
         if _is_the_users(filename) or (last is not None and not filename.startswith(_MACHINERY)):
             last = entry
-        elif last is not None and not _is_the_users_below(entry):
+        elif last is not None and not any(map(_is_the_users, _files(entry.tb_next))):
             last.tb_next = None
             break
         entry = entry.tb_next
     return error
 
 
-def _is_the_users_below(entry: TracebackType) -> bool:
-    below = entry.tb_next
-    while below is not None:
-        if _is_the_users(below.tb_frame.f_code.co_filename):
-            return True
-        below = below.tb_next
-    return False
+def _files(entry: TracebackType | None) -> Iterator[str]:
+    """Yield the file of each frame from this entry of a traceback inwards."""
+    return (frame.f_code.co_filename for frame, _ in traceback.walk_tb(entry))
 
 
 def _is_about_numbers(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Bytes are as requested,
 unrounded, at the peak within the call. Families of operators have modules of their own (``attention_kernels``,
-``convolutions``, ``sorting``, ``reductions``, ``multi_tensor``). Left out: cuBLAS's workspace.
+``sorting``, ``reductions``). Left out: cuBLAS's workspace, and cuDNN's for convolutions, whose size is unknown.
 """
 
 from __future__ import annotations
@@ -14,11 +14,54 @@ from typing import Any
 import torch
 
 from perflab.internals.of_torch.dispatch import aten
-from perflab.predicted.cuda import attention_kernels, convolutions, sorting
+from perflab.predicted.cuda import attention_kernels, sorting
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
-from perflab.predicted.cuda.multi_tensor import CHUNK, Lists, Part
 from perflab.predicted.cuda.reductions import Processor, staging
+from perflab.predicted.data_sheets import Gpu
+from perflab.predicted.trace.operators import Hidden
+from perflab.predicted.trace.trace import CHUNK, Lists, Part
+
+
+def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+    """Return the operands that a convolution copies (``Convolution.cpp``) so that all have one memory format.
+
+    The format is channels-last if the input or the weight (the first two arguments) has it, else contiguous.
+    """
+    last = torch.channels_last
+    by_channels = tensor.dim() == 4 and any(
+        one.is_contiguous(memory_format=last) and not one.is_contiguous() for one in (tensor, weight)
+    )
+    wanted = last if by_channels else torch.contiguous_format
+    return [one for one in (tensor, weight, *others) if not one.is_contiguous(memory_format=wanted)]
+
+
+def _convolution(tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Bytes of the copied operands: a lower bound, since the size of cuDNN's workspace is unknown."""
+    return sum(one.nbytes for one in _laid_out_anew(tensor, weight))
+
+
+def _convolution_backward(grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
+    return sum(one.nbytes for one in _laid_out_anew(tensor, weight, grad))
+
+
+def _convolution_launches(
+    tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any, **__: Any
+) -> int:
+    """Launches: cuDNN's kernel, copies of operands, and the addition of the bias.
+
+    A depthwise convolution adds the bias in its own kernel.
+    """
+    by_channel = 1 < rest[5] == tensor.shape[1]
+    return 1 + len(_laid_out_anew(tensor, weight)) + (bias is not None and not by_channel)
+
+
+def _convolution_backward_launches(
+    grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *rest: Any, **__: Any
+) -> int:
+    """Launches: one kernel for each requested gradient (the bias's is a sum), and copies of operands."""
+    return int(sum(rest[-1])) + len(_laid_out_anew(tensor, weight, grad))
+
 
 _FLOAT32 = 4
 _INDEX = 8
@@ -27,43 +70,6 @@ H100 = Processor(132, 90)
 _GROUPED_MM = "_grouped_mm"
 """An operator that launches one kernel or many, depending on the GPU."""
 _OVER_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
-
-
-def hidden_blocks(
-    operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
-) -> tuple[int, ...]:
-    """Return the sizes in bytes of the temporary blocks of one call, which are freed within the call, in their order.
-
-    ``operator`` is the operator's name without the overload, ``aten::embedding_dense_backward``; ``arguments`` and
-    ``keywords`` are those of its dispatch. The number of blocks depends on the operator alone: a block that a call does
-    not need has 0 bytes. The result is empty if no temporary block of the operator is known.
-    """
-    name, keywords = operator.removeprefix("aten::"), keywords or {}
-    reduces = _REDUCTIONS.get(name)
-    if reduces is not None:
-        return _reduction(reduces, gpu, *arguments, **keywords)
-    rule = _HIDDEN.get(name)
-    found = () if rule is None else rule(*arguments, **keywords)
-    return found if isinstance(found, tuple) else (found,)
-
-
-def launches(
-    operator: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None, gpu: Processor = H100
-) -> int:
-    """Return how many kernels the call launches; copies count as kernels. Views launch none, and are not passed here.
-
-    1 for an operator without a rule; 0 for an operator that only allocates memory, or works on the host.
-    """
-    name = operator.removeprefix("aten::")
-    if name.startswith("empty") or name in _LAUNCH_NOTHING:
-        return 0
-    if name.startswith(_OVER_LISTS) and arguments and _is_list(arguments[0]):
-        lists = lists_of(name, arguments)
-        return lists.launches if lists is not None else 0
-    if name == _GROUPED_MM:
-        return sorting.grouped_mm_launches(gpu.architecture, *arguments, **(keywords or {}))
-    rule = _LAUNCHES.get(name, 1)
-    return rule if isinstance(rule, int) else rule(*arguments, **(keywords or {}))
 
 
 def check_operators() -> None:
@@ -133,13 +139,14 @@ def _reduction(
 _REDUCTIONS: dict[str, int | None] = {"sum": 0, "mean": 0, "linalg_vector_norm": 1}
 """The operators that use ``cuda/Reduce.cuh``, with the position of the argument for dimensions after the tensor."""
 
-_HIDDEN: dict[str, Callable[..., int | tuple[int, ...]]] = {
+_HIDDEN: dict[str, Callable[..., int]] = {
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "_softmax_backward_data": _softmax_backward,
     "_foreach_norm": _foreach_norm,
     **attention_kernels.HIDDEN,
-    **convolutions.HIDDEN,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
     **sorting.HIDDEN,
 }
 
@@ -188,24 +195,6 @@ def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) 
     return 2 if any(one > 0 for one in pad) else 1
 
 
-def lists_of(operator: str, arguments: Sequence[Any]) -> Lists | None:
-    """Return the lists that an operator over lists divides into chunks.
-
-    None for any other operator, and if all tensors are on the host.
-    """
-    name = operator.removeprefix("aten::")
-    if not name.startswith(_OVER_LISTS) or not arguments or not _is_list(arguments[0]):
-        return None
-    tensors = [one for one in arguments[0] if isinstance(one, torch.Tensor)]
-    if tensors and all(on_host(one) for one in tensors):
-        return None
-    lists = [one for one in arguments if _is_list(one) and one and isinstance(one[0], torch.Tensor)]
-    # An optimizer's step counters are a list that is not divided together with the other lists.
-    depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
-    scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in arguments)
-    return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, int(name == "_foreach_norm"))
-
-
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
@@ -232,6 +221,76 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
     "nll_loss_backward": 2,  # zeros, then the targets (cuda/NLLLoss2d.cu, Loss.cu)
     **attention_kernels.LAUNCHES,
-    **convolutions.LAUNCHES,
+    "convolution": _convolution_launches,
+    "convolution_backward": _convolution_backward_launches,
     **sorting.LAUNCHES,
 }
+
+
+class OnCuda(Hidden):
+    """The temporary memory and the kernel launches of one operator on CUDA.
+
+    Args:
+        gpu: the GPU's multiprocessors and architecture, which decide how a reduction is divided; by default an H100's.
+    """
+
+    def __init__(self, gpu: Processor = H100) -> None:
+        self._gpu = gpu
+
+    def on(self, gpu: Gpu) -> OnCuda:
+        """Return an ``OnCuda`` for the given GPU."""
+        return OnCuda(Processor(gpu.sms, gpu.architecture))
+
+    def blocks_of(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the sizes in bytes of the temporary blocks of one call, which are freed within the call, in order.
+
+        ``name`` is the operator's without the overload, ``aten::embedding_dense_backward``; ``args`` and ``kwargs`` are
+        those of its dispatch. The number of blocks depends on the operator alone: a block that a call does not need has
+        0 bytes. The result is empty if no temporary block of the operator is known.
+        """
+        name = name.removeprefix("aten::")
+        reduces = _REDUCTIONS.get(name)
+        if reduces is not None:
+            return _reduction(reduces, self._gpu, *args, **kwargs)
+        rule = _HIDDEN.get(name)
+        return () if rule is None else (rule(*args, **kwargs),)
+
+    def on_host(self, name: str) -> tuple[int, ...]:
+        """Return the positions of the operator's results that are in the host's memory."""
+        return ON_HOST.get(name.removeprefix("aten::"), ())
+
+    def launches_of(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Return how many kernels the call launches; copies count as kernels. Views launch none, and do not come here.
+
+        1 for an operator without a rule; 0 for an operator that only allocates memory, or works on the host.
+        """
+        name = name.removeprefix("aten::")
+        if name.startswith("empty") or name in _LAUNCH_NOTHING:
+            return 0
+        if name.startswith(_OVER_LISTS) and args and _is_list(args[0]):
+            lists = self.lists_of(name, args)
+            return lists.launches if lists is not None else 0
+        if name == _GROUPED_MM:
+            return sorting.grouped_mm_launches(self._gpu.architecture, *args, **kwargs)
+        rule = _LAUNCHES.get(name, 1)
+        return rule if isinstance(rule, int) else rule(*args, **kwargs)
+
+    def lists_of(self, name: str, args: Sequence[Any]) -> Lists | None:
+        """Return the lists that an operator over lists divides into chunks, from which its launches follow.
+
+        None for any other operator, and if all tensors are on the host.
+        """
+        name = name.removeprefix("aten::")
+        if not name.startswith(_OVER_LISTS) or not args or not _is_list(args[0]):
+            return None
+        tensors = [one for one in args[0] if isinstance(one, torch.Tensor)]
+        if tensors and all(on_host(one) for one in tensors):
+            return None
+        lists = [one for one in args if _is_list(one) and one and isinstance(one[0], torch.Tensor)]
+        # An optimizer's step counters are a list that is not divided together with the other lists.
+        depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
+        scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in args)
+        return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, int(name == "_foreach_norm"))
+
+
+ON_CUDA = OnCuda()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from perflab.internals.lookup import TORCH, missing
-from perflab.internals.of_torch.fakes import forget_shapes
+from perflab.internals.of_torch.tracing import forget_shapes
 
 _ABSENT = object()
 

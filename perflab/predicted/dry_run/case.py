@@ -11,11 +11,10 @@ import torch
 
 from perflab.predicted.dry_run.races import finding_races
 from perflab.predicted.dry_run.traffic import TrafficNotes, by_name, without_effect
-from perflab.predicted.gpus.names import DataSheet
-from perflab.predicted.prediction import Traced, Work, predict
-from perflab.predicted.trace.tracer import Hidden
+from perflab.predicted.gpus import DataSheet
+from perflab.predicted.prediction import Traced, Work, predict, watched
+from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.watch import Watch
-from perflab.predicted.trace.watched import watched
 from perflab.predicted.world.lone_rank import calls_until_steady
 from perflab.results.predicted import DryRun, Prediction, Race
 
@@ -43,14 +42,14 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     lib = library()
     for _ in range(calls_until_steady()):
         with watched(watch):
-            work.run(_nothing)  # libraries make their handles and workspaces, optimizers their state
+            work.call()  # libraries make their handles and workspaces, optimizers their state
         work.made_ready()
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     lib.reset()
     notes = TrafficNotes()
     with lib.observing(Seen.SYNCHRONISATION | Seen.COPY, notes.note):
-        work.run(_nothing)
+        work.call()
     counts, stats = lib.counts(), torch.cuda.memory_stats()
     host_ns = min(_timed(work) for _ in range(_TIMED))
     now, traced = predict(work, gpu, RealKernels(lib), whole=True, watch=watch)
@@ -62,7 +61,7 @@ def run_dry(work: Work, gpu: DataSheet, watch: Watch | None = None) -> tuple[Pre
     with finding_races(races):
         for _ in range(_IN_A_LOOP):
             work.made_ready()
-            work.run(_nothing)
+            work.call()
     unknown = without_effect(lib.counts().unknown)
     if unknown:
         said.append(f"did nothing here, so what depends on it is not in the numbers: {', '.join(unknown)}")
@@ -114,9 +113,5 @@ def _timed(work: Work) -> int:
     """Return the host's time to issue a call, in ns; nothing waits for a GPU."""
     work.made_ready()
     start = perf_counter_ns()
-    work.run(_nothing)
+    work.call()
     return perf_counter_ns() - start
-
-
-def _nothing() -> None:
-    """Do nothing at the end of a span."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from perflab.base.errors import UsageError
 from perflab.predicted.dry_run.traffic import by_name, without_effect
-from perflab.predicted.gpus.names import parse_modelled
+from perflab.predicted.gpus import parse_modelled
 from perflab.processes.child import workplace
 from perflab.processes.lifeline import with_lifeline
 from perflab.tiers.interface import Run

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 
 import pytest
 
 from perflab.base.errors import DeviceError, SettingError, UsageError
-from perflab.predicted.gpus.names import Gpu, parse_modelled
-from perflab.running.config.early_errors import refusing
+from perflab.predicted.gpus import Gpu, parse_modelled
+from perflab.running.config.run_mode import refusing
 
 VARIABLE = "PERFLAB_DRY_RUN"
 """The environment variable that names the GPU in a process that is a dry run."""
@@ -19,7 +18,7 @@ HERE = "on"
 """The option's value if it names no GPU: the GPU is then that of ``--perf-gpu``."""
 
 
-def environment_of(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_of(gpu: Gpu, devices: int = 1) -> dict[str, str]:
     """Return the environment variables of a dry run with ``devices`` GPUs of one kind.
 
     Raises:
@@ -37,7 +36,7 @@ def environment_of(gpu: Gpu, devices: int = 1, base: Mapping[str, str] | None = 
         devices=devices,
     )
     try:
-        found = nocuda.environment(described, base=base)
+        found = nocuda.environment(described)
     except nocuda.NocudaError as error:
         raise DeviceError(f"no dry run: {error.problem}", error.remedy) from error
     # NVML reports the number of devices without opening CUDA, so cases can run in forks of the collecting process.
@@ -69,20 +68,12 @@ def enter(config: pytest.Config) -> None:
                 "start that program with `perflab dry-run -- COMMAND`",
             )
         # A value of the option is written with "=". A word after a bare option is a path that pytest took for a value.
-        gpu = HERE if OPTION in arguments else str(given)
-        environment = environment_of(gpu_named(gpu, config.known_args_namespace.perf_gpu))
+        name = HERE if OPTION in arguments else str(given)
+        try:
+            gpu = parse_modelled((config.known_args_namespace.perf_gpu or "h100") if name == HERE else name)
+        except ValueError as error:
+            raise SettingError(f"{OPTION}: {error}", f"name one of them: {OPTION}=h100") from error
+        environment = environment_of(gpu)
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(sys.executable, [*command, *replaced], environment)
-
-
-def gpu_named(text: str, otherwise: str | None) -> Gpu:
-    """Return the GPU that the option names, else the GPU that ``--perf-gpu`` names, else an H100.
-
-    Raises:
-        SettingError: perflab has no data sheet of that GPU, or cannot dry-run on it.
-    """
-    try:
-        return parse_modelled((otherwise or "h100") if text == HERE else text)
-    except ValueError as error:
-        raise SettingError(f"{OPTION}: {error}", f"name one of them: {OPTION}=h100") from error

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from perflab.base.kernel_names import kernel_name
+from perflab.base.gpu_names import kernel_name
 from perflab.base.user_lines import line_of
 from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Traffic
 

@@ -19,9 +19,8 @@ from operator import itemgetter
 from typing import TypeVar
 
 from perflab.base.data import Parameters, changed
-from perflab.predicted.judge.dry_run import explain_collectives, explain_dry_run
+from perflab.predicted.judge.explanation import explain_collectives, explain_dry_run, explain_growth
 from perflab.predicted.judge.growth import find_growth
-from perflab.predicted.judge.growth_text import explain_growth
 from perflab.results.peak import PeakPart
 from perflab.results.predicted import Cost, PredictedBaseline, PredictedCase, Prediction, SavedTensors
 from perflab.results.records import Change, Judgement, Policy, Verdict
@@ -48,7 +47,8 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
     totals = _totals(now, baseline)
     counted = {*_COUNTED, *now.collectives, *baseline.collectives}
     gated = [name for name in totals if policy.gate_counts or name not in counted]
-    worse = [name for name in gated if _is_more(name, *totals[name], policy)]
+    # The difference is of integers: FLOPs of large models are beyond the integers that a float holds exactly.
+    worse = [name for name in gated if totals[name][1] - totals[name][0] > totals[name][0] * _slack(name, policy)]
     fell = any(totals[name][1] < totals[name][0] for name in gated)
     changes = {
         name: Change(
@@ -142,14 +142,6 @@ def _totals(now: Prediction, before: PredictedBaseline) -> dict[str, tuple[int, 
 
 def _slack(name: str, policy: Policy) -> float:
     return policy.memory_threshold if name in _ALLOWING_SLACK else 0.0
-
-
-def _is_more(name: str, before: int, now: int, policy: Policy) -> bool:
-    """Whether a quantity grew past its slack.
-
-    The difference is of integers: FLOPs of large models are beyond the integers that a float holds exactly.
-    """
-    return now - before > before * _slack(name, policy)
 
 
 def _merged(rows: Iterable[_Row], key: Sequence[str], amounts: Sequence[str]) -> list[_Row]:

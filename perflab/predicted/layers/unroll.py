@@ -11,11 +11,21 @@ that is cut into pieces once it is long. The caller has to make sure that the la
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
-from perflab.predicted.layers.find_patterns import find_patterns
-from perflab.predicted.layers.patterns import OWN, Did, Freed, Line, Made, NotPeriodic, Pattern, Tag, role_of
-from perflab.predicted.layers.same import same
+from perflab.predicted.layers.patterns import (
+    OWN,
+    Did,
+    Freed,
+    Line,
+    Made,
+    NotPeriodic,
+    Pattern,
+    Tag,
+    find_patterns,
+    role_of,
+)
 from perflab.predicted.layers.sweeps import READINGS, cut
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Trace, Use
 
@@ -148,11 +158,7 @@ class _Layout:
 
     def did(self, step: Did, layer: Layer | None) -> Op:
         op = step.op
-        flops, bytes_moved, launches = op.flops, op.bytes_moved, op.launches
-        if step.growth is not None:
-            flops = self.grown(flops, step.growth[0])
-            bytes_moved = self.grown(bytes_moved, step.growth[1])
-            launches = self.grown(launches, step.growth[2])
+        flops, bytes_moved, launches = map(self.grown, (op.flops, op.bytes_moved, op.launches), step.growth)
         lists = op.lists
         if lists is not None and step.has_lists:
             lists = lists.with_layers(self.traced, self.layers)
@@ -229,3 +235,24 @@ def _parameter_bytes(trace: Trace) -> dict[str | None, int]:
             stack = made.layer.stack if made.layer else None
             found[stack] = found.get(stack, 0) + made.size_bytes
     return found
+
+
+def same(a: Trace, b: Trace) -> bool:
+    """Whether two traces are equal event by event and block by block, except for the blocks' numbers."""
+    if (dict(a.layers), a.parameters) != (dict(b.layers), b.parameters):
+        return False
+    return all(one == other for one, other in zip_longest(_told(a), _told(b)))
+
+
+def _told(trace: Trace) -> Iterator[object]:
+    """Yield a trace's contents in order, with blocks renumbered in order of allocation."""
+    numbers: dict[int, int] = {}
+    for event in (*trace.held, "the call", *trace.events):
+        if isinstance(event, Alloc):
+            numbers[event.block] = len(numbers)
+            yield event.size_bytes, event.place, event.operator, event.layer, trace.uses.get(event.block)
+        elif isinstance(event, Free):
+            yield numbers.get(event.block), event.layer
+        else:
+            yield event
+    yield {numbers[block] for block in trace.result_blocks}

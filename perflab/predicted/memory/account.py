@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 from perflab.results.peak import CATEGORIES, PeakPart
@@ -63,11 +63,6 @@ def account_of(trace: Trace, *, rounded: Rounding = rounded_as_on_cuda, roofline
     )
 
 
-def peak_of(trace: Trace) -> int:
-    """Return a trace's peak memory in bytes, with block sizes rounded as on CUDA."""
-    return _peak(trace, _sizes(trace))[0]
-
-
 def timeline_of(trace: Trace) -> Timeline:
     """Return the highest level of live bytes in each stretch of a trace.
 
@@ -102,22 +97,16 @@ def _allocs(trace: Trace) -> Iterable[Alloc]:
 
 def _peak(trace: Trace, sizes: dict[int, int]) -> tuple[int, set[int]]:
     """Return the highest level of live bytes, and the numbers of the blocks alive at that moment."""
-    level = peak = sum(sizes[alloc.block] for alloc in trace.held)
-    at = 0
-    for number, event in enumerate(trace.events, start=1):
-        if isinstance(event, Alloc):
-            level += sizes[event.block]
-            if level > peak:
-                peak, at = level, number
-        elif isinstance(event, Free):
-            level -= sizes[event.block]
-    alive = {alloc.block for alloc in trace.held}
-    for event in trace.events[:at]:
-        if isinstance(event, Alloc):
-            alive.add(event.block)
-        elif isinstance(event, Free):
-            alive.discard(event.block)
-    return peak, alive
+    held = {alloc.block for alloc in trace.held}
+    changes = (
+        sizes[event.block] if isinstance(event, Alloc) else -sizes[event.block] if isinstance(event, Free) else 0
+        for event in trace.events
+    )
+    levels = list(accumulate(changes, initial=sum(map(sizes.__getitem__, held))))
+    peak = max(levels)
+    before = trace.events[: levels.index(peak)]
+    alive = held | {event.block for event in before if isinstance(event, Alloc)}
+    return peak, alive - {event.block for event in before if isinstance(event, Free)}
 
 
 def _parts(trace: Trace, sizes: dict[int, int], alive: set[int]) -> list[PeakPart]:

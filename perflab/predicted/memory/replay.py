@@ -6,9 +6,13 @@ graphs, work before the first call (drawing the weights), allocations of librari
 settings (``PYTORCH_ALLOC_CONF``; ``expandable_segments`` is off by default, as here).
 
 A training loop makes the same call again and again. So the trace is replayed several times: the first round is the
-loop's first call (``first_call``), which shapes the cache; the last round finds the cache as every later call does.
-Reserved memory never shrinks between rounds.
-"""
+loop's first call, which shapes the cache; the last round finds the cache as every later call does. Reserved memory
+never shrinks between rounds.
+
+A trace shows a call that finds gradients and optimizer state from the call before. The first call has neither, so it
+takes other blocks at other moments, and the allocator's cache keeps that shape: the gradients that later calls add to
+are blocks that the first backward has made, and optimizer state is allocated in the first optimizer step, when most of
+the memory of the forward and backward passes is free again."""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from perflab.predicted.memory.caching_allocator import CachingAllocator, Segment
-from perflab.predicted.memory.first_call import FirstCall, first_call
-from perflab.predicted.trace.trace import Alloc, Free, Place, Trace
+from perflab.predicted.trace.trace import Alloc, Free, Op, Place, Trace
+from perflab.results.profile import OPTIMIZER
 
 WORKSPACES = (-1, -2)
 """The numbers of the blocks that stand for library workspaces, one for each thread that computes matrix products."""
@@ -75,12 +79,12 @@ def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
             thread that computes products has an equal share, requested by its first product.
     """
     first = first_call(trace)
-    player = _Player(trace, first, workspace_bytes)
+    player = _Player(trace, workspace_bytes)
     for block in first.held:
         player.alloc(block)
     if not first.products:
         player.alloc(Alloc(WORKSPACES[0], workspace_bytes, Place(), "workspace"))
-    player.play_first()
+    player.play(first)
     for _ in range(ROUNDS - 1):
         player.settle()
         player.play()
@@ -94,9 +98,8 @@ def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
 
 
 class _Player:
-    def __init__(self, trace: Trace, first: FirstCall, workspace_bytes: int) -> None:
+    def __init__(self, trace: Trace, workspace_bytes: int) -> None:
         self.trace = trace
-        self.first = first
         self.workspace_bytes = workspace_bytes
         self.allocator = CachingAllocator(self._segment)
         self.event = -1
@@ -119,39 +122,25 @@ class _Player:
         if block.size_bytes:
             self.log.append(Entry("free", address, block.size_bytes, self.event, block))
 
-    def play(self) -> None:
-        """Replay the events of a call after the first."""
-        self._begin_round()
-        for number, event in enumerate(self.trace.events):
-            self.event = number
-            if isinstance(event, Alloc):
-                self.alloc(event)
-            elif isinstance(event, Free):
-                self.free(event.block)
-
-    def play_first(self) -> None:
-        """Replay the events of the first call."""
-        self._begin_round()
-        first = self.first
+    def play(self, first: FirstCall | None = None) -> None:
+        """Replay the events of a call; of the first one, if ``first`` has its differences from later ones."""
+        self.log.clear()
+        self.peak = self.allocator.allocated_bytes
         for number, event in enumerate((*self.trace.events, None)):
             self.event = min(number, len(self.trace.events) - 1)
-            for block in first.state if number == first.state_at else ():
+            for block in first.state if first is not None and number == first.state_at else ():
                 self.alloc(block)
             if isinstance(event, Alloc):
                 self.alloc(event)
             elif isinstance(event, Free):
-                if (gradient := first.adopted.get(event.block)) is not None:
+                if first is not None and (gradient := first.adopted.get(event.block)) is not None:
                     address, _ = self.live.pop(event.block)
                     self.live[gradient.block] = address, gradient
-                elif event.block in self.live:
+                elif first is None or event.block in self.live:
                     self.free(event.block)
-            if number in first.products:
+            if first is not None and number in first.products:
                 share = self.workspace_bytes // len(first.products)
                 self.alloc(Alloc(WORKSPACES[first.products.index(number)], share, Place(), "workspace"))
-
-    def _begin_round(self) -> None:
-        self.log.clear()
-        self.peak = self.allocator.allocated_bytes
 
     def settle(self) -> None:
         """Bring memory from the end of a call to the start of the next: held blocks exist, all others are freed."""
@@ -179,3 +168,89 @@ class _Player:
 
     def _segment(self, address: int, size: int) -> None:
         self.log.append(Entry("segment_alloc", address, size, self.event, self.asking))
+
+
+_ABSENT = ("gradients", "optimizer state")
+_ACCUMULATES = "aten::add_"
+"""The operator that adds to an existing gradient (``AccumulateGrad``); without one, autograd keeps the new block."""
+_NO_CUBLAS = ("attention", "convolution")
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """The differences of the first call. Positions are indices into the trace's events."""
+
+    held: tuple[Alloc, ...]
+    """The blocks that exist before the first call."""
+    state: tuple[Alloc, ...]
+    """The blocks of optimizer state."""
+    state_at: int
+    """The position of the event before which the state is allocated; the number of events: after the last."""
+    adopted: Mapping[int, Alloc]
+    """The gradients by block number: later calls add the block to the gradient and free the block; the first call keeps
+    the block as the gradient."""
+    products: tuple[int, ...]
+    """The positions of the events after which the forward thread and autograd's thread request a cuBLAS workspace."""
+
+
+def first_call(trace: Trace) -> FirstCall:
+    """Derive the first call from the trace of a later call."""
+    kinds = {block.block: trace.uses[block.block].category if block.block in trace.uses else "" for block in trace.held}
+    state = tuple(block for block in trace.held if kinds[block.block] == "optimizer state")
+    return FirstCall(
+        held=tuple(block for block in trace.held if kinds[block.block] not in _ABSENT),
+        state=state,
+        state_at=_optimizer_begins(trace) if state else len(trace.events),
+        adopted=_adopted(trace, [block for block in trace.held if kinds[block.block] == "gradients"]),
+        products=_first_products(trace),
+    )
+
+
+def _optimizer_begins(trace: Trace) -> int:
+    """Return the position where the optimizer phase begins; without such a phase, where the last backward ends."""
+    behind_backward = 0
+    for number, event in enumerate(trace.events):
+        if isinstance(event, Op):
+            if event.place.phase == OPTIMIZER:
+                return number
+            if event.place.in_backward:
+                behind_backward = number + 1
+    return behind_backward
+
+
+def _adopted(trace: Trace, gradients: list[Alloc]) -> dict[int, Alloc]:
+    freed = {event.block for event in trace.events if isinstance(event, Free)}
+    waiting: dict[tuple[object, ...], list[Alloc]] = {}
+    for block in reversed([block for block in gradients if block.block not in freed]):
+        waiting.setdefault((block.place.module, block.layer, block.size_bytes), []).append(block)
+    found: dict[int, Alloc] = {}
+    sizes: dict[int, int] = {}
+    added: Op | None = None
+    for event in trace.events:
+        if isinstance(event, Alloc):
+            sizes[event.block] = event.size_bytes
+        elif isinstance(event, Op):
+            added = event if event.name == _ACCUMULATES and event.place.in_backward else None
+        elif added is not None and event.block in sizes:
+            of_it = waiting.get((added.place.module, added.layer, sizes[event.block]))
+            if of_it:
+                found[event.block] = of_it.pop()
+                added = None
+    return found
+
+
+def _first_products(trace: Trace) -> tuple[int, ...]:
+    """Return the position of the last result of each thread's first product.
+
+    A product's results are allocated before its workspace.
+    """
+    found: dict[bool, int] = {}
+    events = trace.events
+    for number, event in enumerate(events):
+        if isinstance(event, Op) and event.flops and not any(word in event.name for word in _NO_CUBLAS):
+            thread = event.place.in_backward
+            if thread not in found:
+                while number + 1 < len(events) and isinstance(events[number + 1], Alloc):
+                    number += 1
+                found[thread] = number
+    return tuple(found.values())

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from perflab.results.peak import PeakPart
 from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Fit, Prediction, SavedTensors, Traffic
@@ -263,16 +264,10 @@ def _cards(fit: Fit) -> str:
 def _innermost(parts: Sequence[PeakPart | SavedTensors], total: int) -> str:
     inside = Counter[str]()
     for part in parts:
-        for module in _outer(part.module):
+        for module in accumulate(part.module.split(".") if part.module else (), "{}.{}".format):
             inside[module] += part.size_bytes
     most = [module for module, size in inside.items() if size and 2 * size >= total]
     return max(most, key=lambda module: (module.count("."), inside[module]), default="")
-
-
-def _outer(module: str) -> Iterator[str]:
-    """Yield the names of the modules that contain a module, the outermost first, and the module's own name."""
-    names = module.split(".") if module else []
-    return (".".join(names[:depth]) for depth in range(1, len(names) + 1))
 
 
 def _is_in(module: str, outer: str) -> bool:

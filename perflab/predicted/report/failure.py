@@ -9,9 +9,8 @@ from perflab.predicted.report.table import WIDTH, amount, quantity_name, signed,
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction
 from perflab.results.records import Change, Verdict
 from perflab.results.result import Result
-from perflab.tables.drift import IMPROVED
 from perflab.tables.escaping import lines_of
-from perflab.tables.failing_table import Quantity, failing_table
+from perflab.tables.failing import IMPROVED, Quantity, failing_table
 from perflab.tables.lines import short_name, wrap_facts
 from perflab.units import format_bytes, format_change, format_ns, format_percent, format_signed
 

@@ -24,7 +24,7 @@ from perflab.predicted.report.facts import (
 from perflab.results.predicted import PredictedCase, Prediction, gpu_of
 from perflab.results.records import Change, Verdict
 from perflab.results.result import Result
-from perflab.tables.failing_table import changed
+from perflab.tables.failing import changed
 from perflab.tables.lines import Line, Row, names_of, shorten, shown_verdict, verdict_text, wrap_facts
 from perflab.units import format_bytes, format_flops, format_names, format_ns, format_si
 

@@ -1,10 +1,14 @@
-"""Explores what else fits: other GPUs, larger sizes, remedies."""
+"""Adds to a prediction what else fits (other GPUs, larger sizes, remedies), and an estimate of the time.
+
+The time is estimated from the share of the roofline that measured cases reached on the same GPU.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,19 +17,22 @@ from perflab.base.errors import UsageError
 from perflab.base.identity import test_of
 from perflab.measure.calls.workload import Workload, phases_of
 from perflab.measure.clocks.set_up import SetUpWorkload
-from perflab.predicted.gpus.names import MODELLED, DataSheet, Gpu
-from perflab.predicted.gpus.roofline import room_bytes
-from perflab.predicted.memory.account import peak_of
-from perflab.predicted.memory.resized import Interpolated, Outline, outline_of
-from perflab.predicted.memory.search import largest
+from perflab.predicted.gpus import MODELLED, DataSheet, Gpu, gpu_by_device_name
+from perflab.predicted.memory.sizes import Interpolated, Outline, largest, outline_of
+from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.trace import Trace
 from perflab.predicted.trace.watch import Watch
 from perflab.predicted.world.lone_rank import FAKE, LoneRank, playing
+from perflab.results.measured import Entry
 from perflab.results.predicted import Fit, Prediction
+from perflab.store.case_files import module_of, name_of
+from perflab.store.times import BaselineStore
+from perflab.units import format_percent
 
 if TYPE_CHECKING:
     from perflab.predicted.prediction import Work
     from perflab.running.case.perf import CaseState
+
 
 STEPS_OF_A_SIZE = 16
 WORLD = "world_size"
@@ -46,12 +53,12 @@ def fit_of(prediction: Prediction, gpu: DataSheet) -> Fit | None:
     """
     needed = prediction.peak_bytes + prediction.workspace_bytes
     if not isinstance(gpu, Gpu):
-        return Fit(room_bytes=room_bytes(gpu), fits=False) if needed > room_bytes(gpu) else None
+        return Fit(room_bytes=gpu.room_bytes, fits=False) if needed > gpu.room_bytes else None
     return Fit(
-        room_bytes=room_bytes(gpu),
-        fits=needed <= room_bytes(gpu),
-        fits_on=[other.name for other in MODELLED.values() if needed <= room_bytes(other)],
-        rooms={other.name: room_bytes(other) for other in MODELLED.values()},
+        room_bytes=gpu.room_bytes,
+        fits=needed <= gpu.room_bytes,
+        fits_on=[other.name for other in MODELLED.values() if needed <= other.room_bytes],
+        rooms={other.name: other.room_bytes for other in MODELLED.values()},
     )
 
 
@@ -111,7 +118,9 @@ class Explorer:
         return msgspec.structs.replace(
             fit,
             largest={name: largest_of(name) for name in sizes if name != WORLD},
-            remedies={name: peak_of(traced_of({**sizes, **changes})) for name, changes in remedies.items()},
+            remedies={
+                name: outline_of(traced_of({**sizes, **changes})).peak_bytes() for name, changes in remedies.items()
+            },
         )
 
 
@@ -219,8 +228,8 @@ def trace_of(make: Callable[[], Any], gpu: Gpu, *, whole: bool = False, watch: W
 
     ``whole``: run all layers.
     """
-    from perflab.predicted.prediction import ON_CUDA, traced
-    from perflab.predicted.trace.watched import watched
+    from perflab.predicted.cuda.kernels import ON_CUDA
+    from perflab.predicted.prediction import traced, watched
 
     with watched(watch):
         workload = _workload(make())
@@ -236,3 +245,46 @@ def _workload(made: Any) -> Workload:
         f"build of perf.fits() gave {type(made).__name__!r}",
         "let it return a callable without arguments, or the phases of perf.step or perf.phases as a dict",
     )
+
+
+def with_estimate(
+    prediction: Prediction, case: str, measured: BaselineStore, predicted: PredictedStore, gpu: DataSheet
+) -> Prediction:
+    """Return the prediction with an estimate of its time, if cases have both a measured and a predicted baseline.
+
+    A case's efficiency is its roofline time over its measured time; a value above 1 means that the GPU's data sheet,
+    the counting or the clock is wrong. The estimate uses the median, so that one case that consists of launches, or was
+    disturbed, does not affect the others. Cases of the same test have precedence: a training step reaches another share
+    than a forward pass does.
+    """
+    if prediction.roofline_ns is None:
+        return prediction
+    pairs = {
+        (module, name): (before.roofline_ns, entry.replicates[0].median_ns)
+        for module, name, entry in _measured_on(gpu, measured)
+        if (before := predicted.of_module(gpu.name, module).get(name)) is not None
+        and before.roofline_ns
+        and entry.replicates
+    }
+    test = (module_of(case), test_of(name_of(case)))
+    alike = {key: pair for key, pair in pairs.items() if (key[0], test_of(key[1])) == test}
+    shares = [roofline_ns / measured_ns for roofline_ns, measured_ns in (alike or pairs).values()]
+    if not shares:
+        return prediction
+    which = "this test's" if alike else "other"
+    many = f"{len(shares)} of {which} cases measured on {gpu.device_name}"
+    lowest, reached, highest = map(format_percent, (min(shares), median(shares), max(shares)))
+    share = f"{reached} of the roofline" + (f" ({lowest} to {highest})" if lowest != highest else "")
+    estimate_ns = prediction.roofline_ns / median(shares)
+    return msgspec.structs.replace(prediction, estimate_ns=estimate_ns, estimate_from=f"{many}: {share}")
+
+
+def _measured_on(gpu: DataSheet, measured: BaselineStore) -> list[tuple[str, str, Entry]]:
+    """Return every baseline measured on such a GPU: the module as in file names, the case's name, the entry."""
+    return [
+        (path.stem, name, entry)
+        for path in sorted(measured.directory.glob("cuda-*/*.json"))
+        for name, entries in measured.load(path).items()
+        for entry in entries
+        if gpu_by_device_name(entry.environment.device_name) is gpu
+    ]

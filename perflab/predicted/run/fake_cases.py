@@ -4,15 +4,14 @@
 without a GPU, a case that exceeds the machine is predicted from the point at which it states its needs
 (``perf.requires``) before building anything: a prediction tells more than the stated costs. Such a prediction was not
 requested, so a case that cannot be predicted is skipped, as it would have been anyway. A fixture that holds fake
-tensors is torn down before a test that needs real ones, and the other way round (``MadeAnew``).
+tensors is torn down before a test that needs real ones, and the other way round.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
 from typing import Any, NoReturn
 
 import pytest
@@ -21,12 +20,11 @@ from perflab.base.errors import PerflabError, PredictionError
 from perflab.base.reachable import reachable
 from perflab.internals.lookup import switched_off
 from perflab.measure.machine.devices import as_out_of_memory
-from perflab.predicted.dry_run.values import VALUES, ValuesRead
+from perflab.predicted.dry_run.plugins import VALUES, ValuesRead
 from perflab.predicted.run.predicting import Instead, Predictions
 from perflab.running.case.perf import CaseState, NothingComparedError
-from perflab.running.case.raw_launches import line_of_launch
-from perflab.running.config.kinds import measures_elsewhere
-from perflab.running.config.stash import FAKING
+from perflab.running.case.refusals import line_of_launch
+from perflab.running.config.kinds import FAKING, measures_elsewhere
 from perflab.settings.settings import Settings
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -54,14 +52,16 @@ class PredictedCases:
         self._settings = settings
         self._predictions = predictions
         self._key = key
-        self._made_anew = MadeAnew(predictions.fake)
+        self._fake_ones: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The fixtures that were made while tensors were fake."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, Any, Any]:
         """Note whether a fixture is made of fake tensors."""
-        self._made_anew.note(fixturedef, is_fake=request.config.stash.get(FAKING, None) is not None)
+        is_fake = request.config.stash.get(FAKING, None) is not None
+        (self._fake_ones.add if is_fake else self._fake_ones.discard)(fixturedef)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -73,7 +73,7 @@ class PredictedCases:
             if state.predicts and not state.settings.is_predictable:
                 state.predicts = False
                 raise pytest.skip.Exception("not to be predicted: perf(predict=False)", _use_item_location=True)
-        self._made_anew.clear(item, is_fake=state is not None and state.predicts)
+        self._clear(item, is_fake=state is not None and state.predicts)
         if state is None:
             return (yield)
         with self._fake_for(state):
@@ -115,6 +115,23 @@ class PredictedCases:
         with self._fake_for(state) if state is not None else contextlib.nullcontext():
             return (yield)
 
+    def _clear(self, item: pytest.Item, *, is_fake: bool) -> None:
+        """Tear down the fixtures that a test cannot use: pytest makes a fixture anew when a test requests it.
+
+        A fixture that was made of fake tensors is torn down with fake tensors.
+        """
+        if not is_fake and not self._fake_ones:
+            return
+        info = getattr(item, "_fixtureinfo", None)
+        request: Any = getattr(item, "_request", None)
+        if info is None or request is None:
+            return
+        for fixture in [one for found in info.name2fixturedefs.values() for one in found]:
+            was_fake = fixture in self._fake_ones
+            if fixture.cached_result is not None and was_fake is not is_fake and _matters(fixture):
+                with self._predictions.fake() if was_fake else contextlib.nullcontext():
+                    fixture.finish(request)
+
     def _fake_for(self, state: CaseState) -> contextlib.AbstractContextManager[None]:
         return self._predictions.fake() if state.predicts else contextlib.nullcontext()
 
@@ -123,7 +140,10 @@ class PredictedCases:
 
         The rest of such a body is about values, so its test passes.
         """
-        ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error) or _reads_zero(item, error)
+        # A dry run's test may end in an assertion about values, which a dry run does not compute.
+        values = item.config.pluginmanager.getplugin(VALUES)
+        reads_zero = isinstance(values, ValuesRead) and values.line is not None and isinstance(error, AssertionError)
+        ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error) or reads_zero
         if state.outcome is None or not ends_well:
             self._tell(item, state, error)
 
@@ -147,12 +167,6 @@ class PredictedCases:
         else:
             said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
         raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
-
-
-def _reads_zero(item: pytest.Item, error: Exception) -> bool:
-    """Whether a dry run's test ends in an assertion about values, which a dry run does not compute."""
-    values = item.config.pluginmanager.getplugin(VALUES)
-    return isinstance(values, ValuesRead) and values.line is not None and isinstance(error, AssertionError)
 
 
 def _in_words(error: Exception, case: str) -> Exception:
@@ -193,36 +207,6 @@ def _first_line(error: Exception) -> str:
 
 _DEVICE = "device"
 """The name of the device's fixture. Values made from a device differ by device, even if they hold no tensor."""
-
-
-class MadeAnew:
-    """Records which fixtures were made while tensors were fake, and tears down those that a test cannot use.
-
-    Args:
-        fake: returns a context with fake tensors; fixtures made in such a context are torn down in one.
-    """
-
-    def __init__(self, fake: Callable[[], AbstractContextManager[None]]) -> None:
-        self._fake = fake
-        self._fake_ones: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def note(self, fixture: pytest.FixtureDef[Any], *, is_fake: bool) -> None:
-        """Record whether a fixture that is about to be made sees fake tensors."""
-        (self._fake_ones.add if is_fake else self._fake_ones.discard)(fixture)
-
-    def clear(self, item: pytest.Item, *, is_fake: bool) -> None:
-        """Tear down the fixtures that a test cannot use: pytest makes a fixture anew when a test requests it."""
-        if not is_fake and not self._fake_ones:
-            return
-        info = getattr(item, "_fixtureinfo", None)
-        request: Any = getattr(item, "_request", None)
-        if info is None or request is None:
-            return
-        for fixture in [one for found in info.name2fixturedefs.values() for one in found]:
-            was_fake = fixture in self._fake_ones
-            if fixture.cached_result is not None and was_fake is not is_fake and _matters(fixture):
-                with self._fake() if was_fake else nullcontext():
-                    fixture.finish(request)
 
 
 def _matters(fixture: Any) -> bool:

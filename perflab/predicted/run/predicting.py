@@ -19,22 +19,17 @@ import pytest
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError, InternalsError, PerflabError, UsageError
 from perflab.base.reachable import reachable
-from perflab.measure.counts.collectives import WAITS, Seen
+from perflab.measure.counts.collectives import WAITS
 from perflab.measure.machine.devices import current_device
-from perflab.predicted.gpus.names import DataSheet, Gpu
-from perflab.predicted.gpus.roofline import roofline_ns
-from perflab.predicted.judge.dry_run import explain_broken, unless_broken
+from perflab.predicted.gpus import DataSheet, Gpu, roofline_ns
+from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
-from perflab.predicted.memory.account import peak_of
-from perflab.predicted.memory.resized import Outline, outline_of
-from perflab.predicted.run.efficiency import with_estimate
-from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, work_of, worlds_of
-from perflab.predicted.run.tracing_time import TracingTime
+from perflab.predicted.memory.sizes import Outline, outline_of
+from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, with_estimate, work_of, worlds_of
 from perflab.predicted.settings import Predicting
-from perflab.predicted.store.predictions import PredictedStore
-from perflab.predicted.trace.watch import CalledOff
-from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing
-from perflab.predicted.world.mismatch import with_mismatches
+from perflab.predicted.store import PredictedStore
+from perflab.predicted.trace.watch import CalledOff, TracingTime
+from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing, with_mismatches
 from perflab.predicted.world.network import communication_on, exchanged_by_line
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
 from perflab.results.records import Judgement, Verdict
@@ -42,8 +37,8 @@ from perflab.results.result import Result
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.verdicts import compared_with, failure_of, unless_beyond, unless_unchecked
 from perflab.running.config.folder import file_name_for, own_folder
-from perflab.running.config.stash import FAKING
-from perflab.running.session.moved import Moved
+from perflab.running.config.kinds import FAKING
+from perflab.running.session.prune import Moved
 from perflab.settings.settings import Settings
 from perflab.store.times import BaselineStore
 from perflab.units import format_bytes
@@ -58,7 +53,7 @@ if TYPE_CHECKING:
     from perflab.predicted.prediction import Proofs
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
-    from perflab.running.case.requirements import Claim
+    from perflab.running.case.statements import Claim
     from perflab.settings.total_budget import TotalBudget
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -117,8 +112,10 @@ class Predictions:
         from perflab.predicted.cuda.as_cuda import as_cuda
         from perflab.predicted.cuda.fake import fake_tensors
 
+        # Code finds an A100's compute capability for other makers' GPUs, as kernels there keep least.
+        major, minor = divmod(self._gpu.architecture if isinstance(self._gpu, Gpu) else 80, 10)
         was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda(_capability_of(self._gpu)):
+        with fake_tensors(self._mode) as self._mode, as_cuda((major, minor)):
             self._config.stash[FAKING] = self
             gc.disable()  # tracing makes millions of short-lived objects, and each collection scans PyTorch's too
             try:
@@ -178,8 +175,9 @@ class Predictions:
             pytest.skip.Exception: the callable calls no operator; or tracing takes longer than the case's budget, or
                 than the run has left.
         """
+        from perflab.predicted.cuda.kernels import ON_CUDA
         from perflab.predicted.memory.snapshot import write_snapshot
-        from perflab.predicted.prediction import ON_CUDA, Proofs, predict
+        from perflab.predicted.prediction import Proofs, predict
 
         gpu = self._gpu
         show, budget_s = functools.partial(self._progress.show, doing="predicting"), state.settings.budget_s
@@ -221,15 +219,17 @@ class Predictions:
         except BaselineError as error:  # in a file of measured baselines, which this case does not need
             now = msgspec.structs.replace(now, notes=[*now.notes, f"no estimate: {error.problem}"])
         now = self._explored(now, traced.trace, state, time)
-        if traced.seen is not None:
-            state.part(Instead).traced = outline_of(traced.trace), time
         self._progress.clear()
         before, _ = self._baseline(state.case)
         if traced.seen is not None:
+            state.part(Instead).traced = outline_of(traced.trace), time
+            counts = traced.seen.counts()
+            if not self._settings.dry_run:  # on fake tensors FSDP2 waits otherwise than on a GPU
+                counts.pop(WAITS, None)
             now = msgspec.structs.replace(
                 now,
                 world_size=state.settings.world_size,
-                collectives=_counts_of(traced.seen, on_fakes=not self._settings.dry_run),
+                collectives=counts,
                 exchanged=exchanged_by_line(traced.seen.collectives),
                 communication=communication_on(self._settings.part(Predicting).network, traced.seen.collectives, gpu),
             )
@@ -314,12 +314,6 @@ class Predictions:
             pytest.fail(failure, pytrace=False)
 
 
-def _capability_of(gpu: DataSheet) -> tuple[int, int]:
-    """Return the compute capability that code finds; an A100's for other makers' GPUs, as kernels there keep least."""
-    major, minor = divmod(gpu.architecture if isinstance(gpu, Gpu) else 80, 10)
-    return major, minor
-
-
 @contextlib.contextmanager
 def _record_predicted(path: Path, gpu: DataSheet) -> Iterator[MemorySnapshot]:
     """Record the allocations and frees of a block of code; times in the file are predicted ones.
@@ -335,29 +329,18 @@ def _record_predicted(path: Path, gpu: DataSheet) -> Iterator[MemorySnapshot]:
         OSError: the file cannot be written.
     """
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.predicted.cuda.kernels import ON_CUDA
     from perflab.predicted.memory.snapshot import write_snapshot
-    from perflab.predicted.prediction import ON_CUDA
     from perflab.predicted.trace.modules import ModuleBook
     from perflab.predicted.trace.tracer import Tracer
 
     snapshot = MemorySnapshot(path.with_name(path.name + ".pickle"))
     tracer = Tracer(ModuleBook(), (), (), ON_CUDA)
-    was_on = gc.isenabled()
-    gc.disable()  # as in a traced call: the garbage collector frees cycles at arbitrary moments
-    try:
-        with tracer.watching():
-            yield snapshot
-    finally:
-        if was_on:
-            gc.enable()
+    with tracer.watching():
+        yield snapshot
     trace = tracer.trace()
-    snapshot.peak_bytes = peak_of(trace)
+    snapshot.peak_bytes = outline_of(trace).peak_bytes()
     write_snapshot(trace, path, time_of=lambda op: roofline_ns(op, gpu) or 0.0)
-
-
-def _counts_of(seen: Seen, *, on_fakes: bool) -> dict[str, int]:
-    """Return the counts of a call's collectives; on fake tensors not the waits, of which FSDP2 has others on a CPU."""
-    return {name: count for name, count in seen.counts().items() if not (on_fakes and name == WAITS)}
 
 
 @contextlib.contextmanager
@@ -382,7 +365,7 @@ def without_fake_gradients(roots: tuple[Any, ...]) -> None:
     """Remove fake gradients from real parameters: other tests may train a session-scoped model further."""
     import torch
 
-    from perflab.internals.of_torch.fakes import is_fake
+    from perflab.internals.of_torch.tracing import is_fake
 
     for one in reachable(roots):
         if isinstance(one, torch.nn.Parameter) and not is_fake(one) and is_fake(one.grad):

@@ -1,10 +1,16 @@
-"""The cost of one operator call: FLOPs and bytes moved.
+"""The cost of one operator call: FLOPs and bytes moved; and calls of autograd that work in place without a trace.
 
 FLOPs are those of ``torch.utils.flop_counter``: matrix products, convolutions and fused attention, where a
 multiplication and an addition are one FLOP each, and masks and causality are ignored. Operators with a formula of their
 own (``register_flop_formula``) are counted by that formula. All other operators are bound by their bytes and count no
 FLOPs. Bytes are those of each operand and result once: an expanded tensor counts as the tensor that it is expanded
 from, and a table that rows are taken from as the rows.
+
+Autograd makes a new tensor under a dispatch mode in some calls, and works in place without the mode. Without a mode, it
+adds gradients that meet to the first one, in its memory (``torch/csrc/autograd/input_buffer.cpp``), and writes the
+gradients of picked rows into zeros (``FunctionsManual.cpp``). Autograd does neither in place if a tensor may be of a
+subclass, as any tensor may under a mode. So a trace treats such a call as the in-place one: the result takes over the
+first operand's memory if that memory is freed at once.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ from torch import Tensor
 
 from perflab.internals.of_torch import OpOverload, flop_registry, sdpa_backward_flop, sdpa_flop
 from perflab.internals.of_torch.dispatch import schema_of
+from perflab.internals.of_torch.tracing import current_node, is_in_backward, sequence_number
+from perflab.predicted.trace.trace import Lists
 
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot")
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")
@@ -37,11 +45,50 @@ _CPU_FLASH = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": sdpa_backward_flop,
 }
 """The FLOP formulas of the attention operators in PyTorch's CPU build, for which PyTorch's counter has none."""
+_ADDED_UP = "aten::add"
+_WRITTEN_INTO_ZEROS = {
+    "aten::index_put": "aten::_index_put_impl_",
+    "aten::scatter": "aten::scatter_",
+    "aten::scatter_add": "aten::scatter_add_",
+    "aten::index_add": "aten::index_add_",
+}
 
 
 def is_operator(func: object) -> bool:
     """Whether a dispatch mode's ``func`` is an operator that may do work; False for higher-order operators."""
     return isinstance(func, OpOverload) and func.namespace not in _NO_WORK
+
+
+class Hidden:
+    """The memory and launches of a device's kernels inside of one operator, which dispatch does not show.
+
+    This base class stands for a device whose operators allocate nothing inside and launch one kernel each.
+    """
+
+    device_type: str | None = None
+    """The type of the device whose memory is traced; None: memory of all devices is traced."""
+
+    def before(self) -> None:
+        """Prepare for an operator that is about to run."""
+
+    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+        """Return the bytes of each block that one call allocates and frees inside.
+
+        The number of blocks is the same at each size of the arguments, with 0 bytes for a block that is not needed.
+        """
+        return ()
+
+    def on_host(self, name: str) -> tuple[int, ...]:
+        """Return the positions of results that are not in the device's memory."""
+        return ()
+
+    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the number of kernels that one call launches."""
+        return 1
+
+    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
+        """Return the lists from which an operator's launches follow; None for an operator that takes no lists."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -185,3 +232,26 @@ def _touched_bytes(tensor: Tensor) -> int:
         elif not size:
             return 0
     return count
+
+
+def in_place(operator: str, made_in: int | None) -> str | None:
+    """Return the in-place operator that autograd would call now without a dispatch mode; None if it calls this one.
+
+    Calls of a node written in Python, or of a forward that is run again, are taken as written.
+
+    Args:
+        operator: the operator's name.
+        made_in: the number of the backward node that made the first operand, None if no node did. Autograd adds up
+            gradients between nodes, so a node other than the running one made the operand; a sum of operands that the
+            running node made is the node's own work.
+    """
+    if operator != _ADDED_UP and operator not in _WRITTEN_INTO_ZEROS:
+        return None
+    if torch.is_grad_enabled() or not is_in_backward():
+        return None
+    node = current_node()
+    if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    if operator == _ADDED_UP:
+        return "aten::add_" if made_in is not None and made_in != sequence_number(node) else None
+    return _WRITTEN_INTO_ZEROS[operator]

@@ -34,25 +34,24 @@ from perflab.internals.of_torch.tracing import (
 )
 from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.devices import on_host
-from perflab.predicted.cuda.multi_tensor import Lists, Part
 from perflab.predicted.cuda.patching import attributes_replaced
-from perflab.predicted.trace.in_place import in_place
-from perflab.predicted.trace.live_before import Holding
-from perflab.predicted.trace.modules import ModuleBook
+from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
     COLLECTIVE,
     FUNCTIONAL,
+    Hidden,
     Kind,
     are_of_many_ranks,
     bytes_of,
     dtype_of,
     flops_of,
+    in_place,
     is_causal_call,
     is_operator,
     kind_of,
     tensors_in,
 )
-from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Saved, Trace, Use
+from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Lists, Op, Part, Place, Saved, Trace, Use
 from perflab.predicted.trace.watch import Watch
 from perflab.results.peak import GATHERED
 from perflab.results.profile import BACKWARD
@@ -67,78 +66,17 @@ Run = Callable[[Callable[[], None]], Any]
 """A function that does the work once, calls its argument at the end of each span, and returns the result."""
 
 
-def trace(
-    run: Run,
-    spans: tuple[str, ...],
-    book: ModuleBook,
-    held: Iterable[Holding],
-    hidden: Hidden,
-    watch: Watch | None = None,
-    seen: Seen | None = None,
-) -> Trace:
-    """Run the work once, and return the trace of the run.
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that records every operator of a run.
 
     Args:
-        run: the work.
-        spans: the phase of each span, in order; empty if there are no phases.
         book: names of the modules.
         held: the tensors alive before the run.
+        spans: the phase of each span, in order; empty if there are no phases.
         hidden: the memory and launches inside of operators.
         watch: is notified of each operator.
         seen: is notified of functional collectives, which call no backend on fake tensors.
-
-    Raises:
-        Exception: whatever ``run`` raises.
-        CalledOff: the watch stopped the tracing.
     """
-    tracer = Tracer(book, held, spans, hidden, watch, seen)
-    was_on = gc.isenabled()
-    gc.disable()  # the garbage collector frees cycles at arbitrary moments
-    try:
-        with tracer.watching():
-            result = run(tracer.next_span)
-            tracer.ended()
-            del result
-        return tracer.trace()
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class Hidden:
-    """The memory and launches of a device's kernels inside of one operator, which dispatch does not show.
-
-    This base class stands for a device whose operators allocate nothing inside and launch one kernel each.
-    """
-
-    device_type: str | None = None
-    """The type of the device whose memory is traced; None: memory of all devices is traced."""
-
-    def before(self) -> None:
-        """Prepare for an operator that is about to run."""
-
-    def blocks_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return the bytes of each block that one call allocates and frees inside.
-
-        The number of blocks is the same at each size of the arguments, with 0 bytes for a block that is not needed.
-        """
-        return ()
-
-    def on_host(self, name: str) -> tuple[int, ...]:
-        """Return the positions of results that are not in the device's memory."""
-        return ()
-
-    def launches_of(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Return the number of kernels that one call launches."""
-        return 1
-
-    def lists_of(self, name: str, args: tuple[Any, ...]) -> Lists | None:
-        """Return the lists from which an operator's launches follow; None for an operator that takes no lists."""
-        return None
-
-
-class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that records every operator of a run; see ``trace``."""
 
     def __init__(
         self,
@@ -179,6 +117,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._at_once: set[int] = set()
         """The indices of frees in arbitrary order: autocast frees its cache of casts in the order of addresses."""
         self._hold(held)
+
+    def trace_of(self, run: Run) -> Trace:
+        """Run the work once, and return the trace of the run.
+
+        Raises:
+            Exception: whatever ``run`` raises.
+            CalledOff: the watch stopped the tracing.
+        """
+        with self.watching():
+            result = run(self.next_span)
+            self.ended()
+            del result
+        return self.trace()
 
     # --- blocks held before the run ----------------------------------------------------------------------------
 
@@ -281,6 +232,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for parameter in self._parameters:
             if parameter.requires_grad:
                 hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[no-untyped-call]
+        was_on = gc.isenabled()
+        gc.disable()  # the garbage collector frees cycles at arbitrary moments
         try:
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
             with attributes_replaced([(torch.UntypedStorage, "resize_", resize)]), saving, self:
@@ -288,6 +241,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             for hook in hooks:
                 hook.remove()
+            if was_on:
+                gc.enable()
 
     def next_span(self) -> None:
         """Take note that a span has ended."""
@@ -452,23 +407,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         lists = [argument for argument in args if isinstance(argument, list | tuple)]
         if not isinstance(result, list | tuple) or not lists:
             return {}
-        owners: dict[int, Layer | None] = {}
-        for position, tensor in enumerate(result):
-            block = self._block_of(tensor) if isinstance(tensor, Tensor) else None
-            if block is None:
-                continue
-            owners[block] = self._owner_at(position, lists)
-        return owners
+        blocks = [self._block_of(tensor) if isinstance(tensor, Tensor) else None for tensor in result]
+        return {block: self._owner_at(at, lists) for at, block in enumerate(blocks) if block is not None}
 
     def _tagged(self, lists: Lists | None, args: tuple[Any, ...]) -> Lists | None:
         """Return the lists with the layer of each part: the layer that owns a tensor at the part's position."""
         if lists is None:
             return None
         columns = [argument for argument in args if isinstance(argument, list | tuple)]
-        parts = []
-        for position, part in enumerate(lists.parts):
-            layer = self._owner_at(position, columns)
-            parts.append(part if layer is None else Part(part.numbers, *layer))
+        owned = ((part, self._owner_at(position, columns)) for position, part in enumerate(lists.parts))
+        parts = (part if layer is None else Part(part.numbers, *layer) for part, layer in owned)
         return replace(lists, parts=tuple(parts))
 
     # --- the trace ---------------------------------------------------------------------------------------------
@@ -479,7 +427,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dropped = frozenset(event.block for event in self._events[end:] if isinstance(event, Free))
         events = tuple(_in_order(self._events[:end], self._at_once))
         blocks = [*self._held, *(event for event in events if isinstance(event, Alloc))]
-        uses = {one.block: Use(self._category_of(one.block), self._saved_of(one.block)) for one in blocks}
+        uses = {}
+        for block in (one.block for one in blocks):
+            kept, saved = self._categories.get(block), self._saved.get(block)
+            # Held blocks and gradients exist anyway, whether autograd saves a tensor in them or not.
+            uses[block] = Use(kept, None) if kept else Use("activations" if saved else "temporaries", saved)
         return Trace(
             held=tuple(self._held),
             events=events,
@@ -488,13 +440,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result_blocks=dropped,
             parameters=sum(map(_elements_here, self._parameters)),
         )
-
-    def _category_of(self, block: int) -> str:
-        return self._categories.get(block) or ("activations" if block in self._saved else "temporaries")
-
-    def _saved_of(self, block: int) -> Saved | None:
-        """Return the tensor that autograd saved in a block; None for held blocks and gradients, which exist anyway."""
-        return None if self._categories.get(block) else self._saved.get(block)
 
 
 def _in_order(events: list[Event], at_once: set[int]) -> Iterator[Event]:

@@ -1,13 +1,24 @@
-"""The interface of a watch, which sees each operator before the operator is called and may stop the tracing.
+"""Limits how long a prediction may trace, and shows its progress.
 
-This module does not import torch, so that a watch can be created before there is anything to trace. ``watched`` reports
-the operators that no tracer sees.
+This module does not import torch, so that a watch can be created before there is anything to trace.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
+
+from perflab.measure.clocks import clock
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+SHOW_EVERY = 100
+"""The number of operators between updates of the progress line: on fake tensors, some hundredths of a second."""
+MORE = 6
+"""The factor by which messages suggest to raise a budget that was too short. The sufficient budget is unknown."""
 
 
 class CalledOff(BaseException):
@@ -29,6 +40,69 @@ class Watch(Protocol):
         ...
 
 
-def part_of(watch: Watch | None, what: str) -> AbstractContextManager[None]:
-    """Return ``watch.part(what)``, or an empty context if there is no watch."""
-    return watch.part(what) if watch is not None else nullcontext()
+@dataclass
+class _Part:
+    what: str
+    began_ns: int
+    budget_ns: float
+    operators: int = 0
+
+
+class TracingTime:
+    """A ``Watch`` that limits the time in which one case is traced.
+
+    A budget is processor time: a prediction is exact, and must not depend on other load on the machine. The time that
+    the run has left is wall-clock time.
+
+    Args:
+        show: shows a text about the progress.
+        budget_s: seconds of processor time for each part: the case itself, running every layer once, other sizes.
+        by_marker: whether the case's marker sets the budget, and not ``--perf-budget``.
+        left_s: wall-clock seconds that the run has left for all parts together; None: unlimited.
+    """
+
+    def __init__(self, show: Callable[[str], None], budget_s: float, *, by_marker: bool, left_s: float | None) -> None:
+        self._show, self._budget_s, self._by_marker = show, budget_s, by_marker
+        self._run_ends_ns = float("inf") if left_s is None else clock.read_ns() + left_s * 1e9
+        self._part = self._begun("")
+
+    def operator(self) -> None:
+        """Count an operator that is about to be called.
+
+        Raises:
+            CalledOff: the budget, or the time that the run has left, is used up.
+        """
+        part = self._part
+        spent_ns = clock.read_processor_ns() - part.began_ns
+        if clock.read_ns() >= self._run_ends_ns:
+            raise CalledOff(f"took longer than the run had left (--perf-total-budget){self._so_far()}")
+        if spent_ns >= part.budget_ns:
+            raise CalledOff(self._over())
+        part.operators += 1
+        if part.operators % SHOW_EVERY == 0:
+            self._show(
+                f"{part.what}{part.operators:,} operators, {spent_ns / 1e9:.0f} s of {part.budget_ns / 1e9:.0f} s"
+            )
+
+    @contextlib.contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        """Give the tracing in the block its own budget; the block's time does not count for the enclosing part."""
+        outside, began_ns = self._part, clock.read_processor_ns()
+        self._part = self._begun(f"{what}: ")
+        try:
+            yield
+        finally:
+            outside.began_ns += clock.read_processor_ns() - began_ns
+            self._part = outside
+
+    def _begun(self, what: str) -> _Part:
+        return _Part(what, clock.read_processor_ns(), self._budget_s * 1e9)
+
+    def _so_far(self) -> str:
+        return f"; {self._part.operators:,} operators so far"
+
+    def _over(self) -> str:
+        given, more = (f"budget={many * self._budget_s:g}" for many in (1, MORE))
+        if self._by_marker:
+            return f"took longer than @pytest.mark.perf({given}){self._so_far()} (more: {more})"
+        return f"took longer than --perf-{given} s{self._so_far()} (more: --perf-{more})"

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from perflab.measure.counts.collectives import Collective
-from perflab.predicted.gpus.data_sheets import DataSheet
+from perflab.predicted.data_sheets import DataSheet
 from perflab.results.predicted import Communication, Exchanged
 from perflab.results.profile import BACKWARD
 

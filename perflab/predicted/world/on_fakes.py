@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -11,7 +11,6 @@ from torch.distributed import Work
 
 from perflab.internals.of_torch import OpOverload, TorchDispatchMode
 from perflab.internals.of_torch.dispatch import answer_alone, schema_of, without_dispatch_modes, without_torch_function
-from perflab.internals.of_torch.fakes import is_fake
 from perflab.internals.of_torch.patched import (
     backward_of_the_engine,
     before_forward_of_ddp,
@@ -19,17 +18,18 @@ from perflab.internals.of_torch.patched import (
     making_of_ddp,
     parameters_compared_by_ddp,
 )
-from perflab.internals.of_torch.tracing import storage_key
+from perflab.internals.of_torch.tracing import is_fake, storage_key
 from perflab.predicted.cuda.devices import put_on_host
 from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.operators import tensors_in
+from perflab.predicted.world.lone_rank import LoneRank
 
 
 @contextmanager
-def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
+def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
     """Within the block, a rank can shard a model of fake tensors, wrap it in DDP and train it.
 
-    Nothing is compared between ranks, since the others do not exist. ``wraps_in_ddp`` is called when DDP is first used.
+    Nothing is compared between ranks, since the others do not exist. The rank notes that DDP is used.
     """
     mesh, ddp, forward, backward = (
         making_of_a_mesh(),
@@ -38,7 +38,7 @@ def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
         backward_of_the_engine(),
     )
     make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
-    real_indices, uses_ddp = cast("Any", _RealIndices), False
+    real_indices = cast("Any", _RealIndices)
 
     def make_mesh_here(self: Any, device_type: str, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
         device_type = "cpu" if is_fake(torch.empty(0)) else device_type  # where fake tensors that stand for CUDA's are
@@ -49,9 +49,7 @@ def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
             make_mesh(self, device_type, *arguments, _rank_map=_rank_map, **keywords)
 
     def make_ddp_here(*arguments: Any, **keywords: Any) -> None:
-        nonlocal uses_ddp
-        uses_ddp = True
-        wraps_in_ddp()
+        alone.uses_ddp = True
         with real_indices():
             make_ddp(*arguments, **keywords)
 
@@ -60,7 +58,7 @@ def ranks_on_fakes(wraps_in_ddp: Callable[[], object]) -> Iterator[None]:
             return begin_forward(*arguments, **keywords)
 
     def run_backward_here(*arguments: Any, **keywords: Any) -> Any:
-        with real_indices() if uses_ddp else nullcontext():
+        with real_indices() if alone.uses_ddp else nullcontext():
             return run_backward(*arguments, **keywords)
 
     replaced: list[tuple[Any, str, Any]] = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perflab.base.errors import UsageError
-from perflab.running.config.stash import RUNS_AS_BEFORE
+from perflab.running.config.kinds import RUNS_AS_BEFORE
 
 if TYPE_CHECKING:
     from perflab.running.case.perf import Perf

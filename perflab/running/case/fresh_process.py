@@ -27,7 +27,7 @@ from perflab.noting import case_id
 from perflab.options import REPLICATE_OPTION
 from perflab.processes.child import Start, variables_of_a_child, workplace
 from perflab.processes.peer import Ending, How, Peer
-from perflab.ranks.place import places, variables_of_a_rank
+from perflab.ranks.group import places, variables_of_a_rank
 from perflab.ranks.waiting import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
@@ -35,24 +35,12 @@ from perflab.tiers.job import JOB_RESULTS, Job, JobResult
 
 Answer = TypeVar("Answer")
 
-_SILENCED = {
+_SILENCED: dict[str, object] = {
     "basetemp": None,  # pytest empties this folder at start, which would delete the parent's temporary files
-    "xmlpath": None,
-    "log_file": None,
-    "pastebin": None,
-    "report_log": None,
-    "htmlpath": None,
-    "json_report_file": None,
-    "usepdb": False,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "stepwise_reset": False,
-    "trace": False,
+    **dict.fromkeys(("xmlpath", "log_file", "pastebin", "report_log", "htmlpath", "json_report_file", "reruns")),
+    **dict.fromkeys(("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip", "stepwise_reset"), False),
+    **dict.fromkeys(("usepdb", "trace"), False),
     "maxfail": 0,
-    "reruns": None,
 }
 """Options of the parent's command that would make a child overwrite the parent's files, choose tests or wait for
 input, with the values that replace them."""
@@ -209,9 +197,7 @@ def ranks_with(
             own = changed(job, place=place, profile_files=job.profile_files if place.rank == 0 else None)
             start = _start(config, own, f"cuda:{place.rank}" if on_cuda else device, folder)
             start = replace(
-                start,
-                role=f"rank {place.rank} of {world_size}",
-                environment=variables_of_a_rank(start.environment),
+                start, role=f"rank {place.rank} of {world_size}", environment=variables_of_a_rank(start.environment)
             )
             try:
                 peer = converse(start, patience_s, lambda: until_s - time.monotonic())

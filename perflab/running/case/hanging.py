@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -78,6 +78,17 @@ def suspended(config: pytest.Config) -> Iterator[None]:
         watch.resume()
 
 
+def _watching_hook(phase: str) -> Callable[[Watch, pytest.Item], Generator[None, object, object]]:
+    """Return a hook of ``Watch`` that watches this phase of a case."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def watch(self: Watch, item: pytest.Item) -> Generator[None, object, object]:
+        with self.watching(item, phase):
+            return (yield)
+
+    return watch
+
+
 class Watch:
     """Hooks around the perf cases of this process.
 
@@ -133,23 +144,9 @@ class Watch:
             with contextlib.suppress(OSError):  # the process that started this one has ended
                 say(Alive(for_s=2 * (self._limit_s + GRACE_S)))
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Watch the set-up phase of a case."""
-        with self._watching(item, "set-up"):
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Watch the body of a case."""
-        with self._watching(item, "call"):
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Watch the teardown of a case's fixtures."""
-        with self._watching(item, "teardown"):
-            return (yield)
+    pytest_runtest_setup = _watching_hook("set-up")
+    pytest_runtest_call = _watching_hook("call")
+    pytest_runtest_teardown = _watching_hook("teardown")
 
     def pytest_enter_pdb(self) -> None:
         """Suspend the time limit while a debugger is open."""
@@ -166,7 +163,8 @@ class Watch:
         os.close(self._stderr)
 
     @contextlib.contextmanager
-    def _watching(self, item: pytest.Item, phase: str) -> Iterator[None]:
+    def watching(self, item: pytest.Item, phase: str) -> Iterator[None]:
+        """Watch a phase of a test, if the test is a perf case."""
         if not is_perf_case(item):
             yield
             return

@@ -87,8 +87,7 @@ def listen() -> None:
             file.write(left["line"].encode() + b"\n")
         print(f"perf: the results so far are in {left['file']}", file=sys.stderr, flush=True)
     if left["document"] is not None:
-        from perflab.results.documents import write_document
-        from perflab.results.journals import read_journal
+        from perflab.results.documents import read_journal, write_document
 
         write_document(read_journal(Path(left["file"]))[0], Path(left["document"]))
     os.kill(os.getppid(), signal.SIGABRT)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import pytest
 
-from perflab.base.amounts import positive
+from perflab.base.amounts import positive, refuse_no_count, refuse_uncallable
 from perflab.base.data import Parameters
 from perflab.base.errors import UsageError
 from perflab.measure.calls.strays import calling
@@ -24,9 +24,8 @@ from perflab.results.measurement import Quote
 from perflab.results.records import Shortage, TierRecord
 from perflab.results.result import Result
 from perflab.running.case.coroutines import awaited
-from perflab.running.case.facts import checked_facts
-from perflab.running.case.requirements import Claim, Exploration, claim_of, exploration_of, no_time_left
-from perflab.running.case.returned import refuse_unfinished
+from perflab.running.case.refusals import refuse_unfinished
+from perflab.running.case.statements import Claim, Exploration, checked_facts, claim_of, exploration_of, no_time_left
 from perflab.settings.settings import Settings
 from perflab.tables.view import NOT_FOR_PHASES
 
@@ -164,11 +163,8 @@ class Perf:
             UsageError: ``fn`` is not callable or does no work, ``setup`` returns no arguments or cannot be used with a
                 CUDA graph, or the case has already measured.
         """
-        if not callable(fn):
-            raise UsageError(
-                f"perf() got {type(fn).__name__!r}, which cannot be called",
-                "pass the function itself and its arguments: perf(model, x), not perf(model(x))",
-            )
+        remedy = "pass the function itself and its arguments: perf(model, x), not perf(model(x))"
+        refuse_uncallable("perf()", fn, remedy)
         self._refuse_in_graph(setup, "perf")
         return self._once_a_test(workload_of(fn, args, kwargs, setup, self._device))
 
@@ -193,14 +189,11 @@ class Perf:
             UsageError: a phase is not callable, ``micro_batches`` is not a positive int, the case is timed as a CUDA
                 graph, or the case has already measured.
         """
-        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-            raise UsageError(
-                f"perf.step(micro_batches={micro_batches!r})",
-                "give how often forward and backward run before the optimizer: an int, 1 or more",
-            )
+        remedy = "give how often forward and backward run before the optimizer: an int, 1 or more"
+        refuse_no_count(f"perf.step(micro_batches={micro_batches!r})", micro_batches, remedy)
         for name, phase in (("forward", forward), ("backward", backward), ("optimizer", optimizer)):
             if phase is not None:
-                self._refuse_phase("perf.step", name, phase)
+                refuse_uncallable(f"perf.step({name}=...)", phase, f"pass a function: perf.step({name}=lambda: ...)")
         self._refuse_phases_in_graph(
             "perf.step",
             "step",
@@ -227,7 +220,7 @@ class Perf:
                 "perf.phases() got no phase", "name them in their order: perf.phases(prefill=start, decode=go)"
             )
         for name, phase in phases.items():
-            self._refuse_phase("perf.phases", name, phase)
+            refuse_uncallable(f"perf.phases({name}=...)", phase, f"pass a function: perf.phases({name}=lambda: ...)")
             if name in NOT_FOR_PHASES or not name.isidentifier():
                 why = "means something else in tables" if name.isidentifier() else "cannot be a column's name"
                 raise UsageError(f"perf.phases({name}=...): {name!r} {why}", "call the phase something else")
@@ -256,14 +249,11 @@ class Perf:
             UsageError: ``generate`` or ``setup`` is not callable, ``batch`` is not a positive int, the hook was never
                 called, the case is timed as a CUDA graph, or the case has already measured.
         """
-        for name, one in (("", generate), ("setup=", setup)):
-            if (one is not None and not callable(one)) or (one is None and not name):
-                raise UsageError(
-                    f"perf.generation({name}...) got {type(one).__name__!r}, which cannot be called",
-                    "pass a function: perf.generation(lambda hook: model.generate(x, streamer=hook))",
-                )
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise UsageError(f"perf.generation(batch={batch!r})", "give the number of sequences: an int, 1 or more")
+        remedy = "pass a function: perf.generation(lambda hook: model.generate(x, streamer=hook))"
+        refuse_uncallable("perf.generation(...)", generate, remedy)
+        if setup is not None:
+            refuse_uncallable("perf.generation(setup=...)", setup, remedy)
+        refuse_no_count(f"perf.generation(batch={batch!r})", batch, "give the number of sequences: an int, 1 or more")
         self._refuse_phases_in_graph("perf.generation", "call", "one step of decode by itself, perf(step)")
         return self._once_a_test(Generating(generate, batch, setup))
 
@@ -448,13 +438,6 @@ class Perf:
         """
         return self._state.predicts and not self._state.settings.dry_run
 
-    def _refuse_phase(self, call: str, name: str, phase: object) -> None:
-        if not callable(phase):
-            raise UsageError(
-                f"{call}({name}=...) got {type(phase).__name__!r}, which cannot be called",
-                f"pass a function: {call}({name}=lambda: ...)",
-            )
-
     def _refuse_phases_in_graph(self, call: str, whole: str, instead: str) -> None:
         if self._state.settings.cuda_graph and not self.predicts:
             raise UsageError(
@@ -481,8 +464,7 @@ class Perf:
     def _refuse_second(self) -> None:
         if self._state.done:
             raise UsageError(
-                f"{self._state.case}: perf was called twice in one case",
-                "call perf once per test, or parametrize it",
+                f"{self._state.case}: perf was called twice in one case", "call perf once per test, or parametrize it"
             )
 
     def _once_a_test(self, workload: Workload) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from perflab.measure.stopping import Progress
 from perflab.noting import case_id
 from perflab.running.case.hanging import beat
-from perflab.running.config.stash import is_worker
+from perflab.running.config.kinds import is_worker
 from perflab.tables.escaping import one_line
 from perflab.tables.lines import short_name
 

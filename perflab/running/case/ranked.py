@@ -16,12 +16,11 @@ import pytest
 from perflab.base.errors import UsageError
 from perflab.noting import case_id
 from perflab.processes.channel import say
-from perflab.ranks.place import launched, leave
-from perflab.ranks.together import together
+from perflab.ranks.group import launched, leave, together
 from perflab.ranks.waiting import RankError
 from perflab.running.case.fresh_process import measure_in_ranks
 from perflab.running.case.perf import CaseState
-from perflab.running.config.kinds import is_perf_case
+from perflab.running.config.kinds import is_perf_case, reason_of_skip
 from perflab.settings.settings import Settings
 from perflab.tiers.job import Job, JobResult, Stated
 
@@ -117,7 +116,7 @@ class ToldRank(InRank):
         if report.failed:
             answer = JobResult(case=case_id(item), problem=report.longreprtext, at_ns=time.monotonic_ns())
         elif report.skipped and answer.out_of_memory is None:
-            answer = JobResult(case=case_id(item), skipped=_reason_of(report))
+            answer = JobResult(case=case_id(item), skipped=reason_of_skip(report))
         say(answer)
         return report
 
@@ -147,8 +146,3 @@ class LaunchedRank(InRank):
             if ends:
                 os._exit(1)
         return report
-
-
-def _reason_of(report: pytest.TestReport) -> str:
-    told = report.longrepr
-    return told[2].removeprefix("Skipped: ") if isinstance(told, tuple) else str(told)

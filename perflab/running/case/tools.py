@@ -14,9 +14,9 @@ from perflab.base.errors import UsageError
 from perflab.devices.kinds import resolve_device
 from perflab.measure.machine.devices import current_device
 from perflab.noting import case_id
-from perflab.ranks.place import join_launched, launched, leave
+from perflab.ranks.group import join_launched, launched, leave
+from perflab.running.config.kinds import FAKING, RUNS_ONCE, worker_number
 from perflab.running.config.reading import settings_of
-from perflab.running.config.stash import FAKING, RUNS_ONCE, worker_number
 
 if TYPE_CHECKING:
     import torch
@@ -70,30 +70,21 @@ def group_here(device: torch.device) -> Iterator[torch.distributed.ProcessGroup]
     this process alone.
     """
     from torch import distributed
-
-    if distributed.is_initialized():
-        yield default_group()
-        return
     from torch.distributed import HashStore  # type: ignore[attr-defined] # public, and not in __all__
 
+    is_made_here = not distributed.is_initialized()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if launched() is not None:
+    if is_made_here and launched() is not None:
         join_launched(backend)
-    else:
+    elif is_made_here:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        yield default_group()
+        group = distributed.group.WORLD
+        assert group is not None
+        yield group
     finally:
-        leave()
-
-
-def default_group() -> torch.distributed.ProcessGroup:
-    """Return the default process group of this process, which must have one."""
-    from torch import distributed
-
-    group = distributed.group.WORLD
-    assert group is not None
-    return group
+        if is_made_here:
+            leave()
 
 
 def warmup_on(request: pytest.FixtureRequest, device: torch.device) -> Callable[..., Warmup]:

@@ -25,13 +25,11 @@ from perflab.measure.machine.devices import (
 from perflab.noting import UNTIMED, case_id
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.ranked import leave_to_ranks, run_in_ranks, runs_in_others, too_few_gpus
-from perflab.running.case.raw_launches import kernels_have_a_gpu
-from perflab.running.case.requirements import Claim, Needs
-from perflab.running.case.returned import refuse_nan, refuse_unfinished
-from perflab.running.config.kinds import measures_elsewhere, tier_asked_by
+from perflab.running.case.refusals import kernels_have_a_gpu, refuse_nan, refuse_unfinished
+from perflab.running.case.statements import Claim, Needs
+from perflab.running.config.kinds import RUNS_ONCE, measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case
 from perflab.running.config.run_mode import RAN
-from perflab.running.config.stash import RUNS_ONCE, worker_number
 from perflab.settings.settings import Settings
 from perflab.tiers.job import Job
 
@@ -79,12 +77,8 @@ class Once:
             memory_bytes=claim.memory_bytes,
             free_bytes=available_bytes(self.device),
             call_s=(1 + claim.setup_calls) * (call_s or 0.0) + claim.setup_seconds,
-            setup_calls=0,
-            setup_s=0.0,
             budget_s=self.state.settings.budget_s,
             budget_by=self.state.settings.budget_by,
-            left_s=None,
-            total_s=None,
             calls=1,
         )
         self.state.short_of, unmet = needs.short_of(), needs.unmet()

@@ -9,7 +9,8 @@ import pytest
 from perflab.base.data import changed
 from perflab.results.records import Judgement, Shortage, Verdict
 from perflab.results.result import Result
-from perflab.running.config.accept_command import accept_command
+from perflab.running.config.command_line import accept_command
+from perflab.running.config.kinds import reason_of_skip
 from perflab.settings.settings import Settings
 from perflab.tiers.interface import tier_of
 from perflab.units import format_bytes
@@ -115,11 +116,8 @@ def unmeasured(
         expected = Judgement(verdict=Verdict.SKIPPED, reasons=[f"expected to fail: {report.wasxfail}".rstrip(": ")])
         return Result(case=case, judgement=expected)
     if report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        judgement = Judgement(
-            verdict=Verdict.SKIPPED, reasons=[reason.removeprefix("Skipped: ")], short_of=list(short_of)
-        )
-        return Result(case=case, judgement=judgement)
+        skipped = Judgement(verdict=Verdict.SKIPPED, reasons=[reason_of_skip(report)], short_of=list(short_of))
+        return Result(case=case, judgement=skipped)
     if report.failed:
         what = problem or ("set-up failed" if report.when == "setup" else "the test failed")
         return Result(case=case, judgement=Judgement(verdict=Verdict.FAILED, reasons=[what]))

@@ -1,9 +1,12 @@
-"""Reads ``@pytest.mark.perf``, whose arguments replace the run's options for one case."""
+"""Reads ``@pytest.mark.perf``, whose arguments replace the run's options for one case.
+
+A test that is marked with several numbers of processes becomes a case of each.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +14,8 @@ import pytest
 
 from perflab.base.errors import SettingError
 from perflab.options import MARKER_ARGUMENTS
-from perflab.ranks.place import launched
+from perflab.ranks.group import launched
+from perflab.running.config.reading import settings_of
 from perflab.settings.given import parse_choice, parse_leak_calls, parse_memory_limit, parse_timeout
 from perflab.settings.settings import Settings
 from perflab.units import parse_duration_ns, parse_fraction, parse_seconds
@@ -74,16 +78,6 @@ def _is_count(value: Any) -> bool:
 _marker_warmup = _marker_value(_is_count, "not a number of warm-up calls (0 or more)")
 _marker_nodes = _marker_value(lambda value: _is_count(value) and value > 0, "not a number of nodes (1 or more)")
 _marker_gpus = _marker_value(_is_count, "not a number of GPUs (0 or more)")
-
-
-def world_sizes_of(marks: Iterable[pytest.Mark], asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the numbers of ranks of a test: those ``asked`` for, if a mark names any; empty without such a mark.
-
-    Raises:
-        ValueError: the mark's argument is no number and no list of numbers.
-    """
-    given = next((mark.kwargs["world_size"] for mark in marks if "world_size" in mark.kwargs), None)
-    return () if given is None else asked or _marker_worlds(given)
 
 
 def _marker_worlds(value: Any) -> tuple[int, ...]:
@@ -198,3 +192,19 @@ def check_correctness_marker(item: pytest.Item) -> None:
                 f"{item.nodeid}: @pytest.mark.correctness takes no arguments, got {given}",
                 "remove it; budgets are derived from the reference",
             )
+
+
+def spread(metafunc: pytest.Metafunc) -> None:
+    """Parametrize a test by ``world_size`` if it is to run with more than one number of processes."""
+    marks = [mark for mark in metafunc.definition.iter_markers("perf") if "world_size" in mark.kwargs]
+    try:
+        ours = launched()
+        asked = settings_of(metafunc.config).world_sizes if ours is None else (ours[1],)
+        sizes = asked or _marker_worlds(marks[0].kwargs["world_size"])
+    except (SettingError, ValueError):
+        return  # the session is refused once all tests are collected
+    several = any(isinstance(mark.kwargs["world_size"], list | tuple) for mark in marks)
+    if several or len(sizes) > 1:
+        if "world_size" not in metafunc.fixturenames:  # a case need not ask for the number
+            metafunc.fixturenames.append("world_size")
+        metafunc.parametrize("world_size", sizes, ids=[f"world{size}" for size in sizes])

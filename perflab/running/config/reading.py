@@ -1,8 +1,13 @@
-"""Reads the settings of a run, once."""
+"""Reads the settings of a run, once; and those of a project as pytest would, without running its tests."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +39,7 @@ def settings_of(config: pytest.Config) -> Settings:
         SettingError: a value that cannot be used, naming the option or ini key that holds it.
     """
     if _SETTINGS not in config.stash:
-        config.stash[_SETTINGS] = read_settings(config)
+        config.stash[_SETTINGS] = _read_settings(config)
     return config.stash[_SETTINGS]
 
 
@@ -43,12 +48,7 @@ def set_settings(config: pytest.Config, settings: Settings) -> None:
     config.stash[_SETTINGS] = settings
 
 
-def read_settings(config: pytest.Config) -> Settings:
-    """Read and check every option.
-
-    Raises:
-        SettingError: a value that cannot be used, naming the option or ini key that holds it.
-    """
+def _read_settings(config: pytest.Config) -> Settings:
     given = Given(config)
     value, path, choice = given.value, given.path, given.choice
     against = given.text("perf_against") or None
@@ -156,3 +156,43 @@ def _parse_count(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError(f"{text!r} is not a number of processes (1 or more)")
     return int(text)
+
+
+@dataclass(frozen=True)
+class Project:
+    """The configuration that pytest would use in the current directory."""
+
+    settings: Settings
+    root: Path
+    import_path: list[str]
+    """``sys.path`` after pytest has applied the ini key ``pythonpath``."""
+
+
+class _Reader:
+    """A plugin that reads the project's configuration, and ends pytest before it collects anything."""
+
+    found: Project | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> int:
+        config._do_configure()
+        self.found = Project(settings_of(config), config.rootpath, list(sys.path))
+        return 0
+
+
+def read_project() -> Project:
+    """Return the settings of the project to which the current directory belongs, wherever its configuration file is.
+
+    The project's conftest files are not loaded, since they need not be importable for this. ``addopts`` is ignored,
+    since it may hold options that conftest files declare.
+
+    Raises:
+        SettingError: pytest cannot read the configuration; pytest's message is in the error.
+    """
+    reader, said = _Reader(), io.StringIO()
+    command = ["-p", "perflab.plugin", "-p", "no:cacheprovider", "--noconftest", "-o", "addopts="]
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        pytest.main(command, plugins=[reader])
+    if reader.found is None:
+        raise SettingError(f"pytest's configuration cannot be read: {said.getvalue().strip()}", "fix it; see pytest -h")
+    return reader.found

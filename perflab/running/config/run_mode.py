@@ -1,4 +1,4 @@
-"""Decides after collection whether a run measures its perf cases, runs each once, or skips them.
+"""Decides after collection whether a run measures its perf cases, runs each once, or skips them; refuses bad requests.
 
 Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. This module
 loads no code that measures.
@@ -6,15 +6,17 @@ loads no code that measures.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import pytest
 
-from perflab.base.errors import SettingError, UsageError
+from perflab.base.errors import PerflabError, SettingError, UsageError
 from perflab.options import OPTIONS
+from perflab.running.config.kinds import is_worker
 
 
 class RunMode(StrEnum):
@@ -171,3 +173,32 @@ def _names_perf(expression: str) -> bool:
 
 def _option(dest: str) -> str:
     return next(option.name for option in OPTIONS if option.dest == dest)
+
+
+@contextlib.contextmanager
+def refusing(config: pytest.Config) -> Iterator[None]:
+    """End the session with an error of the block.
+
+    In a worker of pytest-xdist each test fails with the error instead, since ending a worker would lose other tests.
+
+    Raises:
+        pytest.UsageError: the error's text; never in a worker.
+    """
+    try:
+        yield
+    except PerflabError as error:
+        if not is_worker(config):
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(_Refusal(error), "perflab-refusal")
+
+
+class _Refusal:
+    """A plugin that fails every test of this process before its set-up."""
+
+    def __init__(self, error: PerflabError) -> None:
+        self._error = error
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Raise the error that refused the session."""
+        raise self._error

@@ -17,18 +17,16 @@ import msgspec
 import pytest
 
 import perflab
-from perflab.base.commit import current_commit
 from perflab.base.data import changed, speakable
 from perflab.base.errors import BaselineError, PerflabError
-from perflab.base.git import repository_page
+from perflab.base.git import current_commit, repository_page
 from perflab.noting import AllNotes
 from perflab.report.summary import summary
 from perflab.results.documents import SCHEMA, in_order, write_document
 from perflab.results.records import Judgement, Verdict
 from perflab.results.result import Document, Result, by_study, parameter_names
-from perflab.running.config.accept_command import command_without_limits
-from perflab.running.session.benchmark import add_to_benchmark_session, spare_second_table
-from perflab.running.session.journal import Journal
+from perflab.running.config.command_line import command_without_limits
+from perflab.running.session.journal import Journal, add_to_benchmark_session, spare_second_table
 from perflab.running.session.prune import Stale
 from perflab.settings.settings import Settings
 from perflab.settings.total_budget import TotalBudget

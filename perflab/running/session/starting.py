@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from perflab.base.data import speakable, to_plain
 from perflab.base.errors import UsageError
 from perflab.base.identity import file_of
 from perflab.devices.kinds import resolve_device
+from perflab.internals.lookup import TORCH, TRITON, version_warnings
 from perflab.noting import NOTES, AllNotes, Notes, case_id
-from perflab.ranks.place import Place, launched
+from perflab.ranks.group import Place, launched
 from perflab.results.documents import weave
 from perflab.running.case.tools import PERF_FOR
-from perflab.running.config.kinds import is_perf_case
+from perflab.running.config.kinds import is_perf_case, measures_elsewhere, tier_asked_by
 from perflab.running.config.marker import check_correctness_marker
 from perflab.running.config.reading import settings_of
 from perflab.running.config.run_mode import (
@@ -31,14 +33,14 @@ from perflab.running.config.run_mode import (
     refuse_contradictions,
     skip_the_unwanted,
 )
-from perflab.running.session.announcing import announcement
 from perflab.running.session.prune import COLLECTION
 from perflab.running.session.workers import tell
 from perflab.settings.settings import Settings
 from perflab.store.case_files import module_of, name_of
 from perflab.store.stale import Collection
-from perflab.tiers.interface import tiers
+from perflab.tiers.interface import tier, tiers
 from perflab.tiers.job import Job, read_job
+from perflab.units import format_count
 
 
 def start(config: pytest.Config, items: list[pytest.Item], job_path: str | None) -> None:
@@ -128,8 +130,7 @@ def _begin_as_launched(
     Raises:
         UsageError: the run is to save baselines, for which processes are started.
     """
-    from perflab.ranks.place import join_launched
-    from perflab.ranks.together import measure_together
+    from perflab.ranks.group import join_launched, measure_together
     from perflab.running.case.ranked import LaunchedRank
 
     rank, world_size = ours
@@ -157,8 +158,7 @@ def _join(config: pytest.Config, place: Place, *, answers_by_itself: bool) -> No
 
     ``answers_by_itself``: whether it reports how its case ended; else it answers questions.
     """
-    from perflab.ranks.place import join
-    from perflab.ranks.together import measure_together
+    from perflab.ranks.group import join, measure_together
     from perflab.running.case.ranked import InRank, ToldRank
 
     join(place)
@@ -227,11 +227,66 @@ def watch(config: pytest.Config, items: Sequence[pytest.Item], job: Job | None) 
     from perflab.running.case.hanging import Watch
 
     if sys.platform != "win32":
-        from perflab.running.case.open_files import OpenFiles
-
         config.pluginmanager.register(OpenFiles(), "perflab-open-files")
     if any(inspect.iscoroutinefunction(getattr(item, "obj", None)) for item in items):
         from perflab.running.case.coroutines import AsyncTests
 
         config.pluginmanager.register(AsyncTests(), "perflab-async-tests")
     config.pluginmanager.register(Watch(config, job), "perflab-watch")
+
+
+class OpenFiles:
+    """Hooks around every test of this process that check the limit of open files."""
+
+    def __init__(self) -> None:
+        import resource  # Windows has no such module
+
+        self._resource, self._limits = resource, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Check the limit as soon as the test's body has ended, before judging the case opens files."""
+        try:
+            return (yield)
+        finally:
+            resource = self._resource
+            left, before = resource.getrlimit(resource.RLIMIT_NOFILE)[0], self._limits[0]
+            if left < before:
+                said = f"{item.nodeid} left the limit of open files (RLIMIT_NOFILE) at {left}"
+                try:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+                except ValueError:  # the hard limit was lowered too, and raising it needs privileges
+                    pytest.exit(
+                        f"{said} for good, so nothing more can be opened: have the test lower the soft one alone"
+                    )
+                item.warn(pytest.PytestWarning(f"{said}, and it was put back to {before}"))
+
+
+def announcement(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """Return lines that announce how the perf cases are treated, one line for each treatment.
+
+    There are no such lines if all cases are simply measured, or if the run does not measure. The first lines, also in a
+    quiet run, warn of versions of PyTorch and Triton that perflab was not checked with.
+
+    Raises:
+        SettingError: a setting that cannot be used.
+    """
+    marked = [item for item in items if is_perf_case(item)]
+    if config.option.collectonly or not marked or mode_of(config, items, marked) is not RunMode.MEASURE:
+        return []
+    warnings = [f"perf: {one}" for one in version_warnings(TORCH, TRITON)]
+    return warnings + (_ways(config, items, marked) if config.option.verbose >= 0 else [])
+
+
+def _ways(config: pytest.Config, items: Sequence[pytest.Item], marked: Sequence[pytest.Item]) -> list[str]:
+    settings = settings_of(config)
+    own = Counter(name for item in marked if (name := tier_asked_by(item)) is not None)
+    others = sum(tier_asked_by(item) is None and not measures_elsewhere(item) for item in marked)
+    if settings.against is not None:  # cases with a tier's own fixture do not depend on the machine, and are skipped
+        return []
+    said = []
+    if not settings.predict:  # a prediction skips cases with a tier's own fixture too
+        said += [f"{format_count(others, 'case')} measured"] if others and own else []
+        said += [f"{format_count(count, tier(name).unit)} {name}" for name, count in own.items()]
+    lines = [f"perf: {', '.join(said)}"] if said else []
+    return [*lines, *(line for one in tiers() if others for line in one.announce(settings, others))]

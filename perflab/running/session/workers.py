@@ -1,8 +1,12 @@
-"""Under pytest-xdist: tells the controller which perf cases the workers collected.
+"""Receives what other processes ran: pytest-xdist's workers, and tests whose reports are logged as if they ran here.
 
 Workers themselves send only the names of all selected tests. Through a file that the controller names, they also tell
 which of the tests are perf cases, so that a case that crashes its worker still gets its line in the table. Controllers
 load this module in runs without perf cases too.
+
+Cases that waited for a re-check in a crashed worker are reported as failed. An interrupted worker reports its waiting
+cases as it ends, when pytest-xdist no longer reads reports, so this module reads them. A worker with an internal error
+ends early, and pytest-xdist takes the remaining tests for the whole run, so this module ends the session with an error.
 """
 
 from __future__ import annotations
@@ -11,16 +15,18 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 import uuid
+from collections.abc import Generator, Iterable
 from pathlib import Path
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.running.session.lost_workers import LostWorkers
-
 if TYPE_CHECKING:
     from perflab.noting import AllNotes
+
 
 _CASES_FILE = "perflab_cases"
 """The key in a worker's input of the path of the file of cases."""
@@ -90,3 +96,110 @@ class Workers:
         """Delete the file of cases."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
+
+
+_SAID = "its worker process crashed before its re-check"
+_PATIENCE_S = 5.0
+"""The time in seconds to wait for interrupted workers, which end within a moment; pytest-xdist kills workers after
+twice as long."""
+
+
+class LostWorkers:
+    """The controller's plugin that tracks the unfinished tests of each worker, and reports those of a lost worker.
+
+    pytest-xdist itself reports the test in which a worker crashed.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._begun: dict[object, dict[str, tuple[str, int | None, str]]] = {}
+        self._crashed: list[object] = []
+        self._broken = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note that a test has begun or ended."""
+        begun = self._begun.setdefault(getattr(report, "node", None), {})
+        if report.when == "setup":
+            begun[report.nodeid] = report.location
+        elif report.when != "call":  # the test's teardown, or a crash
+            begun.pop(report.nodeid, None)
+
+    def pytest_internalerror(self) -> None:
+        """Note that a worker or this process had an internal error."""
+        self._broken = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Note a worker that has ended by a crash: one that ended with an error."""
+        if error:
+            self._crashed.append(node)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """Report the lost tests once all workers have ended, before the exit status is determined."""
+        try:
+            outcome = yield
+        except KeyboardInterrupt:
+            self._hear_workers_out()
+            raise
+        finally:
+            for node in self._crashed:
+                for case, location in self._begun.pop(node, {}).items():
+                    report = pytest.TestReport(case, location, {}, "failed", f"{case}: {_SAID}", "???")  # type: ignore[arg-type]
+                    report.node = node  # type: ignore[attr-defined]
+                    self._config.hook.pytest_runtest_logreport(report=report)
+        if self._broken:
+            pytest.exit("a worker stopped with an internal error: tests are missing", pytest.ExitCode.INTERNAL_ERROR)
+        return outcome
+
+    def _hear_workers_out(self) -> None:
+        """Process the reports that interrupted workers still send, for at most ``_PATIENCE_S``."""
+        xdist: Any = self._config.pluginmanager.getplugin("dsession")
+        talking, deadline = set(self._begun), time.monotonic() + _PATIENCE_S
+        talking.discard(None)
+        while talking and time.monotonic() < deadline:
+            try:
+                event, said = xdist.queue.get(timeout=0.1)
+            except Empty:
+                continue
+            if event == "testreport":
+                xdist.worker_testreport(**said)
+            elif event in ("workerfinished", "errordown"):
+                talking.discard(said["node"])
+
+
+def log_reports(item: pytest.Item, reports: Iterable[pytest.TestReport]) -> None:
+    """Log the reports of a test that ran in another process, as if it had run here."""
+    hooks = item.ihook
+    hooks.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in reports:
+        hooks.pytest_runtest_logreport(report=report)
+    hooks.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def report_of(config: pytest.Config, plain: Any) -> pytest.TestReport:
+    """Return a report that another process has sent as plain data."""
+    report = config.hook.pytest_report_from_serializable(config=config, data=plain)
+    assert isinstance(report, pytest.TestReport)
+    return report
+
+
+def report_of_lost(item: pytest.Item, text: str, reason: str, place: str | None = None) -> pytest.TestReport:
+    """Return the failed report of a test whose process ended before the test did.
+
+    Args:
+        item: the test.
+        text: the report's text.
+        reason: the short reason that a perf case's result has.
+        place: the place of a perf case's result, if it is predicted.
+    """
+    from perflab.base.data import changed, to_plain
+    from perflab.noting import case_id
+    from perflab.running.case.verdicts import unmeasured
+    from perflab.running.config.kinds import is_perf_case
+
+    report = pytest.TestReport(item.nodeid, item.location, {name: 1 for name in item.keywords}, "failed", text, "call")
+    result = unmeasured(case_id(item), reason, report) if is_perf_case(item) else None
+    if result is not None:
+        report.perflab = to_plain(changed(result, place=place))  # type: ignore[attr-defined]
+    return report

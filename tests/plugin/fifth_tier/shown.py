@@ -9,7 +9,7 @@ from perflab.results.traced import TracedCase
 from perflab.base.data import changed
 from perflab.results.result import Result
 from perflab.tables.contents import Case, exact_quantities
-from perflab.tables.failing_table import Quantity, count_row, failing_table
+from perflab.tables.failing import Quantity, count_row, failing_table
 from perflab.tables.lines import Line, Row, Section, name_of, shown_verdict, verdict_text
 
 

@@ -9,10 +9,17 @@ import msgspec
 from perflab.results.traced import TracedCase
 
 from perflab.base.data import Amount, Data, to_json
-from perflab.results.places import basis_text, places_of
-from perflab.results.readings import Level, Narrow, Numbers, WrittenBaselines, WrittenResult, exact_readings
-from perflab.store.case_files import CaseFiles, module_of, name_of
-from perflab.store.join import Part, case_at
+from perflab.results.readings import (
+    Level,
+    Narrow,
+    Numbers,
+    WrittenBaselines,
+    WrittenResult,
+    basis_text,
+    exact_readings,
+    places_of,
+)
+from perflab.store.case_files import CaseFiles, Part, case_at, module_of, name_of
 from perflab.store.json_files import read_checked, write_text
 from perflab.store.stale import Stored, StoredFile
 from perflab.tiers.saving import Saving

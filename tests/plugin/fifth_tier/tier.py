@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perflab.results.result import Document, Result
     from perflab.settings.given import Given
     from perflab.settings.settings import Settings
-    from perflab.store.join import Part
+    from perflab.store.case_files import Part
     from perflab.store.stale import StoredFile
     from perflab.tables.contents import Case
     from perflab.tables.lines import Line, Section

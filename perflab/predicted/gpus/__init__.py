@@ -1,1 +1,0 @@
-"""Data sheets of GPUs, and the roofline times of operators on them."""

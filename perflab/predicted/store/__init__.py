@@ -1,1 +1,0 @@
-"""Stored predictions: ``predicted-<gpu>/<test module>.json``."""

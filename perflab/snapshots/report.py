@@ -1,0 +1,194 @@
+"""A report on snapshots as data: facts, tables and notes; and its forms as text, Markdown and JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perflab.tables.escaping import escape, one_line
+from perflab.tables.lines import columns, cut, cut_begin
+from perflab.units import format_bytes, format_count, format_ns, format_percent
+
+Kind = Literal["text", "bytes", "exact", "change", "count", "share", "ns"]
+"""The kind of a value: ``exact`` is bytes, shown as a whole number too; ``change`` is bytes with a sign; ``ns`` is
+nanoseconds."""
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. ``key`` is its name in JSON."""
+
+    key: str
+    title: str
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a title. The last row may be the sum of smaller rows."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A single value with its title."""
+
+    key: str
+    title: str
+    value: Value
+    kind: Kind = "text"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole report: title, facts, tables and notes."""
+
+    title: str
+    facts: tuple[Fact, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def shown(value: Value, kind: Kind) -> str:
+    """Format a value for people; None becomes a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if kind == "exact":
+        short = format_bytes(int(value))
+        return short if short.endswith(" B") else f"{short} ({int(value):,} B)"
+    if kind == "bytes":
+        return format_bytes(int(value))
+    if kind == "change":
+        return f"{'-' if value < 0 else '+' if value else ''}{format_bytes(abs(int(value)))}"
+    if kind == "share":
+        return "<0.1%" if 0 < value < 0.001 else format_percent(value)
+    if kind == "ns":
+        return format_ns(value)
+    return f"{value:,}"
+
+
+def largest(
+    rows: Iterable[tuple[Value, ...]], columns: Sequence[Column], most: int, *, summed: Sequence[str]
+) -> tuple[tuple[Value, ...], ...]:
+    """Return the first rows, and one row that sums up the others, so that the columns ``summed`` keep their sums."""
+    listed = list(rows)
+    if len(listed) <= most + 1:
+        return tuple(listed)
+    rest = listed[most:]
+    last: list[Value] = []
+    for number, column in enumerate(columns):
+        if column.key in summed:
+            last.append(sum(value for row in rest if isinstance(value := row[number], int | float)))
+        else:
+            last.append(format_count(len(rest), "smaller row") if number == 0 else "")
+    return (*listed[:most], tuple(last))
+
+
+def whole(value: Value) -> int:
+    """Return the integer in a cell, for a sum; 0 if the cell holds anything else."""
+    return value if isinstance(value, int) else 0
+
+
+_WIDEST = 60
+"""The most characters of a cell of text in a terminal."""
+
+
+def as_text(report: Report) -> str:
+    """Format a report as text for a terminal."""
+    return "\n".join(_text(report)) + "\n"
+
+
+def _text(report: Report) -> Iterator[str]:
+    yield one_line(report.title)
+    width = max(len(fact.title) for fact in report.facts)
+    for fact in report.facts:
+        yield f"  {fact.title:<{width}}  {one_line(shown(fact.value, fact.kind))}"
+    for table in report.tables:
+        yield ""
+        yield one_line(table.title)
+        cells = [
+            [_short(shown(value, column.kind), column) for value, column in zip(row, table.columns, strict=True)]
+            for row in table.rows
+        ]
+        numbers = [at for at, column in enumerate(table.columns) if column.kind != "text"]
+        yield from columns([[column.title for column in table.columns], *cells], numbers)
+        if not cells:
+            yield "  (nothing)"
+        if table.note:
+            yield f"  {one_line(table.note)}"
+    if report.notes:
+        yield ""
+    yield from (f"note: {one_line(note)}" for note in report.notes)
+
+
+def _short(text: str, column: Column) -> str:
+    # The end of a path, its file and line, distinguishes it from other paths.
+    return (cut_begin if column.key == "line" else cut)(one_line(text), _WIDEST)
+
+
+def first_changes(report: Report) -> list[str]:
+    """Return the beginning of a comparison, for a failure's text: the peak's change, and the three largest changes."""
+    change = next(fact.value for fact in report.facts if fact.key == "change_bytes")
+    found = next(table for table in report.tables if table.key == "changes")
+    lines = [f"memory: peak of the snapshot {shown(change, 'change')}" + (", of which" if found.rows else "")]
+    for row in found.rows[:3]:
+        line, module, category, size, *_ = row
+        where = " in ".join(str(part) for part in (line, module) if part)
+        lines.append(one_line(f"  {shown(size, 'change')} {category}: {where}".rstrip(": ")))
+    return lines
+
+
+def as_markdown(report: Report) -> str:
+    """Format a report as Markdown for GitHub."""
+    return "\n".join(_markdown(report)) + "\n"
+
+
+def _markdown(report: Report) -> Iterator[str]:
+    yield f"## {escape(report.title)}"
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    for fact in report.facts:
+        yield f"| {escape(fact.title)} | {escape(shown(fact.value, fact.kind))} |"
+    for table in report.tables:
+        yield ""
+        yield f"### {escape(table.title)}"
+        yield ""
+        yield "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
+        yield "|" + "|".join("---" if column.kind == "text" else "--:" for column in table.columns) + "|"
+        for row in table.rows:
+            cells = (escape(shown(value, column.kind)) for value, column in zip(row, table.columns, strict=True))
+            yield "| " + " | ".join(cells) + " |"
+        if table.note:
+            yield ""
+            yield escape(table.note)
+    for note in report.notes:
+        yield ""
+        yield f"> {escape(note)}"
+
+
+def as_json(report: Report) -> str:
+    """Format a report as JSON for programs: bytes and nanoseconds are whole numbers, an unknown value is ``null``."""
+    content = {
+        "schema": 1,
+        "title": report.title,
+        **{fact.key: fact.value for fact in report.facts},
+        "tables": {
+            table.key: [
+                {column.key: value for column, value in zip(table.columns, row, strict=True)} for row in table.rows
+            ]
+            for table in report.tables
+        },
+        "notes": list(report.notes),
+    }
+    return json.dumps(content, indent=1, ensure_ascii=True) + "\n"

@@ -1,0 +1,214 @@
+"""Plans the jobs of a sweep, and submits them with submitit.
+
+The file of ``--perf-slurm`` says how; cases are packed into few jobs by their cost. Slurm's accounting, which tells
+submitit how a job ended, is missing on many clusters: a job that was killed would then run for ever. So ``squeue`` is
+asked which jobs still exist.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perflab.base.data import Data, Positive
+from perflab.base.errors import SettingError, UsageError
+
+_START_S = 60.0
+"""The seconds that a job takes before its first case: Python, PyTorch, collection."""
+_ROOM = 3.0
+"""How many times its cost a job may take."""
+_LEAST_MIN = 5
+
+
+class Cluster(Data, frozen=True):
+    """How jobs are submitted, as the file says."""
+
+    cluster: str | None = None
+    """``slurm``, or ``local`` for processes of this machine; None: Slurm where ``sbatch`` is found."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time: Positive | None = None
+    """The time limit of a job in minutes; None: three times what its cases are expected to take."""
+    job_minutes: Positive = 20.0
+    """The minutes that the cases of a job are expected to take together."""
+    gpus: int = 0
+    """GPUs for a case, or for each rank of a case in ranks, unless its mark says ``gpus=``."""
+    cpus: int = 2
+    """Cores for each job."""
+    memory_gb: Positive | None = None
+    python: list[str] = []
+    """The command that begins Python, a container's too; empty: the running interpreter."""
+    setup: list[str] = []
+    """Lines of shell that a job of Slurm's runs first: ``module load cuda``."""
+
+
+def read_cluster(path: Path | None) -> Cluster:
+    """Read the file of ``--perf-slurm``; without one everything has its default.
+
+    Raises:
+        SettingError: the file cannot be read, or has a key or a value that is not known.
+    """
+    if path is None:
+        return Cluster()
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), Cluster)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        known = ", ".join(Cluster.__struct_fields__)
+        raise SettingError(f"--perf-slurm: {path}: {error}", f"name a TOML file with some of {known}") from error
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case to run somewhere."""
+
+    id: str
+    cost_s: float
+    """The seconds that it is expected to take."""
+    gpus: int
+    """The GPUs that it needs in each node."""
+    nodes: int = 1
+    ranks: int = 1
+    """The ranks of a case on several nodes; of any other, perflab starts the ranks itself."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cases that one job runs, one after the other."""
+
+    cases: tuple[str, ...]
+    gpus: int
+    minutes: int
+    """The job's time limit."""
+    nodes: int = 1
+    ranks: int = 1
+
+
+def pack(cases: Sequence[Case], cluster: Cluster) -> list[Job]:
+    """Pack cases into few jobs: cases of the same GPUs, nodes and ranks, in their order, until a job is full."""
+    jobs = []
+    for needs in sorted({(one.gpus, one.nodes, one.ranks) for one in cases}):
+        own = [one for one in cases if (one.gpus, one.nodes, one.ranks) == needs]
+        total_s = sum(one.cost_s for one in own)
+        share_s = total_s / math.ceil(total_s / (60 * cluster.job_minutes))
+        packed: list[list[Case]] = [[]]
+        for one in own:
+            if packed[-1] and sum(other.cost_s for other in packed[-1]) + one.cost_s / 2 > share_s:
+                packed.append([])
+            packed[-1].append(one)
+        for some in packed:
+            cost_s = _START_S + sum(one.cost_s for one in some)
+            minutes = cluster.time or max(_LEAST_MIN, _ROOM * cost_s / 60)
+            jobs.append(Job(tuple(one.id for one in some), needs[0], math.ceil(minutes), *needs[1:]))
+    return jobs
+
+
+_LINES = 20
+
+
+class Submitted:
+    """The jobs of a sweep.
+
+    Args:
+        cluster: how they are submitted.
+        folder: where logs lie; the machines of the cluster have to see it.
+
+    Raises:
+        UsageError: submitit is not installed, or there is no such cluster.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        try:
+            import submitit
+        except ImportError as error:
+            raise UsageError("--perf-slurm needs submitit", "pip install 'perflab[slurm]'") from error
+        self._cluster = cluster
+        try:
+            self._executor = submitit.AutoExecutor(folder=folder / "logs-%j", cluster=cluster.cluster)
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(f"--perf-slurm: {error}", "give cluster = 'local', or submit where sbatch is") from error
+        self.is_slurm: bool = self._executor.cluster == "slurm"
+        self._function: Any = submitit.helpers.CommandFunction
+        self._jobs: list[Any] = []
+
+    def submit(self, job: Job, command: Sequence[str], cwd: Path) -> str:
+        """Submit a job that runs a command; return its number."""
+        cluster = self._cluster
+        known = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+        known |= {"constraint": cluster.constraint}
+        slurm: dict[str, Any] = {f"slurm_{name}": value for name, value in known.items() if value is not None}
+        if self.is_slurm:
+            # A job that begins again would run its cases again; what it lacks is run by the next session.
+            slurm |= {"slurm_additional_parameters": {"no-requeue": True}, "slurm_signal_delay_s": 10}
+            slurm |= {"slurm_setup": cluster.setup} if cluster.setup else {}
+        memory = {"mem_gb": cluster.memory_gb} if cluster.memory_gb is not None else {}
+        gpus = {"gpus_per_node": job.gpus} if job.gpus else {}
+        self._executor.update_parameters(
+            name="perflab",
+            timeout_min=job.minutes,
+            nodes=job.nodes,
+            tasks_per_node=1,
+            cpus_per_task=cluster.cpus,
+            **memory,
+            **gpus,
+            **slurm,
+        )
+        made = self._executor.submit(self._function(list(command), cwd=str(cwd), verbose=True))
+        self._jobs.append(made)
+        return str(made.job_id)
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each job that still exists, by number: ``RUNNING``, ``PENDING (Resources)``."""
+        if not self.is_slurm:
+            return {str(job.job_id): "RUNNING" for job in self._jobs if not job.done()}
+        asked = ["squeue", "--noheader", "--me", "--format=%i %T %r"]
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+        if told.returncode:  # the controller is busy: nothing is known
+            return {str(job.job_id): "UNKNOWN" for job in self._jobs}
+        rows = [line.split(maxsplit=2) for line in told.stdout.splitlines()]
+        own = {str(job.job_id) for job in self._jobs}
+        return {
+            number: state if reason in ("None", "") else f"{state} ({reason})"
+            for number, state, reason in rows
+            if number in own and state not in ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        }
+
+    def log_of(self, number: str) -> str:
+        """Return the end of what a job has printed, and the path of the file that has it whole."""
+        (job,) = (one for one in self._jobs if str(one.job_id) == number)
+        found = []
+        for path in (job.paths.stdout, job.paths.stderr):
+            if path.exists():
+                found.append("\n".join([f"{path}:", *path.read_text(errors="replace").splitlines()[-_LINES:]]))
+        return "\n".join(found)
+
+    def cancel(self) -> None:
+        """Cancel every job that still exists."""
+        for job in self._jobs:
+            job.cancel()
+
+
+def command_of(job: Job, cluster: Cluster, arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs pytest in a job: on several nodes ``torchrun`` on each, which meet at the first."""
+    python = cluster.python or [sys.executable]
+    if job.nodes == 1:
+        return [*python, "-m", "pytest", *arguments]
+    meeting = (
+        f"--nnodes={job.nodes} --nproc-per-node={job.ranks // job.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+        "--rdzv-endpoint=$SLURM_LAUNCH_NODE_IPADDR:$((20000 + SLURM_JOB_ID % 20000))"
+    )
+    return [
+        "bash",
+        "-c",
+        f"exec {shlex.join(python)} -m torch.distributed.run {meeting} -m pytest {shlex.join(arguments)}",
+    ]
