@@ -21,7 +21,7 @@ from perflab.base.errors import BaselineError, InternalsError, PerflabError, Usa
 from perflab.base.reachable import reachable
 from perflab.measure.counts.collectives import WAITS
 from perflab.measure.machine.devices import current_device
-from perflab.predicted.gpus import DataSheet, Gpu, roofline_ns
+from perflab.predicted.gpus import Gpu, roofline_ns
 from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.sizes import Outline, outline_of
@@ -113,9 +113,9 @@ class Predictions:
         from perflab.predicted.cuda.fake import fake_tensors
 
         # Code finds an A100's compute capability for other makers' GPUs, as kernels there keep least.
-        major, minor = divmod(self._gpu.architecture if isinstance(self._gpu, Gpu) else 80, 10)
+        capability = divmod(self._gpu.architecture if isinstance(self._gpu, Gpu) else 80, 10)
         was_faking, was_on = self._config.stash.get(FAKING, None), gc.isenabled()
-        with fake_tensors(self._mode) as self._mode, as_cuda((major, minor)):
+        with fake_tensors(self._mode) as self._mode, as_cuda(capability):
             self._config.stash[FAKING] = self
             gc.disable()  # tracing makes millions of short-lived objects, and each collection scans PyTorch's too
             try:
@@ -142,9 +142,29 @@ class Predictions:
 
         return torch.device("cuda", 0)
 
-    def record_memory(self, path: Path) -> contextlib.AbstractContextManager[MemorySnapshot]:
-        """Return a context that records the predicted memory history of its block."""
-        return _record_predicted(path, self._gpu)
+    @contextlib.contextmanager
+    def record_memory(self, path: Path) -> Iterator[MemorySnapshot]:
+        """Record the allocations and frees of a block of code; times in the file are predicted ones.
+
+        Tensors from before the block are unknown to the recording, so freeing such a tensor does not lower the level
+        below the one at the start. ``path`` is the path to write to, without the ending ``.pickle``.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from perflab.measure.memory.memory_snapshot import MemorySnapshot
+        from perflab.predicted.cuda.kernels import ON_CUDA
+        from perflab.predicted.memory.snapshot import write_snapshot
+        from perflab.predicted.trace.modules import ModuleBook
+        from perflab.predicted.trace.tracer import Tracer
+
+        snapshot = MemorySnapshot(path.with_name(path.name + ".pickle"))
+        tracer = Tracer(ModuleBook(), (), (), ON_CUDA)
+        with tracer.watching():
+            yield snapshot
+        trace = tracer.trace()
+        snapshot.peak_bytes = outline_of(trace).peak_bytes()
+        write_snapshot(trace, path, time_of=lambda op: roofline_ns(op, self._gpu) or 0.0)
 
     def from_here_on(self, state: CaseState, unmet: str, budget: TotalBudget) -> Way:
         """Predict a case that does not fit, from the point at which the case states its needs.
@@ -312,35 +332,6 @@ class Predictions:
         failure = failure_of(self._config, result, settings)
         if failure is not None:
             pytest.fail(failure, pytrace=False)
-
-
-@contextlib.contextmanager
-def _record_predicted(path: Path, gpu: DataSheet) -> Iterator[MemorySnapshot]:
-    """Record the allocations and frees of a block of code; times in the file are predicted ones.
-
-    Tensors from before the block are unknown to the recording, so freeing such a tensor does not lower the level below
-    the one at the start.
-
-    Args:
-        path: the path to write to, without the ending ``.pickle``.
-        gpu: the GPU for which times are predicted.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    from perflab.measure.memory.memory_snapshot import MemorySnapshot
-    from perflab.predicted.cuda.kernels import ON_CUDA
-    from perflab.predicted.memory.snapshot import write_snapshot
-    from perflab.predicted.trace.modules import ModuleBook
-    from perflab.predicted.trace.tracer import Tracer
-
-    snapshot = MemorySnapshot(path.with_name(path.name + ".pickle"))
-    tracer = Tracer(ModuleBook(), (), (), ON_CUDA)
-    with tracer.watching():
-        yield snapshot
-    trace = tracer.trace()
-    snapshot.peak_bytes = outline_of(trace).peak_bytes()
-    write_snapshot(trace, path, time_of=lambda op: roofline_ns(op, gpu) or 0.0)
 
 
 @contextlib.contextmanager
