@@ -39,6 +39,7 @@ else:  # typing has it from Python 3.12 on; only mypy reads it, to report a meth
         """Return the method."""
         return method
 
+
 Run = Callable[["argparse.Namespace"], int]
 """The function that runs a command of ``perflab``; it returns the exit status."""
 
