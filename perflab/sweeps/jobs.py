@@ -144,8 +144,7 @@ class Submitted:
     def submit(self, job: Job, command: Sequence[str], cwd: Path) -> str:
         """Submit a job that runs a command; return its number."""
         cluster = self._cluster
-        known = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
-        known |= {"constraint": cluster.constraint}
+        known = {name: getattr(cluster, name) for name in ("partition", "account", "qos", "constraint")}
         slurm: dict[str, Any] = {f"slurm_{name}": value for name, value in known.items() if value is not None}
         if self.is_slurm:
             # A job that begins again would run its cases again; what it lacks is run by the next session.
@@ -207,8 +206,5 @@ def command_of(job: Job, cluster: Cluster, arguments: Sequence[str]) -> list[str
         f"--nnodes={job.nodes} --nproc-per-node={job.ranks // job.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
         "--rdzv-endpoint=$SLURM_LAUNCH_NODE_IPADDR:$((20000 + SLURM_JOB_ID % 20000))"
     )
-    return [
-        "bash",
-        "-c",
-        f"exec {shlex.join(python)} -m torch.distributed.run {meeting} -m pytest {shlex.join(arguments)}",
-    ]
+    script = f"exec {shlex.join(python)} -m torch.distributed.run {meeting} -m pytest {shlex.join(arguments)}"
+    return ["bash", "-c", script]

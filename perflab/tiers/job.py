@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import msgspec
 
-from perflab.base.data import Data, Parameters
+from perflab.base.data import Data, Parameters, to_json
 from perflab.processes.channel import Alive
 from perflab.ranks.group import Place
 from perflab.results.measurement import Measurement, OutOfMemory, Quote
@@ -87,3 +89,11 @@ JOB_RESULTS: msgspec.json.Decoder[JobResult | Alive] = msgspec.json.Decoder(JobR
 def read_job(path: str) -> Job:
     """Read the job for which this process was started."""
     return msgspec.json.decode(Path(path).read_bytes(), type=Job)
+
+
+def write_job(job: Job, folder: Path) -> str:
+    """Write a job into a new file in a folder, and return the file's path."""
+    handle, path = tempfile.mkstemp(suffix=".json", dir=folder)
+    with os.fdopen(handle, "wb") as file:
+        file.write(to_json(job))
+    return path

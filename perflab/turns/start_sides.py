@@ -17,7 +17,6 @@ import os
 import random
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from types import ModuleType
 
 import pytest
 
-from perflab.base.data import to_json
 from perflab.base.identity import file_of
 from perflab.measure.machine.evidence import Witness
 from perflab.options import REPLICATE_OPTION
@@ -34,7 +32,7 @@ from perflab.results.measurement import Evidence
 from perflab.running.case.fresh_process import repeated_arguments
 from perflab.running.config.command_line import without_positionals
 from perflab.settings.settings import Settings
-from perflab.tiers.job import Job, Serve
+from perflab.tiers.job import Job, Serve, write_job
 from perflab.turns.checkout import Tree, head_label, other_side
 
 TURNS_SHARE = 0.12
@@ -70,12 +68,14 @@ class Starts:
             return None
         wanted = self.cases if cases is None else cases
         job = Job(cases=list(wanted), others=cases is None, serve=self._serve(tree))
-        handle, job_file = tempfile.mkstemp(suffix=".json", dir=self.folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(to_json(job))
         repeated = repeated_arguments(self.config, plugins_too=tree.python == sys.executable)
         words = [self._option(word, tree) for word in without_positionals(self.config, repeated)]
-        words += [*files, f"--rootdir={tree.root}", f"--perf-device={self.device}", f"{REPLICATE_OPTION}={job_file}"]
+        words += [
+            *files,
+            f"--rootdir={tree.root}",
+            f"--perf-device={self.device}",
+            f"{REPLICATE_OPTION}={write_job(job, self.folder)}",
+        ]
         return Start(
             role=tree.label,
             command=[tree.python, "-m", "pytest", *words],

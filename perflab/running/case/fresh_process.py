@@ -10,14 +10,12 @@ import contextlib
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pytest
 
 from perflab.base.data import Data, changed
@@ -31,7 +29,7 @@ from perflab.ranks.group import places, variables_of_a_rank
 from perflab.ranks.waiting import EndedError, RankError, wait_for_all
 from perflab.running.case.hanging import patience_of, suspended
 from perflab.running.config.kinds import is_perf_case, tier_asked_by
-from perflab.tiers.job import JOB_RESULTS, Job, JobResult
+from perflab.tiers.job import JOB_RESULTS, Job, JobResult, write_job
 
 Answer = TypeVar("Answer")
 
@@ -263,10 +261,7 @@ def _start(
     extra: Mapping[str, str] | None = None,
 ) -> Start:
     """Return the start of a process that repeats the session's command for a job, whose file is put into ``folder``."""
-    handle, job_file = tempfile.mkstemp(suffix=".json", dir=folder)
-    with os.fdopen(handle, "wb") as file:
-        file.write(msgspec.json.encode(job))
-    words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={job_file}"]
+    words = [*repeated_arguments(config), f"--perf-device={device}", f"{REPLICATE_OPTION}={write_job(job, folder)}"]
     # The parent's import path, however it was made (rootdir, conftest, `python -m`, pythonpath).
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return Start(

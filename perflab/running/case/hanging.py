@@ -148,13 +148,7 @@ class Watch:
     pytest_runtest_call = _watching_hook("call")
     pytest_runtest_teardown = _watching_hook("teardown")
 
-    def pytest_enter_pdb(self) -> None:
-        """Suspend the time limit while a debugger is open."""
-        self.pause()
-
-    def pytest_leave_pdb(self) -> None:
-        """Restart the time limit after the debugger was closed."""
-        self.resume()
+    pytest_enter_pdb, pytest_leave_pdb = pause, resume  # a debugger is open in between
 
     def pytest_unconfigure(self) -> None:
         """Close the file descriptor and the helper process that were opened."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from perflab.running.case.perf import CaseState
 
-
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _CONSUME = "consume it in the callable: perf(lambda: list(fn(x)))"

@@ -21,7 +21,6 @@ from perflab.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import torch
 
-
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _SLOW_FLOPS_PER_SECOND = 1e10

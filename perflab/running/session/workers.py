@@ -27,7 +27,6 @@ import pytest
 if TYPE_CHECKING:
     from perflab.noting import AllNotes
 
-
 _CASES_FILE = "perflab_cases"
 """The key in a worker's input of the path of the file of cases."""
 _COLLECTION = "perflab_collection"
