@@ -14,7 +14,7 @@ from typing import NamedTuple
 from perflab.attribution.places import MARK, Where
 from perflab.nsys.launches import COPY, GRAPH, Launch
 from perflab.nsys.reading_ranges import named, place_or_node, shapes_of
-from perflab.profiles.alignment import STRANGER, aligned
+from perflab.profiles.alignment import STRANGER, counterparts
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.divided import Kernel, Known
 from perflab.profiles.events import RANGE_SCOPE, Call, Event, Innermost, name_and_scope, nested, shown_shapes
@@ -100,24 +100,19 @@ def kernels(launches: Sequence[Launch], asked: Asked, name_of: Callable[[int], s
     gets the operator of the first kernel of its name, or 0 if there is none.
     """
     ordered = sorted(launches, key=lambda launch: (launch.called_ns, launch.start_ns))
-    places = aligned(tuple(launch.name for launch in ordered), asked.names)
-    by_name = dict(zip(reversed(asked.names), reversed(asked.operators), strict=True))
-    operators = [
-        asked.operators[at] if at != STRANGER else by_name.get(one.name, 0)
-        for at, one in zip(places, ordered, strict=True)
-    ]
+    places, strangers = counterparts(tuple(launch.name for launch in ordered), asked.names)
     return [
         Kernel(
             name_of(one.name),
             one.start_ns,
             one.end_ns,
-            operator,
+            asked.operators[at] if at != STRANGER else 0,
             one.called_ns or None,
             one.launched_ns or None,
             one.device,
         )
-        for one, operator in zip(ordered, operators, strict=True)
-    ], places.count(STRANGER)
+        for at, one in zip(places, ordered, strict=True)
+    ], strangers
 
 
 def _events(found: Sequence[Ranged], caller: int, places: list[Where], before: int, flops: Flops) -> list[Event]:

@@ -86,14 +86,6 @@ class Ranges:
             self._timelines[lender] = self._timeline(lender)
         return self._timelines[lender].at(moment_ns)
 
-    def path(self, number: int) -> tuple[str, ...]:
-        """Return the names of the ranges from the outermost one to a range."""
-        names = []
-        while number != NONE:
-            names.append(self.all[number].name)
-            number = self.parents[number]
-        return tuple(reversed(names))
-
     def outermost(self, name: str) -> list[int]:
         """Return the ranges of one name that lie in no other range of this name."""
         found, within = [], bytearray(len(self.all) + 1)  # the last entry is for ``NONE``

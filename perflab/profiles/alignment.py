@@ -45,6 +45,17 @@ def aligned(names: Sequence[Hashable], others: Sequence[Hashable]) -> list[int]:
     return found
 
 
+def counterparts(names: Sequence[Hashable], others: Sequence[Hashable]) -> tuple[list[int], int]:
+    """Return the index of each name's counterpart in another call of the same work, and the number of strangers.
+
+    A stranger gets the index of the first equal name, or ``STRANGER`` if there is none.
+    """
+    found = aligned(names, others)
+    first = {name: len(others) - 1 - at for at, name in enumerate(reversed(others))}
+    indices = [at if at != STRANGER else first.get(name, STRANGER) for at, name in zip(found, names, strict=True)]
+    return indices, found.count(STRANGER)
+
+
 def _common_end(names: Sequence[Hashable], others: Sequence[Hashable], found: list[int]) -> tuple[int, int]:
     """Match the common end of both sequences behind their common beginning; return where the end begins in each."""
     shorter = min(len(names), len(others))

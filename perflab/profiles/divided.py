@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from perflab.attribution.places import Where
-from perflab.profiles.alignment import STRANGER, aligned
+from perflab.profiles.alignment import STRANGER, counterparts
 from perflab.profiles.categories import category_without_place
 from perflab.profiles.events import Call
 from perflab.profiles.placed import NOWHERE, Phase
@@ -74,15 +74,12 @@ def matched(calls: Sequence[Call], known: Sequence[Known]) -> tuple[list[Known],
     Calls of unchanged work call the same operators in the same order. A stranger, an operator without a counterpart,
     gets what is known of the first operator of its name, or its name alone.
     """
-    places = aligned([call.name for call in calls], [one.name for one in known])
-    by_name = {one.name: one for one in reversed(known)}
+    places, strangers = counterparts([call.name for call in calls], [one.name for one in known])
     found = [
-        known[at]
-        if at != STRANGER
-        else by_name.get(call.name) or Known(call.name, category_without_place(call.name), "", NOWHERE)
+        known[at] if at != STRANGER else Known(call.name, category_without_place(call.name), "", NOWHERE)
         for at, call in zip(places, calls, strict=True)
     ]
-    return found, places.count(STRANGER)
+    return found, strangers
 
 
 def host_sums(root: Call, known: Mapping[int, Known], phases: Sequence[Phase]) -> dict[Key, Sum]:

@@ -98,12 +98,13 @@ class Innermost:
         self._calls: dict[int, list[Call]] = defaultdict(list)
         for call in sorted(calls, key=lambda call: (call.event.start_ns, -call.event.end_ns)):
             self._calls[call.event.thread].append(call)
+        self._starts = {thread: [call.event.start_ns for call in found] for thread, found in self._calls.items()}
 
     def at(self, thread: int, moment_ns: int) -> Iterator[Call]:
         """Yield the innermost call that is open at a moment, then its callers; nothing if none is open."""
-        calls = self._calls.get(thread, [])
-        last = bisect_right(calls, moment_ns, key=lambda call: call.event.start_ns) - 1
-        return (one for one in (calls[last].outwards() if last >= 0 else ()) if one.event.end_ns >= moment_ns)
+        last = bisect_right(self._starts.get(thread, []), moment_ns) - 1
+        begun = self._calls[thread][last].outwards() if last >= 0 else ()
+        return (one for one in begun if one.event.end_ns >= moment_ns)
 
 
 def name_and_scope(name: str, scope: int) -> tuple[str, int]:

@@ -265,7 +265,7 @@ def _changes(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> list[Pea
     Each stack has its own change if blocks are only more or only fewer; otherwise there is one change in all.
     """
     # Blocks that both sides have, whatever their lines, have not changed.
-    gone, new = (_unlike(some, others) for some, others in ((before, now), (now, before)))
+    gone, new = _unlike(before, now)
     if gone and new:
         return [_change(key, gone, new)]
     by_stack: dict[tuple[str, ...], list[PeakPart]] = defaultdict(list)
@@ -292,20 +292,18 @@ def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:
     )
 
 
-def _unlike(parts: list[PeakPart], others: list[PeakPart]) -> list[PeakPart]:
-    """Return the parts that ``others`` lack.
+def _unlike(before: list[PeakPart], now: list[PeakPart]) -> tuple[list[PeakPart], list[PeakPart]]:
+    """Return the parts of each side that the other side lacks.
 
     Parts are compared by line, stack and size first, and then, for lines that moved, by size alone.
     """
-    return _without(_without(parts, others, _whole), _without(others, parts, _whole), _size)
+    for likeness in (_whole, attrgetter("size_bytes", "blocks")):
+        before, now = _without(before, now, likeness), _without(now, before, likeness)
+    return before, now
 
 
 def _whole(one: PeakPart) -> Hashable:
     return one.line, tuple(one.stack), one.size_bytes, one.blocks
-
-
-def _size(one: PeakPart) -> Hashable:
-    return one.size_bytes, one.blocks
 
 
 def _without(parts: list[PeakPart], others: list[PeakPart], likeness: Callable[[PeakPart], Hashable]) -> list[PeakPart]:

@@ -22,8 +22,6 @@ from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import (
     BlockEvent,
     block_events,
-    device_events,
-    host_events,
     kineto_results,
 )
 from perflab.measure.counts.events import profiler
@@ -148,7 +146,7 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
                 raise
         left = held_storages(reachable(workload.roots), device)
     results = kineto_results(watching)
-    ran_out = [one for one in (*host_events(results), *device_events(results)) if one.name() == RAN_OUT]
+    ran_out = [one for one in results.events() if one.name() == RAN_OUT]
     if not ran_out:
         return None
     failed_ns, thread = ran_out[-1].start_ns(), ran_out[-1].start_thread_id()

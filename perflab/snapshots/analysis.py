@@ -108,6 +108,7 @@ def _call(frame: Frame) -> str:
 
 
 _Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 _IN_A_NAME = re.compile(r"(?<=[. ])\d+(?=[. )]|$)")
 _NUMBERS = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -203,44 +204,47 @@ def layerless(stack: Stack) -> Stack:
     return tuple(frame._replace(function=_IN_A_NAME.sub("*", frame.function)) for frame in stack)
 
 
-class Lines:
-    """Finds the user's line of a block, relative to the folder that contains all of a snapshot's lines."""
+def once_a_stack(of: Callable[[Stack], _Value]) -> Callable[[Stack], _Value]:
+    """Return a function of call stacks that keeps its values: stacks are shared among blocks, so there are few."""
+    known: dict[int, tuple[Stack, _Value]] = {}
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        # Stacks are shared among blocks, so there are few of them.
-        stacks = {id(block.stack): block.stack for block in snapshot.blocks}
-        self._folder = common_folder(stacks.values())
-        self._known: dict[int, tuple[Stack, str]] = {}
+    def value(stack: Stack) -> _Value:
+        found = known.get(id(stack))
+        if found is None:
+            found = known[id(stack)] = stack, of(stack)
+        return found[1]
 
-    def __call__(self, block: Block) -> str:
-        """Return the line of a block, such as ``model.py:190``; empty if no stack was recorded."""
-        known = self._known.get(id(block.stack))
-        if known is None:
-            known = self._known[id(block.stack)] = block.stack, line_of(block.stack, self._folder)
-        return known[1]
+    return value
 
 
-class AlikeKeys:
-    """Makes the key that alike blocks share: size, stack, category, module and shape, whatever their layer."""
+Line = Callable[[Stack], str]
+"""A function that names the user's line of a call stack, such as ``model.py:190``; empty for an empty stack."""
 
-    def __init__(self) -> None:
-        # Stacks are shared among blocks, which keep them alive.
-        self._stacks: dict[tuple[int, bool], object] = {}
 
-    def __call__(self, block: Block) -> Hashable:
-        """Return a key that is equal for two blocks if the blocks are alike."""
-        has_module = bool(block.module)
-        known = id(block.stack), has_module
-        stack = self._stacks.get(known)
-        if stack is None:
-            stack = self._stacks[known] = layerless(block.stack) if has_module else id(block.stack)
+def lines_in(snapshot: Snapshot) -> Line:
+    """Return a function that names lines relative to the folder that contains all of the snapshot's lines."""
+    folder = common_folder({id(block.stack): block.stack for block in snapshot.blocks}.values())
+    return once_a_stack(lambda stack: line_of(stack, folder))
+
+
+def alike_keys() -> Callable[[Block], Hashable]:
+    """Return a function whose values are equal for alike blocks: of one size, stack, category, module and shape.
+
+    Their layers may differ.
+    """
+    stack_of = once_a_stack(layerless)
+
+    def key(block: Block) -> Hashable:
+        stack = stack_of(block.stack) if block.module else id(block.stack)
         return block.size_bytes, stack, block.category, module_of(block), block.tensor
+
+    return key
 
 
 def alike(blocks: Iterable[Block]) -> list[Alike]:
     """Group alike blocks, the group with the most bytes first."""
     found: dict[Hashable, list[Block]] = {}
-    key = AlikeKeys()
+    key = alike_keys()
     for block in blocks:
         found.setdefault(key(block), []).append(block)
     same = [Alike(together[0].size_bytes, together) for together in found.values()]

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from perflab.results.peak import CATEGORIES, UNKNOWN
-from perflab.snapshots.analysis import Thread, root_of
+from perflab.snapshots.analysis import Thread, once_a_stack, root_of
 from perflab.snapshots.model import Block, Stack, Stage
 
 _STEP = re.compile(r"ProfilerStep#\d+$")
@@ -256,13 +256,7 @@ def deduced(blocks: Sequence[Block], stages: Sequence[Stage]) -> Iterator[Block]
     """
     backward = [stage for stage in stages if "backward" in (name := stage.name.lower()) and "forward" not in name]
     starts = [stage.start for stage in backward]
-    facts: dict[int, Facts] = {}
-
-    def of_stack(stack: Stack) -> Facts:
-        found = facts.get(id(stack))
-        if found is None:
-            found = facts[id(stack)] = facts_of(stack)
-        return found
+    of_stack = once_a_stack(facts_of)
 
     def is_within(moment: int) -> bool:
         number = bisect_left(starts, moment) - 1

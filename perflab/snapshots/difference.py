@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
+from itertools import takewhile
 
 from perflab.snapshots.analysis import (
-    Lines,
+    Line,
     alive_at,
     levels,
+    lines_in,
     module_of,
+    once_a_stack,
     parts_by,
     peak_moment,
     shown_stack,
     user_frame,
 )
-from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.model import Block, Snapshot, Stack
 from perflab.snapshots.report import Column, Fact, Report, Table, Value, largest
 from perflab.snapshots.summary import stage_at
 
@@ -30,14 +33,14 @@ _Function = tuple[str, str]
 
 def lines_of_both(
     old: Sequence[Block], new: Sequence[Block], snapshots: tuple[Snapshot, Snapshot]
-) -> tuple[Callable[[Block], str], Callable[[Block], str]]:
-    """Return a function for each side that names a block's line; an old line gets its new name if it still exists.
+) -> tuple[Line, Line]:
+    """Return a function for each side that names lines; an old line gets its new name if it still exists.
 
     An old line that is gone, and whose number now belongs to another old line, is named ``model.py:11 (before)``.
     """
-    line_before, line_now = (Lines(snapshot) for snapshot in snapshots)
-    shown = {_place(block): line_now(block) for block in new}
-    files = _same_files({file for file, _, _ in map(_place, old)}, {file for file, _, _ in shown})
+    line_before, line_now = (lines_in(snapshot) for snapshot in snapshots)
+    shown = {_place(block.stack): line_now(block.stack) for block in new}
+    files = _same_files({_place(block.stack)[0] for block in old}, {file for file, _, _ in shown})
     then, now = _lines_by_function(old, files), _lines_by_function(new, {})
     moved = {
         (function, line): other
@@ -46,19 +49,19 @@ def lines_of_both(
     }
     names_of_moved = {shown[*function, other] for (function, line), other in moved.items() if other != line}
 
-    def named(block: Block) -> str:
-        file, name, line = _place(block)
+    def named(stack: Stack) -> str:
+        file, name, line = _place(stack)
         function = files.get(file, file), name
-        found = shown.get((*function, moved.get((function, line), line))) or line_before(block)
+        found = shown.get((*function, moved.get((function, line), line))) or line_before(stack)
         if found in names_of_moved and (function, line) not in moved:  # another line has this number now
-            return f"{line_before(block)} (before)"
+            return f"{line_before(stack)} (before)"
         return found
 
-    return named, line_now
+    return once_a_stack(named), line_now
 
 
-def _place(block: Block) -> tuple[str, str, int]:
-    frame = user_frame(block.stack)
+def _place(stack: Stack) -> tuple[str, str, int]:
+    frame = user_frame(stack)
     return (frame.file, frame.function, frame.line) if frame else ("", "", 0)
 
 
@@ -77,12 +80,8 @@ def _same_files(old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
 
 
 def _shared(file: str, other: str) -> int:
-    count = 0
-    for one, two in zip(reversed(file.split("/")), reversed(other.split("/")), strict=False):
-        if one != two:
-            break
-        count += 1
-    return count
+    pairs = zip(reversed(file.split("/")), reversed(other.split("/")), strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 _Lines = dict[int, Counter[tuple[str, int]]]
@@ -92,7 +91,7 @@ _Lines = dict[int, Counter[tuple[str, int]]]
 def _lines_by_function(blocks: Iterable[Block], files: dict[str, str]) -> dict[_Function, _Lines]:
     found: dict[_Function, _Lines] = defaultdict(lambda: defaultdict(Counter))
     for block in blocks:
-        file, name, line = _place(block)
+        file, name, line = _place(block.stack)
         found[files.get(file, file), name][line][block.category, block.size_bytes] += 1
     return found
 
@@ -111,7 +110,6 @@ def _aligned(old: _Lines, new: _Lines) -> Iterable[tuple[int, int]]:
 
 
 MOST_ROWS = 20
-_Line = Callable[[Block], str]
 _CHANGES = (
     Column("change_bytes", "change", "change"),
     Column("before_bytes", "before", "bytes"),
@@ -149,7 +147,7 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
     category, module, line = (Column(key, key) for key in ("category", "module", "line"))
     sides_at = ((old_blocks, old_line), (new_blocks, new_line))
 
-    def table(key: str, title: str, of: Callable[[Block, _Line], tuple[str, ...]], *named: Column) -> Table:
+    def table(key: str, title: str, of: Callable[[Block, Line], tuple[str, ...]], *named: Column) -> Table:
         then = parts_by(old_blocks, lambda block: of(block, old_line))
         now = parts_by(new_blocks, lambda block: of(block, new_line))
         columns = (
@@ -180,7 +178,11 @@ def compare(before: Snapshot, after: Snapshot, names: tuple[str, str], most: int
         table(
             "changes",
             "Change by line, module and category",
-            lambda block, at: (at(block) or "(not recorded)", module_of(block) if has_modules else "", block.category),
+            lambda block, at: (
+                at(block.stack) or "(not recorded)",
+                module_of(block) if has_modules else "",
+                block.category,
+            ),
             line,
             module,
             category,

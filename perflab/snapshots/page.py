@@ -16,8 +16,8 @@ from markupsafe import Markup
 from perflab.page import table as pages
 from perflab.page.render import render
 from perflab.page.svg import element
-from perflab.snapshots.analysis import Lines, levels, peak_moment, shown_stack
-from perflab.snapshots.model import Block, Snapshot
+from perflab.snapshots.analysis import levels, lines_in, once_a_stack, peak_moment, shown_stack
+from perflab.snapshots.model import Snapshot
 from perflab.snapshots.picture import BOTTOM, HEIGHT, LEFT, POINTS, RIGHT, TOP, WIDTH, Axes, color_of, picture
 from perflab.snapshots.report import Report, Table, shown
 from perflab.snapshots.timeline import REST, Stacking, by_category, by_largest, by_largest_of_both, thinned
@@ -209,10 +209,10 @@ class _Listing:
 
     def __init__(self, snapshot: Snapshot, stackings: Sequence[Stacking]) -> None:
         self.snapshot, self.stackings = snapshot, stackings
-        self.line = Lines(snapshot)
+        self.line = lines_in(snapshot)
         self.texts: dict[str, int] = {}
         self.kinds: dict[tuple[int, ...], int] = {}
-        self.stacks: dict[int, int] = {}
+        self.stack = once_a_stack(lambda stack: self._text(shown_stack(stack)))
         self.characters = 0
 
     def kept(self) -> list[int]:
@@ -235,8 +235,8 @@ class _Listing:
         block = self.snapshot.blocks[number]
         key = (
             block.size_bytes,
-            *(self._text(text) for text in (block.category, block.tensor, block.module, self.line(block))),
-            self._stack(block),
+            *(self._text(text) for text in (block.category, block.tensor, block.module, self.line(block.stack))),
+            self.stack(block.stack),
             *(stacking.band_of[number] for stacking in self.stackings),
         )
         known = self.kinds.get(key)
@@ -253,12 +253,6 @@ class _Listing:
             is_within = number >= 0 and moment <= self.snapshot.stages[number].end
             found.append(self._text(self.snapshot.stages[number].name) if is_within else -1)
         return found
-
-    def _stack(self, block: Block) -> int:
-        known = self.stacks.get(id(block.stack))
-        if known is None:
-            known = self.stacks[id(block.stack)] = self._text(shown_stack(block.stack))
-        return known
 
     def _text(self, text: str) -> int:
         known = self.texts.get(text := _short(text))

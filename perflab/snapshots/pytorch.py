@@ -124,7 +124,9 @@ def _devices(
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
     counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
     rows.has_times = rows.has_times and not counts_events  # the file has numbers of events in place of times
-    if _rounds_further(content.get("allocator_settings")):
+    settings = content.get("allocator_settings")
+    allocator = settings.get("PYTORCH_CUDA_ALLOC_CONF") if type(settings) is dict else None
+    if type(allocator) is str and "roundup_power2_divisions" in allocator:
         notes = [
             *notes,
             "the allocator rounded sizes up further (roundup_power2_divisions): blocks took more than is said here, "
@@ -144,11 +146,6 @@ def _devices(
             found = reading.snapshot(device, content.get("external_annotations"), is_predicted, notes)
             yield _noted(found, ours) if ours and ours.device == device else found
         start += count
-
-
-def _rounds_further(settings: object) -> bool:
-    named = settings.get("PYTORCH_CUDA_ALLOC_CONF") if type(settings) is dict else None
-    return type(named) is str and "roundup_power2_divisions" in named
 
 
 def _noted(found: Snapshot, ours: Notes) -> Snapshot:

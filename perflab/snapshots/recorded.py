@@ -163,10 +163,13 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -
     is_noted = "looks" in content
     has_categories = not is_noted and any(block.category for block in blocks)
     stages = of_marks(phases)
+    if not has_categories:
+        blocks = list(deduced(blocks, stages))
+        blocks = notes_of(content).told(blocks) if is_noted else blocks
     return Snapshot(
         source="perflab, predicted" if is_predicted else "perflab",
         device="cuda" if content.get("device") == "cuda" else "cpu",
-        blocks=as_told(blocks if has_categories else _noted(content, list(deduced(blocks, stages)))),
+        blocks=as_told(blocks),
         times_ns=() if content.get("time") == "event" else times,
         moments=len(times),
         rounding_bytes=512 if content.get("device") == "cuda" else 1,
@@ -205,10 +208,6 @@ def _notes(content: dict[str, Any], *, has_blocks: bool) -> Iterator[str]:
             f"{unseen:,} bytes that were there before were let go within; a CPU's profiler does not say when, so they "
             "are left out"
         )
-
-
-def _noted(content: dict[str, Any], blocks: list[Block]) -> list[Block]:
-    return notes_of(content).told(blocks) if "looks" in content else blocks
 
 
 class _Reading:

@@ -85,18 +85,20 @@ def largest(
     if len(listed) <= most + 1:
         return tuple(listed)
     rest = listed[most:]
-    last: list[Value] = []
+    return (*listed[:most], sum_of(rest, columns, format_count(len(rest), "smaller row"), summed=summed))
+
+
+def sum_of(
+    rows: Sequence[tuple[Value, ...]], columns: Sequence[Column], named: str, *, summed: Sequence[str]
+) -> tuple[Value, ...]:
+    """Return one row for several: the sums of the columns ``summed``, and ``named`` in the first column of text."""
+    found: list[Value] = []
     for number, column in enumerate(columns):
         if column.key in summed:
-            last.append(sum(value for row in rest if isinstance(value := row[number], int | float)))
+            found.append(sum(value for row in rows if isinstance(value := row[number], int | float)))
         else:
-            last.append(format_count(len(rest), "smaller row") if number == 0 else "")
-    return (*listed[:most], tuple(last))
-
-
-def whole(value: Value) -> int:
-    """Return the integer in a cell, for a sum; 0 if the cell holds anything else."""
-    return value if isinstance(value, int) else 0
+            found.append(None if column.kind != "text" else "" if named in found else named)
+    return tuple(found)
 
 
 _WIDEST = 60

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from perflab.snapshots.analysis import (
     Alike,
-    Lines,
+    Line,
     alike,
     alive_at,
     categories_of,
     elapsed_ns,
     layerless,
     levels,
+    lines_in,
     module_of,
     outliving,
     parts_by,
@@ -22,7 +23,7 @@ from perflab.snapshots.analysis import (
     shown_stack,
 )
 from perflab.snapshots.model import Block, Snapshot
-from perflab.snapshots.report import Column, Fact, Report, Table, Value, largest, whole
+from perflab.snapshots.report import Column, Fact, Report, Table, Value, largest, sum_of
 from perflab.units import format_count
 
 MOST_ROWS = 12
@@ -52,7 +53,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
     """
     level = levels(snapshot)
     peak = peak_moment(level)
-    blocks, line = alive_at(snapshot, peak), Lines(snapshot)
+    blocks, line = alive_at(snapshot, peak), lines_in(snapshot)
     times = snapshot.times_ns
     workspace = sum(block.size_bytes for block in blocks if block.category == "workspace")
     facts = [
@@ -71,7 +72,7 @@ def summarize(snapshot: Snapshot, name: str, most: int = MOST_ROWS) -> Report:
     tables = [
         _parts("category", "Alive at the peak, by category", blocks, lambda block: block.category, most),
         _parts("module", "Alive at the peak, by module", blocks, lambda block: module_of(block) or "(none)", most),
-        _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block) or "(not recorded)", most),
+        _parts("line", "Alive at the peak, by line", blocks, lambda block: line(block.stack) or "(not recorded)", most),
         _largest(blocks, line, most),
         *_reserved(snapshot, peak, level[peak]),
         *_stages(snapshot, level),
@@ -98,7 +99,7 @@ def _parts(key: str, title: str, blocks: Sequence[Block], of: Callable[[Block], 
     return Table(f"by_{key}", title, columns, largest(rows, columns, most, summed=_SUMMED))
 
 
-def _row(one: Alike, line: Lines) -> tuple[Value, ...]:
+def _row(one: Alike, line: Line) -> tuple[Value, ...]:
     """Return the row of a group of alike blocks, for the columns of ``_ALIKE``."""
     first = one.blocks[0]
     return (
@@ -107,21 +108,15 @@ def _row(one: Alike, line: Lines) -> tuple[Value, ...]:
         one.total_bytes,
         first.category,
         shared_module(one.blocks),
-        line(first),
+        line(first.stack),
         first.tensor,
         shown_stack(layerless(first.stack) if first.module else first.stack),
     )
 
 
-def _largest(blocks: Sequence[Block], line: Lines, most: int) -> Table:
-    rows = [_row(one, line) for one in alike(blocks)]
-    # The count of blocks is the first column, so the row that sums up smaller rows has a count as well.
-    rest = rows[most:] if len(rows) > most + 1 else []
-    listed = rows[: len(rows) - len(rest)]
-    if rest:
-        blocks_left, bytes_left = (sum(whole(row[number]) for row in rest) for number in (0, 2))
-        listed.append((blocks_left, None, bytes_left, format_count(len(rest), "smaller row"), "", "", "", ""))
-    return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, tuple(listed))
+def _largest(blocks: Sequence[Block], line: Line, most: int) -> Table:
+    rows = largest((_row(one, line) for one in alike(blocks)), _ALIKE, most, summed=("bytes", "blocks"))
+    return Table("largest", "Alive at the peak: blocks of one size and stack", _ALIKE, rows)
 
 
 def _stages(snapshot: Snapshot, level: Sequence[int]) -> Iterator[Table]:
@@ -154,7 +149,7 @@ MOST_STAGES = 24
 """The most stages that are listed."""
 
 
-def _staying(snapshot: Snapshot, line: Lines, most: int) -> Iterator[Table]:
+def _staying(snapshot: Snapshot, line: Line, most: int) -> Iterator[Table]:
     columns = (Column("steps", "in steps", "count"), Column("left", "left at the end", "count"), *_ALIKE)
     found = outliving(snapshot)
     rows = [(one.steps, one.left, *_row(one.alike, line)) for one in found[:most]]
@@ -205,14 +200,9 @@ def _segments(snapshot: Snapshot, most: int) -> Iterator[Table]:
     ]
     if rows:
         summed = ("bytes", "in_use_bytes", "asked_bytes", "free_bytes")
-        total: tuple[Value, ...] = (
-            "all segments",
-            *(sum(whole(row[number]) for row in rows) for number in range(1, 5)),
-            None,
-        )
-        listed = largest(rows, columns, most, summed=summed)
-        listed = tuple((*row[:5], None) if str(row[0]).endswith("smaller rows") else row for row in listed)
-        yield Table("segments", "Segments at the end, the most cached first", columns, (*listed, total))
+        total = sum_of(rows, columns, "all segments", summed=summed)
+        listed = (*largest(rows, columns, most, summed=summed), total)
+        yield Table("segments", "Segments at the end, the most cached first", columns, listed)
 
 
 def _cache(snapshot: Snapshot) -> Iterator[Table]:

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from perflab.snapshots.analysis import (
     Alike,
-    AlikeKeys,
-    Lines,
+    Line,
     alike,
+    alike_keys,
     alive_at,
     categories_of,
     levels,
+    lines_in,
     module_of,
     other_calls,
     peak_moment,
@@ -63,8 +64,8 @@ def by_category(snapshot: Snapshot) -> Stacking:
 
 def by_largest(snapshot: Snapshot) -> Stacking:
     """Return a stacking by the largest groups of blocks of one size and stack at the peak, with a band for the rest."""
-    found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:MOST_LARGEST], AlikeKeys()
-    line = Lines(snapshot)
+    found, key = alike(alive_at(snapshot, peak_moment(levels(snapshot))))[:MOST_LARGEST], alike_keys()
+    line = lines_in(snapshot)
     number = {key(one.blocks[0]): position for position, one in enumerate(found)}
     bands = array("i", (number.get(key(block), len(found)) for block in snapshot.blocks))
     rest = (REST,) if len(found) in bands or not found else ()
@@ -73,9 +74,9 @@ def by_largest(snapshot: Snapshot) -> Stacking:
     return Stacking("largest", (*counted, *rest), bands)
 
 
-def _named(one: Alike, line: Lines) -> str:
+def _named(one: Alike, line: Line) -> str:
     first = one.blocks[0]
-    return _band(one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first))
+    return _band(one.size_bytes, first.category, first.tensor, shared_module(one.blocks), line(first.stack))
 
 
 def _band(size_bytes: int, category: str, tensor: str, module: str, line: str) -> str:
@@ -117,15 +118,10 @@ def by_largest_of_both(before: Snapshot, after: Snapshot) -> tuple[Stacking, Sta
         all(any(map(has, ones)) for ones in at_peak) for has in map(attrgetter, ("module", "tensor"))
     )
 
-    def keyed(line: Callable[[Block], str]) -> Callable[[Block], _Shared]:
-        known: dict[int, str] = {}  # stacks are shared among blocks, which keep them alive
-
+    def keyed(line: Line) -> Callable[[Block], _Shared]:
         def key(block: Block) -> _Shared:
-            where = known.get(id(block.stack))
-            if where is None:
-                where = known[id(block.stack)] = line(block)
             tensor, module = block.tensor if has_tensors else "", module_of(block) if has_modules else ""
-            return block.size_bytes, block.category, tensor, module, where
+            return block.size_bytes, block.category, tensor, module, line(block.stack)
 
         return key
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -38,6 +38,9 @@ from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 from perflab.results.measurement import Measurement
+
+if TYPE_CHECKING:
+    from perflab.compiled.compiler.example import KernelExample
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -158,19 +161,24 @@ def test_a_kernel_is_not_said_to_fail_because_its_compiler_takes_other_arguments
 ) -> None:
     pytest.importorskip("triton")
     from perflab.compiled.compiler.compile import compile_example
-    from perflab.compiled.compiler.example import KernelExample
     from perflab.internals import of_triton as triton_internals
 
-    def nothing() -> None:
-        pass
-
-    jit = importlib.import_module("triton.runtime.jit")
     monkeypatch.setattr(triton_internals, "backend_for", lambda: None)
     newer(monkeypatch, "triton")
     with pytest.raises(
         InternalsError, match=r"triton 3\.15\.0 has changed \(.* positional arguments? but 1 was given\); "
     ):
-        compile_example("tests", KernelExample("nothing", jit.JITFunction(nothing), {}), 80)
+        compile_example("tests", does_nothing(), 80)
+
+
+def does_nothing() -> KernelExample:
+    """A Triton kernel without arguments."""
+    from perflab.compiled.compiler.example import KernelExample
+
+    def nothing() -> None:
+        pass
+
+    return KernelExample("nothing", importlib.import_module("triton.runtime.jit").JITFunction(nothing), {})
 
 
 def newer(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
@@ -347,14 +355,9 @@ def test_a_name_that_is_gone_from_triton_is_an_error_and_no_kernel_that_does_not
 ) -> None:
     pytest.importorskip("triton")
     from perflab.compiled.compiler.compile import _ptxas_version, compile_example
-    from perflab.compiled.compiler.example import KernelExample
 
-    def nothing() -> None:
-        pass
-
-    jit = importlib.import_module("triton.runtime.jit")
     _ptxas_version.cache_clear()
-    example = KernelExample("nothing", jit.JITFunction(nothing), {})
+    example = does_nothing()
     monkeypatch.delattr(owner_of(place), name)
     with pytest.raises(InternalsError) as caught:
         compile_example("tests", example, 80)

@@ -14,7 +14,7 @@ import pytest
 
 from perflab.nsys.export import opened
 from perflab.nsys.ranges import NONE, Opened, Ranges
-from perflab.nsys.reading import Reading, chosen_process, read
+from perflab.nsys.reading import Reading, _Paths, chosen_process, read
 from perflab.nsys.reading_ranges import case_and_pass, named, shapes_of
 from perflab.nsys.text import lines
 from perflab.profiles.events import shown_shapes
@@ -240,7 +240,9 @@ def test_a_range_of_a_thread_is_open_on_that_thread_alone() -> None:
             Opened("c", 8, 9, 1, False),
         ]
     )
-    at = [[ranges.path(ranges.stretch(thread, moment)[0]) for moment in (1, 5, 8, 9)] for thread in (1, 2)]
+    paths = _Paths(ranges)
+    innermost = [[ranges.stretch(thread, moment)[0] for moment in (1, 5, 8, 9)] for thread in (1, 2)]
+    at = [[paths.named(paths.number(number)) for number in numbers] for numbers in innermost]
     assert at == [[("a",), ("a", "all"), ("a", "c"), ("a",)], [("b",), ("a", "all"), ("b",), ("b",)]]
     assert ranges.stretch(1, 10)[0] == NONE
     assert ranges.stretch(3, 1)[0] == NONE

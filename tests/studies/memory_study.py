@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from perflab.lab.models import size_config
-from perflab.snapshots.analysis import Lines, alike, alive_at, levels, module_of, peak_moment
+from perflab.snapshots.analysis import alike, alive_at, levels, lines_in, module_of, peak_moment
 from perflab.snapshots.difference import compare
 from perflab.snapshots.model import Snapshot
 from perflab.snapshots.reading import choose, read_snapshots
@@ -192,13 +192,13 @@ def _largest(found: Snapshots) -> Iterator[str]:
 
 
 def _made_table(snapshot: Snapshot) -> Iterator[str]:
-    line = Lines(snapshot)
+    line = lines_in(snapshot)
     made = alike(one for one in alive_at(snapshot, peak_moment(levels(snapshot))) if one.allocated_at)
     yield from _head(["blocks", "each", "size", "category", "module", "line", "tensor"], numbers=(0, 1, 2))
     for one in made[:LISTED]:
         first = one.blocks[0]
         sizes = (f"{len(one.blocks):,}", format_bytes(one.size_bytes), format_bytes(one.total_bytes))
-        yield _row([*sizes, *map(escape, (first.category, module_of(first), line(first), first.tensor))])
+        yield _row([*sizes, *map(escape, (first.category, module_of(first), line(first.stack), first.tensor))])
     rest = made[LISTED:]
     total = sum(one.total_bytes for one in rest)
     yield _row(

@@ -109,12 +109,6 @@ def _frame(caller: Any) -> _Call:
         return "", 0, ""
 
 
-def device_events(results: Any) -> list[Any]:
-    """Return the raw events of the device: kernels, copies, fills, and ranges of the host as the device sees them."""
-    cuda = lookup(TORCH, "torch.autograd:DeviceType.CUDA", "read what the profiler saw")
-    return [event for event in results.events() if event.device_type() == cuda]
-
-
 def a_profiler_runs() -> bool:
     """Whether a profiler runs in this thread; False for a build that does not tell.
 
