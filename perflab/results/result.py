@@ -41,6 +41,11 @@ def record_of(name: str) -> type[TierRecord]:
     raise ValueError(f"there is no tier {name!r}")
 
 
+def name_of(outcome: Outcome) -> str:
+    """Return the name of an outcome's tier."""
+    return tag_of(type(outcome))
+
+
 def tag_of(record: type[TierRecord]) -> str:
     """Return the name of the tier whose cases have records of this type."""
     tag = record.__struct_config__.tag

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from perflab.results.records import Verdict
-from perflab.results.result import Result, names, tag_of
+from perflab.results.result import Result, name_of, names
 
 ACCEPTED = "accepted"
 """The word for a change that was saved as the new baseline: it was not examined further, and fails no run."""
@@ -27,7 +27,7 @@ def said_of(verdict: str, *, saved: bool) -> str:
 
 def way_of(result: Result) -> str:
     """Return the tier of a case's outcome: ``measured``, ``predicted``; ``""`` if there is no outcome."""
-    return tag_of(type(result.outcome)) if result.outcome is not None else ""
+    return name_of(result.outcome) if result.outcome is not None else ""
 
 
 def counted(results: Sequence[Result]) -> list[str]:
