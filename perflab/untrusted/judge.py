@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,13 +69,14 @@ _ENOUGH = 3
 _MORE = 12
 """Further calls alone, at most, before a candidate is suspected: a busy machine delays most of them."""
 _CHECK = 0.2
-"""The share of spans of which a call is checked, by chance."""
+"""The share of calls alone that are checked, by chance. Of calls in a row one is, each time: a few pairs may decide."""
+_SHORTEST_NS = 1.0
+"""The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
 _TOLD, _OFF_NS = 0.1, 300_000
 """A clock that tells less than this share of the time outside was replaced, if what it leaves out is longer than the
 nanoseconds, and than what the rival's leaves out. Nothing is taken from that clock, so it need not be exact."""
-_COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
 
@@ -184,8 +184,8 @@ def _refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterato
     try:
         yield
     except RaisedError as error:
-        built = reason is Reason.UNBUILT and not _COMPILERS.search(f"{error.told.kind} {error.told.text}")
-        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else Reason.RAISED if built and called else reason
+        why = Reason.RAISED if called and not error.told.of_compiler else reason
+        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else why
         raise _RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
     except EndedError as error:
         ending = error.ending
@@ -263,7 +263,8 @@ class _Judge:
         for number, draw in enumerate(self.case.draws):
             planned += [((number, 0), self.fresh(draw)) for _ in range(self.case.checks)]
             if self.case.wide:
-                planned += [((number, change), one) for change, one in enumerate(_wider(self.fresh(draw)), 1)]
+                changes = enumerate(_wider(self.fresh(draw)), 1)
+                planned += [((number, change), one) for change, one in changes if self._is_defined(one)]
         secrets.SystemRandom().shuffle(planned)
         return planned
 
@@ -284,7 +285,22 @@ class _Judge:
                 f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
                 "write it for float64: it tells what is right",
             ) from error
-        return 1 if isinstance(returned, Tensor) else len(list(returned))
+        outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+        if not all(isinstance(one, Tensor) for one in outputs):
+            raise UsageError(
+                f"the definition returned a {type(returned).__name__}, not tensors",
+                "return a tensor, or a list or tuple of tensors",
+            )
+        return len(outputs)
+
+    def _is_defined(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether the definition takes these inputs: of a matrix with a root the negative has none."""
+        try:
+            for call, given in ((self.case.definition, _upcast(inputs)), (self.case.plain, inputs)):
+                call(*(one.clone() for one in given.values()))
+        except Exception:
+            return False
+        return True
 
     def _task(self) -> Task:
         names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
@@ -323,14 +339,24 @@ class _Judge:
     def _compared(
         self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], task: Task, kind: tuple[int, int]
     ) -> Report | None:
-        """Return the comparison; None where the definition itself has no answer, such as the logarithm of -1."""
+        """Return the comparison where the definition has answers; None where it has none: the logarithm of -1 is NaN.
+
+        Values that are not drawn, but changed from what is, are compared only if all of them have an answer.
+        """
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
-        reference = {
-            name: one.double() for name, one in run_plainly(self.case.definition, _upcast(inputs), task, {}).items()
-        }
-        if any(one.isnan().any() for one in reference.values()):
-            return None
+        exact = run_plainly(self.case.definition, _upcast(inputs), task, {})
+        halved = {name for name, one in exact.items() if _exceeds_float64(one)}
+        reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
         plain = run_plainly(self.case.plain, inputs, task, {})
+        plain = {name: _parted(one, name in halved) for name, one in plain.items()}
+        got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
+        for name, one in reference.items():
+            unknown, found = one.isnan(), got[name]
+            if (unknown.any() and kind[1]) or (unknown.all() and one.numel()):
+                return None
+            if unknown.any() and found is not None and found.shape == one.shape:
+                for result in (one, plain[name], found):
+                    result[unknown] = 0
         draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         multiple = self.case.multiple or (2.0 if _is_short(plain) else 8.0)
@@ -356,7 +382,10 @@ class _Judge:
                 )
             )
             race.refuse_bent_time()
-        self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
+        if _is_too_short(comparison):
+            self.note("calls were as short as what the questions cost, and have no time")
+        else:
+            self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
 
     def _refuse_beyond_floor(self, call_ns: float, rival_ns: float) -> None:
         """Refuse a time in which this hardware cannot do the operation; what a trusted callable does, it can do."""
@@ -484,9 +513,9 @@ class _Race:
         self._told[side].append(span.own_ns / max(work_ns, float(_OFF_NS)))
         self._untold_ns[side].append(work_ns - span.own_ns)
         self._over_ns[side].append(span.own_ns - span.ns)
-        if side == CANDIDATE and self._draw.random() < _CHECK:
+        if side == CANDIDATE and (number > 1 or self._draw.random() < _CHECK):
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
-        return max(1.0, work_ns / number)
+        return max(_SHORTEST_NS, work_ns / number)
 
     def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
         if process.role is Role.CANDIDATE:
@@ -508,7 +537,7 @@ class _Race:
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
-        if self._calls > 1:
+        if self._calls > 1 and min(self._among[CANDIDATE]) > _SHORTEST_NS:
             self._refuse_calls_ahead()
 
     def _refuse_calls_ahead(self) -> None:
@@ -547,8 +576,15 @@ def share_of_a_replaced_clock(
     return high if high < _TOLD and least_ns > 3 * explained_ns + _OFF_NS else None
 
 
+def _is_too_short(comparison: Comparison) -> bool:
+    """Whether a side's calls take no longer than the question that asks for them, so that they have no time."""
+    return min(comparison.candidate_ns, comparison.base_ns) <= _SHORTEST_NS
+
+
 def _finding_of(comparison: Comparison, threshold: float) -> Finding:
     """Return what a comparison says of a candidate: only certainly slower is ``slower``, and ``ok`` is certain too."""
+    if _is_too_short(comparison):
+        return Finding.UNKNOWN
     if comparison.verdict is Verdict.REGRESSED:
         return Finding.SLOWER
     return Finding.OK if comparison.high_ratio <= 1 + threshold else Finding.UNKNOWN
@@ -573,7 +609,7 @@ _PLAIN_OPERATORS = frozenset(
 
 def _wider(inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Return the inputs with other values: larger, smaller, of the other sign; or, of one sign, within their range."""
-    floats = {name: one for name, one in inputs.items() if one.is_floating_point() and one.numel()}
+    floats = {name: one.double() for name, one in inputs.items() if one.is_floating_point() and one.numel()}
     if not floats:
         return []
     changes: list[Callable[[Tensor], Tensor]] = [lambda x: x * 8, lambda x: x / 8, lambda x: -x]
@@ -594,11 +630,29 @@ def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     if 0 in tensor.stride():  # expanded: the elements share memory
         return made
+    if tensor.itemsize == 1:  # no arithmetic in 8 bit
+        return made.copy_(change(tensor.detach().float()).to(tensor.dtype))
     return made.copy_(change(tensor.detach()).to(tensor.dtype))
 
 
 def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.double() if one.is_floating_point() else one.clone() for name, one in inputs.items()}
+    return {
+        name: one.double() if one.is_floating_point() else one.cdouble() if one.is_complex() else one.clone()
+        for name, one in inputs.items()
+    }
+
+
+def _exceeds_float64(result: Tensor) -> bool:
+    return result.dtype == torch.int64 and bool((result.abs() > 1 << 53).any())
+
+
+def _parted(result: Tensor, halved: bool) -> Tensor:
+    """Return a copy of a result in numbers that float64 holds: complex ones in two parts, large integers in halves."""
+    if result.is_complex():
+        return torch.view_as_real(result.resolve_conj()).clone()
+    if halved and result.dtype == torch.int64:
+        return torch.stack((result >> 32, result & 0xFFFFFFFF), -1)
+    return result.clone()
 
 
 def _is_short(results: Mapping[str, Tensor]) -> bool:

@@ -458,14 +458,16 @@ class Stranger:
             UnfitError: they do not.
         """
         self._signal(signal.SIGSTOP)
-        until_s = time.monotonic() + _STOPPED_WITHIN_S
+        until_s, processor_ns = time.monotonic() + _STOPPED_WITHIN_S, -1
         tasks = Path(f"/proc/{self.pid}/task")
         while time.monotonic() < until_s:
             try:
                 states = [_state(one / "stat") for one in tasks.iterdir()]
             except OSError:
                 return  # it has ended
-            if all(state in _STOPPED or state in _DEAD for state in states):
+            processor_ns, before_ns = self._processor_ns(), processor_ns
+            # A thread that is marked as stopped works until the scheduler has taken its core away.
+            if all(state in _STOPPED or state in _DEAD for state in states) and processor_ns == before_ns:
                 return
         raise UnfitError("it does not stop")
 

@@ -12,12 +12,13 @@ import io
 import mmap
 import os
 import pickle
+import subprocess
 import sys
 import time
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
@@ -48,6 +49,8 @@ from perflab.untrusted.messages import (
 
 _ALIVE = 256
 """The number of earlier spans whose argument objects are kept. Their values are not: the memory is used again."""
+_COMPILERS = ("torch._dynamo", "torch._inductor", "triton.compiler")
+"""Modules whose errors are those of compilers."""
 _TEXT = 2000
 """The length in characters that a message of a candidate's error may have."""
 
@@ -260,8 +263,13 @@ def _made(served: _Served) -> list[list[Any]]:
     """Make the calls that were laid out, forward or backward, and return the outputs of each."""
     if served.backward:
         return [_gradients(served, number) for number in range(len(served.laid))]
-    served.outputs = [_listed(served.call(*arguments)) for arguments in served.arguments]
+    served.outputs = [[_resolved(one) for one in _listed(served.call(*each))] for each in served.arguments]
     return served.outputs
+
+
+def _resolved(value: Any) -> Any:
+    """Return a tensor whose memory holds its values: a conjugate, or an imaginary part of one, may be a mark alone."""
+    return value.resolve_conj().resolve_neg() if type(value) is torch.Tensor else value
 
 
 def _host(value: Any) -> Any:
@@ -340,8 +348,27 @@ def _raised(error: BaseException) -> Raised:
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
     kind = type(error)
     return Raised(
-        kind=kind.__name__, module=kind.__module__, text=text[:_TEXT], traceback=shown[-_TEXT:], out_of_memory=memory
+        kind=kind.__name__,
+        module=kind.__module__,
+        text=text[:_TEXT],
+        traceback=shown[-_TEXT:],
+        out_of_memory=memory,
+        of_compiler=any(_is_of_compiler(one) for one in _causes(error)),
     )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_of_compiler(error: BaseException) -> bool:
+    """Whether a compiler, or a program such as one, has failed."""
+    return isinstance(error, subprocess.CalledProcessError) or type(error).__module__.startswith(_COMPILERS)
 
 
 if __name__ == "__main__":

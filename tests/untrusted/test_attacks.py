@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,8 +81,9 @@ COMES_TO = {
 """What an attack may come to, where it is not a wrong result."""
 
 
-REPLAYS_NOTHING = ("replays_by_id", "replays_by_pointer")
-"""Attacks that compute each result where no object or place of memory comes again, as may be by chance."""
+REPLAYS_NOTHING = ("replays_by_id", "replays_by_pointer", "rests_in_rows")
+"""Attacks that compute each result where no object or place of memory comes again, as may be by chance, or where a busy
+machine is too slow for calls in a row."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -107,6 +108,60 @@ def test_an_honest_candidate_is_not_accused(name: str, holding: Holding) -> None
     assert found.checked >= 5
     assert {one.rival for one in found.ratios} == {"the reference"}
     assert not found.notes
+
+
+OTHERS = """
+import torch
+def turned(x): return torch.fft.fft(x).conj()
+def not_turned(x): return torch.fft.fft(x)
+def imaginary(x): return torch.fft.fft(x).conj().imag
+def logarithm(x): return x.log()
+def logarithm_of_none(x): return torch.full_like(x, 7.0).masked_fill(x < 0, float("nan"))
+def root(x): return torch.linalg.cholesky(x)
+def product(x): return x.float() @ x.float().T
+def counts(x): return x
+def rounds(x): return x.double().long()
+"""
+
+
+def normal(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(40, 40)}
+
+
+def with_a_root(_seed: int) -> dict[str, torch.Tensor]:
+    x = torch.randn(40, 40)
+    return {"x": x @ x.T + 40 * torch.eye(40)}
+
+
+def eight_bits(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(40, 40).to(torch.float8_e4m3fn)}
+
+
+def large_numbers(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randint(1 << 61, 1 << 62, (40, 40))}
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "draw", "reason"),
+    [
+        ("turned", "turned", normal, Reason.NONE),
+        ("turned", "not_turned", normal, Reason.RESULT),
+        ("imaginary", "imaginary", normal, Reason.NONE),
+        ("logarithm", "logarithm", normal, Reason.NONE),
+        ("logarithm", "logarithm_of_none", normal, Reason.RESULT),
+        ("root", "root", with_a_root, Reason.NONE),
+        ("product", "product", eight_bits, Reason.NONE),
+        ("counts", "rounds", large_numbers, Reason.RESULT),
+    ],
+)
+def test_other_dtypes_and_definitions_without_an_answer_somewhere(
+    of: str, name: str, draw: Callable[[int], dict[str, torch.Tensor]], reason: Reason, holding: Holding
+) -> None:
+    names: dict[str, Callable[..., torch.Tensor]] = {}
+    exec(OTHERS, names)
+    case = Case(definition=names[of], plain=names[of], draws=[draw])
+    found = judge(Source(name, Entry(name=f"others:{name}", source=OTHERS)), case, holding)
+    assert found.reason is reason, found
 
 
 LAZY_CHILD = """
