@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -154,9 +155,7 @@ def named(name: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
-        for part in function.split("."):
-            found = getattr(found, part)
+        found = operator.attrgetter(function)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{name}: {error}", "name it package.module:function, importable from here") from error
     if not callable(found):
@@ -186,7 +185,8 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
 
     package = Path(__file__).parents[1]
     hidden = [*secret, package.parent / "baselines", package.parent / "tests"]
-    folders, listed = readable([*python_folders(), package, *map(Path, _path_entries()), *open_to], hidden)
+    installed = [Path(entry) for entry in sys.path if "site-packages" in entry or "dist-packages" in entry]
+    folders, listed = readable([*python_folders(), package, *installed, *open_to], hidden)
     with workplace() as folder, forking() as start:
         yield Holding(
             device=device,
@@ -197,11 +197,6 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
             listed=tuple(dict.fromkeys(listed)),
             path=tuple(str(one) for one in open_to),
         )
-
-
-def _path_entries() -> list[str]:
-    """Return the entries of the import path that hold installed packages."""
-    return [entry for entry in sys.path if "site-packages" in entry or "dist-packages" in entry]
 
 
 def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:

@@ -48,7 +48,6 @@ from perflab.untrusted.stranger import (
     Span,
     Stranger,
     UnfitError,
-    typical,
 )
 
 _SPAN_NS = 3_000_000
@@ -60,6 +59,8 @@ _LONG_SPANS = 10
 """The length of the slower side's span, at most, in spans of the usual length; one call takes what it takes."""
 _MOST_SPANS = 2
 """Spans in a turn, at most; the fastest of them counts most."""
+_CHECKS = 2
+"""Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
 _WARMING, _CONTROLS = 4, 9
 """Calls before any counts, and spans of the control that tell what a question costs."""
 _ALONE = 0.25
@@ -112,8 +113,6 @@ class Case:
     multiple: float | None = None
     may_change: bool = False
     wide: bool = True
-    checks: int = 2
-    """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
     budget_s: float = 5.0
     threshold: float = 0.1
 
@@ -155,22 +154,7 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
             finding, reason = Finding.UNKNOWN, Reason.UNDEFINED
     except _RefusedError as refused:
         finding, reason, text = refused.finding, refused.reason, refused.text
-    except UnfitError as error:
-        finding, reason, text = Finding.WRONG, Reason.FORM, str(error)
-    return Judged(
-        name=candidate.name,
-        finding=finding,
-        reason=reason,
-        text=text,
-        ratios=state.ratios,
-        checked=state.checked,
-        calls=state.calls,
-        operators=state.operators,
-        as_rival=state.as_rival,
-        threads=state.threads,
-        precision=state.precision,
-        notes=state.notes,
-    )
+    return Judged(name=candidate.name, finding=finding, reason=reason, text=text, **vars(state))
 
 
 @contextlib.contextmanager
@@ -206,7 +190,8 @@ class _Judge:
         self._device = torch.device(holding.device)
         self._draws = [self.fresh(draw) for draw in case.draws]
         self._plain_errors: dict[tuple[int, int], list[Mapping[str, Errors]]] = {}
-        self._outputs = self._count_outputs()
+        names = ["out", *(f"out{number}" for number in range(1, self._count_outputs()))]
+        self._task = Task(tuple(names), (), lambda output, _seed: output, {})
 
     def run(self, source: Source) -> None:
         """Judge the candidate, and end by an exception if anything speaks against it."""
@@ -222,14 +207,14 @@ class _Judge:
                 with _refusing():
                     span = self.span(candidate, [inputs])
                 self.check(candidate, span, [inputs], 0, kind)
-            control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
+            control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, len(self._task.outputs)))
             processes.enter_context(control)
             rivals = []
             for one in self.case.rivals:
                 try:
                     rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
                     self._race(candidate, rivals[-1], control, one.name)
-                except (RaisedError, EndedError) as error:  # of a trusted callable: of a candidate they are refused
+                except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
                     self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
             self._look(candidate, rivals)
 
@@ -261,7 +246,7 @@ class _Judge:
         """
         planned = []
         for number, draw in enumerate(self.case.draws):
-            planned += [((number, 0), self.fresh(draw)) for _ in range(self.case.checks)]
+            planned += [((number, 0), self.fresh(draw)) for _ in range(_CHECKS)]
             if self.case.wide:
                 changes = enumerate(_wider(self.fresh(draw)), 1)
                 planned += [((number, change), one) for change, one in changes if self._is_defined(one)]
@@ -279,17 +264,22 @@ class _Judge:
 
     def _count_outputs(self) -> int:
         try:
-            returned = self.case.definition(*_upcast(self._draws[0]).values())
+            returned, again = (self.case.definition(*_upcast(self._draws[0]).values()) for _ in "ab")
         except Exception as error:
             raise UsageError(
                 f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
                 "write it for float64: it tells what is right",
             ) from error
-        outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+        outputs, others = (list(one) if isinstance(one, list | tuple) else [one] for one in (returned, again))
         if not all(isinstance(one, Tensor) for one in outputs):
             raise UsageError(
                 f"the definition returned a {type(returned).__name__}, not tensors",
                 "return a tensor, or a list or tuple of tensors",
+            )
+        if not all(torch.allclose(one, other, equal_nan=True) for one, other in zip(outputs, others, strict=True)):
+            raise UsageError(
+                "the definition returned other results for the same inputs, which makes every error allowed",
+                "leave random numbers out, such as those of dropout: model.eval()",
             )
         return len(outputs)
 
@@ -302,23 +292,19 @@ class _Judge:
             return False
         return True
 
-    def _task(self) -> Task:
-        names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
-        return Task(names, (), lambda output, _seed: output, {})
-
     def check(
         self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
     ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], span.outputs[call]
-        task = self._task()
-        if len(told) != self._outputs:
-            raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {self._outputs}")
+        names = self._task.outputs
+        if len(told) != len(names):
+            raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
         with _refusing():
-            got = {name: process.result(one) for name, one in zip(task.outputs, told, strict=True)}
+            got = {name: process.result(one) for name, one in zip(names, told, strict=True)}
             if not self.case.may_change:
                 self._refuse_changes(process, inputs, told, call)
-        report = self._compared(inputs, got, task, kind)
+        report = self._compared(inputs, got, kind)
         if report is None:
             return
         self._state.checked += 1
@@ -337,17 +323,17 @@ class _Judge:
             raise _RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 
     def _compared(
-        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], task: Task, kind: tuple[int, int]
+        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], kind: tuple[int, int]
     ) -> Report | None:
         """Return the comparison where the definition has answers; None where it has none: the logarithm of -1 is NaN.
 
         Values that are not drawn, but changed from what is, are compared only if all of them have an answer.
         """
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
-        exact = run_plainly(self.case.definition, _upcast(inputs), task, {})
+        exact = run_plainly(self.case.definition, _upcast(inputs), self._task, {})
         halved = {name for name, one in exact.items() if _exceeds_float64(one)}
         reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
-        plain = run_plainly(self.case.plain, inputs, task, {})
+        plain = run_plainly(self.case.plain, inputs, self._task, {})
         plain = {name: _parted(one, name in halved) for name, one in plain.items()}
         got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
         for name, one in reference.items():
@@ -403,21 +389,17 @@ class _Judge:
 
         A chain of products may be done in another order with fewer operations.
         """
-        inputs = self._draws[0]
-        with FlopCounterMode(display=False) as counter:
-            self.case.plain(*inputs.values())
-        counts = counter.get_flop_counts().get("Global", {})
-        dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
-        if len(counts) != 1 or len(dtypes) != 1 or self._calls_of_products() != 1:
-            return 0.0
-        return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
-
-    def _calls_of_products(self) -> int:
         from perflab.untrusted.worker import noted_operators
 
         inputs = self._draws[0]
-        seen = noted_operators(lambda: self.case.plain(*inputs.values()))
-        return sum(number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention")))
+        with FlopCounterMode(display=False) as counter:
+            seen = noted_operators(lambda: self.case.plain(*inputs.values()))
+        counts = counter.get_flop_counts().get("Global", {})
+        dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
+        products = [number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention"))]
+        if len(counts) != 1 or len(dtypes) != 1 or sum(products) != 1:
+            return 0.0
+        return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
 
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
         """Record what a call runs. Its process tells that, so nothing is judged by it."""
@@ -495,7 +477,8 @@ class _Race:
 
     def _control_ns(self, number: int) -> float:
         sets = self._sets(number)
-        return typical([self._judge.span(self._control, sets) for _ in range(_CONTROLS)])
+        # The least: a question that a busy machine delays would leave too little for the calls.
+        return min(self._judge.span(self._control, sets).ns for _ in range(_CONTROLS))
 
     def _turn(self, side: str) -> TurnTime:
         """Time spans of fresh calls; now and then a call alone comes before, and by chance a call is checked."""
@@ -590,20 +573,9 @@ def _finding_of(comparison: Comparison, threshold: float) -> Finding:
     return Finding.OK if comparison.high_ratio <= 1 + threshold else Finding.UNKNOWN
 
 
-_PLAIN_OPERATORS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view",
-        "empty.memory_format",
-        "t",
-        "transpose.int",
-        "reshape",
-        "_to_copy",
-        "clone",
-        "add.Tensor",
-        "mul.Tensor",
-    )
-)
+_PLAIN_OPERATORS = frozenset(("aten::view", "aten::empty.memory_format", "aten::t", "aten::transpose.int")) | {
+    *("aten::reshape", "aten::_to_copy", "aten::clone", "aten::add.Tensor", "aten::mul.Tensor"),
+}
 """Operators that any code calls, and that say nothing about whose work is done."""
 
 
@@ -637,7 +609,7 @@ def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
-        name: one.double() if one.is_floating_point() else one.cdouble() if one.is_complex() else one.clone()
+        name: one.double() if one.is_floating_point() else one.to(torch.complex128) if one.is_complex() else one.clone()
         for name, one in inputs.items()
     }
 

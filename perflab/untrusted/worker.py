@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import io
 import mmap
+import operator
 import os
 import pickle
 import subprocess
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -86,8 +87,7 @@ def main() -> None:
     try:
         served, ready = _loaded(load)
     except BaseException as error:
-        say(_raised(error))
-        return
+        return say(_raised(error))
     say(ready)
     while True:
         try:
@@ -129,24 +129,15 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
     sys.path[:0] = [entry for entry in load.path if entry not in sys.path]
-    missing = _confined(load) if load.role is Role.CANDIDATE else []
-    call = _nothing(load.returns, device) if load.role is Role.CONTROL else _callable(load, given, device)
+    missing = []
+    if load.role is Role.CANDIDATE:
+        missing = confine([*map(Path, load.read)], [*map(Path, load.listed)], [Path(load.folder)])
+
+    def nothing(*_inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.empty(0, device=device) for _ in range(load.returns)]
+
+    call = nothing if load.role is Role.CONTROL else _callable(load, given, device)
     return _Served(device, call, shared), Ready(missing=missing)
-
-
-def _confined(load: Load) -> list[str]:
-    read, listed = ([Path(one) for one in paths] for paths in (load.read, load.listed))
-    return confine(read, listed, [Path(load.folder)])
-
-
-def _nothing(returns: int, device: torch.device) -> Callable[..., Any]:
-    """Return the control: a callable that returns so many empty tensors, and does nothing else."""
-
-    def call(*_inputs: torch.Tensor) -> Any:
-        made = [torch.empty(0, device=device) for _ in range(returns)]
-        return made[0] if returns == 1 else made
-
-    return call
 
 
 def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., Any]:
@@ -157,8 +148,7 @@ def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., A
     """
     entry = load.entry
     if not entry.name:
-        found: Any = pickle.loads(given)  # the judge has written it
-        return cast("Callable[..., Any]", found)
+        return pickle.loads(given)  # type: ignore[no-any-return]  # the judge has written it
     where, _, name = entry.name.partition(":")
     if entry.source:
         module = types.ModuleType(where)
@@ -169,12 +159,10 @@ def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., A
         exec(compile(entry.source, str(file), "exec"), module.__dict__)
     else:
         module = importlib.import_module(where)
-    found = module
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = operator.attrgetter(name)(module)
     if entry.builds:  # the judge has written what it is built from
         return _built(found, torch.load(io.BytesIO(given), weights_only=False), device, entry.compiles)
-    return cast("Callable[..., Any]", found)
+    return found  # type: ignore[no-any-return]
 
 
 def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: bool) -> Callable[..., Any]:
@@ -244,16 +232,15 @@ def _tensor(told: TensorAt, shared: mmap.mmap) -> torch.Tensor:
 
 def _gone(served: _Served) -> Finished:
     began_ns = time.perf_counter_ns()
-    if served.device.type != "cpu":
+    if served.device.type != "cpu" and not served.backward:
         for laid, arguments in zip(served.laid, served.arguments, strict=True):
             for source, target in zip(laid, arguments, strict=True):
-                if not served.backward:
-                    target.untyped_storage().copy_(source.untyped_storage(), False)
+                target.untyped_storage().copy_(source.untyped_storage(), False)
     with PoisonedMemory() if served.poisons else contextlib.nullcontext():
         outputs = _made(served)
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
-        outputs = [[None if one is None else _host(one) for one in each] for each in outputs]
+        outputs = [[_host(one) for one in each] for each in outputs]
     served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
     return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs])
@@ -263,13 +250,14 @@ def _made(served: _Served) -> list[list[Any]]:
     """Make the calls that were laid out, forward or backward, and return the outputs of each."""
     if served.backward:
         return [_gradients(served, number) for number in range(len(served.laid))]
-    served.outputs = [[_resolved(one) for one in _listed(served.call(*each))] for each in served.arguments]
+    served.outputs = [_listed(served.call(*arguments)) for arguments in served.arguments]
     return served.outputs
 
 
-def _resolved(value: Any) -> Any:
-    """Return a tensor whose memory holds its values: a conjugate, or an imaginary part of one, may be a mark alone."""
-    return value.resolve_conj().resolve_neg() if type(value) is torch.Tensor else value
+def _listed(returned: Any) -> list[Any]:
+    """Return outputs as a list, and each with its values in its memory: a conjugate may be no more than a mark."""
+    outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+    return [one.resolve_conj().resolve_neg() if type(one) is torch.Tensor else one for one in outputs]
 
 
 def _host(value: Any) -> Any:
@@ -286,10 +274,6 @@ def _gradients(served: _Served, number: int) -> list[torch.Tensor | None]:
     ]
     outputs = [served.outputs[number][one] for one in served.backward]
     return list(torch.autograd.grad(outputs, leaves, upstream, allow_unused=True))
-
-
-def _listed(returned: Any) -> list[Any]:
-    return list(returned) if isinstance(returned, list | tuple) else [returned]
 
 
 def _at(value: Any) -> TensorAt | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from perflab.base.errors import PerflabError
+from perflab.base.errors import PerflabError, UsageError
 from perflab.measurement.callables import BASE, CANDIDATE
 from perflab.untrusted import stranger
 from perflab.untrusted.command import held
@@ -164,6 +165,20 @@ def test_other_dtypes_and_definitions_without_an_answer_somewhere(
     assert found.reason is reason, found
 
 
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        (lambda x: torch.dropout(x, 0.5, True), "other results for the same inputs"),
+        (lambda x: {"y": x}, "returned a dict, not tensors"),
+    ],
+)
+def test_a_definition_that_cannot_tell_what_is_right_is_refused(
+    definition: Callable[..., torch.Tensor], text: str, holding: Holding
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        judge(Source("any", Entry()), Case(definition=definition, plain=definition, draws=[normal]), holding)
+
+
 LAZY_CHILD = """
 import ctypes, mmap, os, platform, sys, time
 import torch
@@ -312,6 +327,12 @@ def test_a_candidate_is_faster_among_calls_only_if_no_further_call_alone_is_as_f
     busy = race_of(list(slow), [])
     busy._alone[BASE] = [1.9e6, 9e6, 9e6]  # the machine delays calls that are alone, as the rival's show
     busy._refuse_calls_ahead()
+
+
+def test_no_answer_is_overdue_while_none_is_asked_for(holding: Holding) -> None:
+    with Stranger(Role.CONTROL, Entry(), holding) as one:
+        one.span([[torch.zeros(1)]])
+        assert one._seconds_left() == math.inf
 
 
 def test_a_text_that_is_too_long_is_no_answer() -> None:
