@@ -24,7 +24,6 @@ from perflab.untrusted.messages import MOST_TEXT, Entry
 from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
-    from perflab.untrusted.judge import Source
     from perflab.untrusted.stranger import Holding
 
 _TOLD = 12
@@ -206,7 +205,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
             "name what is right, --against package.module:function, and --inputs package.module:function(seed)",
         )
     from perflab.devices.kinds import resolve_device
-    from perflab.untrusted.judge import Case, judge
+    from perflab.untrusted.judge import Case, Source, judge
 
     trusted, draws = named(given.against), [named(one) for one in given.inputs]
     secret = [path for name in (given.against, *given.inputs) if (path := file_of(name)) is not None]
@@ -221,7 +220,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
         definition=trusted,
         plain=trusted,
         draws=draws,
-        rivals=[_source(given.against)],
+        rivals=[Source(given.against, Entry(name=given.against))],
         multiple=given.multiple,
         may_change=given.in_place,
         wide=not given.as_drawn,
@@ -230,13 +229,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
     )
     caches = [path.parent / "__pycache__" for path in secret]
     with held(device, given.limit, [Path.cwd()], [*secret, *caches]) as holding:
-        yield judge(_source(given.candidate), case, holding)
-
-
-def _source(name: str) -> Source:
-    from perflab.untrusted.judge import Source
-
-    return Source(name, Entry(name=name))
+        yield judge(Source(given.candidate, Entry(name=given.candidate)), case, holding)
 
 
 def _judged_batch(given: argparse.Namespace) -> Iterator[Judged]:

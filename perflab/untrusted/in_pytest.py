@@ -409,7 +409,7 @@ def _fastest_ns(
 
 
 def _fresh(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of the same layout, of values smaller by some percent; whole numbers stay, which may be indices."""
+    """Return tensors of the same layout, of values some percent smaller; whole numbers stay, which may be indices."""
     return [rewritten(one, _changed) if one.is_floating_point() else one for one in inputs]
 
 

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.base.errors import UsageError
 from perflab.correctness.budget import Errors, measure_errors
-from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.compare import compare_all
 from perflab.correctness.run import Function, Task, run_plainly
 from perflab.judging import interleave
 from perflab.judging.interleave import TurnTime
@@ -71,6 +71,8 @@ _MORE = 12
 """Further calls alone, at most, before a candidate is suspected: a busy machine delays most of them."""
 _CHECK = 0.2
 """The share of calls alone that are checked, by chance. Of calls in a row one is, each time: a few pairs may decide."""
+_LOST = 0.5
+"""The error of the smaller elements of a result, as a share of their norm, with which no digit of them is right."""
 _SHORTEST_NS = 1.0
 """The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
@@ -304,12 +306,12 @@ class _Judge:
             got = {name: process.result(one) for name, one in zip(names, told, strict=True)}
             if not self.case.may_change:
                 self._refuse_changes(process, inputs, told, call)
-        report = self._compared(inputs, got, kind)
-        if report is None:
+        wrong = self._compared(inputs, got, kind)
+        if wrong is None:
             return
         self._state.checked += 1
-        if not report.ok:
-            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {_told(inputs)}:\n{report}"
+        if wrong:
+            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {_told(inputs)}:\n{wrong}"
             raise _RefusedError(Finding.WRONG, Reason.RESULT, text)
 
     def _refuse_changes(
@@ -324,8 +326,8 @@ class _Judge:
 
     def _compared(
         self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], kind: tuple[int, int]
-    ) -> Report | None:
-        """Return the comparison where the definition has answers; None where it has none: the logarithm of -1 is NaN.
+    ) -> str | None:
+        """Return what is wrong where the definition has answers; None where it has none: the logarithm of -1 is NaN.
 
         Values that are not drawn, but changed from what is, are compared only if all of them have an answer.
         """
@@ -346,7 +348,11 @@ class _Judge:
         draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         multiple = self.case.multiple or (2.0 if _is_short(plain) else 8.0)
-        return compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+        report = compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+        if not report.ok:
+            return str(report)
+        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in reference.items())
+        return "\n".join(text for text in lost if text)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -612,6 +618,19 @@ def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: one.double() if one.is_floating_point() else one.to(torch.complex128) if one.is_complex() else one.clone()
         for name, one in inputs.items()
     }
+
+
+def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
+    """Return what is wrong with the smaller elements of a result, which much larger ones hide; empty if nothing is."""
+    size = reference.abs()
+    small = size < size.median() if size.numel() else size.bool()
+    if plain.is_floating_point():
+        small &= size >= torch.finfo(plain.dtype).tiny
+    norm = reference[small].norm().item()
+    if got is None or not norm:
+        return ""
+    error, own = ((one[small].double() - reference[small]).norm().item() / norm for one in (got, plain))
+    return f"{name} is wrong in its smaller half: error {error:.2g} of their norm" if error > _LOST > 10 * own else ""
 
 
 def _exceeds_float64(result: Tensor) -> bool:

@@ -120,6 +120,8 @@ def logarithm(x): return x.log()
 def logarithm_of_none(x): return torch.full_like(x, 7.0).masked_fill(x < 0, float("nan"))
 def root(x): return torch.linalg.cholesky(x)
 def product(x): return x.float() @ x.float().T
+def steep(x): return x * x.abs() * torch.tensor([1e12] + [1.0] * 39)
+def without_the_flat_part(x): return steep(x) * (torch.arange(40) < 1)
 def counts(x): return x
 def rounds(x): return x.double().long()
 """
@@ -152,6 +154,8 @@ def large_numbers(_seed: int) -> dict[str, torch.Tensor]:
         ("logarithm", "logarithm_of_none", normal, Reason.RESULT),
         ("root", "root", with_a_root, Reason.NONE),
         ("product", "product", eight_bits, Reason.NONE),
+        ("steep", "steep", normal, Reason.NONE),
+        ("steep", "without_the_flat_part", normal, Reason.RESULT),
         ("counts", "rounds", large_numbers, Reason.RESULT),
     ],
 )
