@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from perflab.correctness.poison import PoisonedMemory
+from perflab.internals.of_torch.compiler import is_error_of_compiler
 from perflab.measure.machine.allocator import keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
 from perflab.untrusted.confine import confine, narrow
@@ -50,8 +51,6 @@ from perflab.untrusted.messages import (
 
 _ALIVE = 256
 """The number of earlier spans whose argument objects are kept. Their values are not: the memory is used again."""
-_COMPILERS = ("torch._dynamo", "torch._inductor", "triton.compiler")
-"""Modules whose errors are those of compilers."""
 _TEXT = 2000
 """The length in characters that a message of a candidate's error may have."""
 
@@ -352,7 +351,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _is_of_compiler(error: BaseException) -> bool:
     """Whether a compiler, or a program such as one, has failed."""
-    return isinstance(error, subprocess.CalledProcessError) or type(error).__module__.startswith(_COMPILERS)
+    is_of_triton = type(error).__module__.startswith("triton.compiler")
+    return isinstance(error, subprocess.CalledProcessError) or is_of_triton or is_error_of_compiler(error)
 
 
 if __name__ == "__main__":

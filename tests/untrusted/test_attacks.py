@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from perflab.untrusted.judge import Case, Source, _Race, _RefusedError, judge, s
 from perflab.untrusted.messages import ANSWERS, MOST_TEXT, Entry, Raised, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Stranger, UnfitError
+from perflab.untrusted.worker import _raised
 from tests.untrusted import task
 from tests.untrusted.attacks import ATTACKS
 from tests.untrusted.controls import CONTROLS
@@ -344,6 +346,19 @@ def test_a_text_that_is_too_long_is_no_answer() -> None:
     assert ANSWERS.decode(msgspec.json.encode(told)) == told
     with pytest.raises(msgspec.ValidationError):
         ANSWERS.decode(msgspec.json.encode(Raised(kind="E", module="m", text="", traceback="E" * (MOST_TEXT + 1))))
+
+
+def test_an_error_of_a_compiler_is_known_by_its_class_and_not_by_its_text() -> None:
+    of_a_program, of_triton = (
+        RuntimeError("failed"),
+        type("Error", (Exception,), {"__module__": "triton.compiler.errors"}),
+    )
+    of_a_program.__cause__ = subprocess.CalledProcessError(1, "cc")
+    assert [_raised(one).of_compiler for one in (of_a_program, of_triton(), ValueError("compilation failed"))] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_closed_folders_are_removed_by_a_user_who_is_not_root() -> None:
