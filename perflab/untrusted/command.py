@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,6 @@ from perflab.untrusted.messages import MOST_TEXT, Entry
 from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
-    from perflab.untrusted.judge import Source
     from perflab.untrusted.stranger import Holding
 
 _TOLD = 12
@@ -154,9 +154,7 @@ def named(name: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
-        for part in function.split("."):
-            found = getattr(found, part)
+        found = operator.attrgetter(function)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{name}: {error}", "name it package.module:function, importable from here") from error
     if not callable(found):
@@ -186,7 +184,8 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
 
     package = Path(__file__).parents[1]
     hidden = [*secret, package.parent / "baselines", package.parent / "tests"]
-    folders, listed = readable([*python_folders(), package, *map(Path, _path_entries()), *open_to], hidden)
+    installed = [Path(entry) for entry in sys.path if "site-packages" in entry or "dist-packages" in entry]
+    folders, listed = readable([*python_folders(), package, *installed, *open_to], hidden)
     with workplace() as folder, forking() as start:
         yield Holding(
             device=device,
@@ -199,11 +198,6 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
         )
 
 
-def _path_entries() -> list[str]:
-    """Return the entries of the import path that hold installed packages."""
-    return [entry for entry in sys.path if "site-packages" in entry or "dist-packages" in entry]
-
-
 def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
     if given.against is None or not given.inputs:
         raise UsageError(
@@ -211,7 +205,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
             "name what is right, --against package.module:function, and --inputs package.module:function(seed)",
         )
     from perflab.devices.kinds import resolve_device
-    from perflab.untrusted.judge import Case, judge
+    from perflab.untrusted.judge import Case, Source, judge
 
     trusted, draws = named(given.against), [named(one) for one in given.inputs]
     secret = [path for name in (given.against, *given.inputs) if (path := file_of(name)) is not None]
@@ -226,7 +220,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
         definition=trusted,
         plain=trusted,
         draws=draws,
-        rivals=[_source(given.against)],
+        rivals=[Source(given.against, Entry(name=given.against))],
         multiple=given.multiple,
         may_change=given.in_place,
         wide=not given.as_drawn,
@@ -235,13 +229,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
     )
     caches = [path.parent / "__pycache__" for path in secret]
     with held(device, given.limit, [Path.cwd()], [*secret, *caches]) as holding:
-        yield judge(_source(given.candidate), case, holding)
-
-
-def _source(name: str) -> Source:
-    from perflab.untrusted.judge import Source
-
-    return Source(name, Entry(name=name))
+        yield judge(Source(given.candidate, Entry(name=given.candidate)), case, holding)
 
 
 def _judged_batch(given: argparse.Namespace) -> Iterator[Judged]:

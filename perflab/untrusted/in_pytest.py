@@ -64,7 +64,7 @@ class _Running:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     holdings: dict[tuple[Path, ...], Holding] = field(default_factory=dict)
     """How candidates are held, by the files that are secret besides test files."""
-    latest: tuple[bytes, Stranger, contextlib.ExitStack] | None = None
+    latest: tuple[bytes, Stranger] | None = None
     earlier: tuple[list[TensorAt | None], Run] | None = None
 
     def holding(self, trusted: Sequence[Function] = ()) -> Holding:
@@ -98,6 +98,7 @@ def begin(config: pytest.Config, items: Sequence[pytest.Item], timeout_s: float 
         if isinstance(module, ModuleType):
             pickler().register_pickle_by_value(module)
     running.stack.enter_context(held_elsewhere(functools.partial(_run, running)))
+    running.stack.callback(_drop, running)
     config.add_cleanup(running.stack.close)
     _RUNNING[:] = [running]
     config.add_cleanup(_RUNNING.clear)
@@ -180,7 +181,10 @@ def _run(
     packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
     try:
         if running.latest is None or running.latest[0] != packed or running.earlier is None or label.endswith("1"):
-            process = _started(running, packed, trusted, next(iter(inputs.values())).device)
+            _drop(running)
+            holding = replace(running.holding(trusted), device=str(next(iter(inputs.values())).device))
+            process = Stranger(Role.CANDIDATE, Entry(), holding, packed)
+            running.latest = (packed, process)
             fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
             _results(running, process, fresh, task, seed, "a first call")  # in which it may compile
             process.narrow()
@@ -190,9 +194,9 @@ def _run(
         return _results(running, process, inputs, task, seed, label)
     except EndedError as error:
         _drop(running)
-        hung = error.ending.how is How.HUNG
+        kind = "hang" if error.ending.how is How.HUNG else "crash"
         text = "\n".join([f"{label}: the candidate's process {error.ending.told}", *error.ending.last_lines(20)])
-        raise AssertionError(f"{text[:MOST_TEXT]}\n(a {'hang' if hung else 'crash'} is wrong)") from None
+        raise AssertionError(f"{text[:MOST_TEXT]}\n(a {kind} is wrong)") from None
     except UnfitError as error:
         raise AssertionError(f"{label}: {error}") from None
     except RaisedError as error:
@@ -201,20 +205,10 @@ def _run(
         raise raised from None
 
 
-def _started(running: _Running, packed: bytes, trusted: Sequence[Function], device: torch.device) -> Stranger:
-    """Start a candidate's process in place of the latest one, and return it."""
-    _drop(running)
-    stack = contextlib.ExitStack()
-    holding = replace(running.holding(trusted), device=str(device))
-    process = stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed))
-    running.latest = (packed, process, stack)
-    return process
-
-
 def _drop(running: _Running) -> None:
     running.earlier = None
     if running.latest is not None:
-        running.latest[2].close()
+        running.latest[1].__exit__()
         running.latest = None
 
 
@@ -285,33 +279,26 @@ class Flat:
     """A call as a function of the tensors among its arguments, that returns the tensors in its result."""
 
     def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._call = call
-        self._args, self._kwargs = list(args), dict(kwargs)
-        self._places: list[int | str] = []
-        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        for place, value in given:
-            if type(value) is Tensor and is_readable(value) and not value.requires_grad:
-                self._places.append(place)
+        self._call, self._positional = call, len(args)
+        self._given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        self._places = [
+            place
+            for place, value in self._given.items()
+            if type(value) is Tensor and is_readable(value) and not value.requires_grad
+        ]
 
     def take(self) -> list[Tensor]:
         """Take the tensors out of the arguments, and return them."""
-        taken = []
-        for place in self._places:
-            where: Any = self._args if isinstance(place, int) else self._kwargs
-            taken.append(where[place])
-            where[place] = None
+        taken = [self._given[place] for place in self._places]
+        self._given.update(dict.fromkeys(self._places))
         return taken
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Make the call with these tensors, and return the tensors of its result."""
-        args, kwargs = list(self._args), dict(self._kwargs)
-        for place, value in zip(self._places, inputs, strict=True):
-            if isinstance(place, int):
-                args[place] = value
-            else:
-                kwargs[place] = value
+        given = self._given | dict(zip(self._places, inputs, strict=True))
+        args = [given.pop(number) for number in range(self._positional)]
         found: list[Tensor] = []
-        _collect(self._call(*args, **kwargs), found)
+        _collect(self._call(*args, **given), found)
         return found
 
 
@@ -422,12 +409,12 @@ def _fastest_ns(
 
 
 def _fresh(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of the same layout, of other values by some percent; whole numbers stay, which may be indices."""
+    """Return tensors of the same layout, of values some percent smaller; whole numbers stay, which may be indices."""
     return [rewritten(one, _changed) if one.is_floating_point() else one for one in inputs]
 
 
 def _changed(x: Tensor) -> Tensor:
-    return x * (1 + torch.rand_like(x) / 16)
+    return x * (1 - torch.rand_like(x) / 16)  # a probability stays one
 
 
 def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], calls: int, *, allow_nan: bool) -> bool:

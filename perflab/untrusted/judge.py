@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.base.errors import UsageError
 from perflab.correctness.budget import Errors, measure_errors
-from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.compare import compare_all
 from perflab.correctness.run import Function, Task, run_plainly
 from perflab.judging import interleave
 from perflab.judging.interleave import TurnTime
@@ -49,7 +48,6 @@ from perflab.untrusted.stranger import (
     Span,
     Stranger,
     UnfitError,
-    typical,
 )
 
 _SPAN_NS = 3_000_000
@@ -61,6 +59,8 @@ _LONG_SPANS = 10
 """The length of the slower side's span, at most, in spans of the usual length; one call takes what it takes."""
 _MOST_SPANS = 2
 """Spans in a turn, at most; the fastest of them counts most."""
+_CHECKS = 2
+"""Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
 _WARMING, _CONTROLS = 4, 9
 """Calls before any counts, and spans of the control that tell what a question costs."""
 _ALONE = 0.25
@@ -70,13 +70,16 @@ _ENOUGH = 3
 _MORE = 12
 """Further calls alone, at most, before a candidate is suspected: a busy machine delays most of them."""
 _CHECK = 0.2
-"""The share of spans of which a call is checked, by chance."""
+"""The share of calls alone that are checked, by chance. Of calls in a row one is, each time: a few pairs may decide."""
+_LOST = 0.5
+"""The error of the smaller elements of a result, as a share of their norm, with which no digit of them is right."""
+_SHORTEST_NS = 1.0
+"""The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
 """Differences between clocks, in nanoseconds, that a busy machine explains."""
 _TOLD, _OFF_NS = 0.1, 300_000
 """A clock that tells less than this share of the time outside was replaced, if what it leaves out is longer than the
 nanoseconds, and than what the rival's leaves out. Nothing is taken from that clock, so it need not be exact."""
-_COMPILERS = re.compile("compil|inductor|ninja|nvcc|building extension", re.IGNORECASE)
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
 
@@ -112,8 +115,6 @@ class Case:
     multiple: float | None = None
     may_change: bool = False
     wide: bool = True
-    checks: int = 2
-    """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
     budget_s: float = 5.0
     threshold: float = 0.1
 
@@ -155,22 +156,7 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
             finding, reason = Finding.UNKNOWN, Reason.UNDEFINED
     except _RefusedError as refused:
         finding, reason, text = refused.finding, refused.reason, refused.text
-    except UnfitError as error:
-        finding, reason, text = Finding.WRONG, Reason.FORM, str(error)
-    return Judged(
-        name=candidate.name,
-        finding=finding,
-        reason=reason,
-        text=text,
-        ratios=state.ratios,
-        checked=state.checked,
-        calls=state.calls,
-        operators=state.operators,
-        as_rival=state.as_rival,
-        threads=state.threads,
-        precision=state.precision,
-        notes=state.notes,
-    )
+    return Judged(name=candidate.name, finding=finding, reason=reason, text=text, **vars(state))
 
 
 @contextlib.contextmanager
@@ -184,8 +170,8 @@ def _refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterato
     try:
         yield
     except RaisedError as error:
-        built = reason is Reason.UNBUILT and not _COMPILERS.search(f"{error.told.kind} {error.told.text}")
-        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else Reason.RAISED if built and called else reason
+        why = Reason.RAISED if called and not error.told.of_compiler else reason
+        why = Reason.OUT_OF_MEMORY if error.told.out_of_memory else why
         raise _RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
     except EndedError as error:
         ending = error.ending
@@ -206,7 +192,8 @@ class _Judge:
         self._device = torch.device(holding.device)
         self._draws = [self.fresh(draw) for draw in case.draws]
         self._plain_errors: dict[tuple[int, int], list[Mapping[str, Errors]]] = {}
-        self._outputs = self._count_outputs()
+        names = ["out", *(f"out{number}" for number in range(1, self._count_outputs()))]
+        self._task = Task(tuple(names), (), lambda output, _seed: output, {})
 
     def run(self, source: Source) -> None:
         """Judge the candidate, and end by an exception if anything speaks against it."""
@@ -222,14 +209,14 @@ class _Judge:
                 with _refusing():
                     span = self.span(candidate, [inputs])
                 self.check(candidate, span, [inputs], 0, kind)
-            control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, self._outputs))
+            control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, len(self._task.outputs)))
             processes.enter_context(control)
             rivals = []
             for one in self.case.rivals:
                 try:
                     rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
                     self._race(candidate, rivals[-1], control, one.name)
-                except (RaisedError, EndedError) as error:  # of a trusted callable: of a candidate they are refused
+                except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
                     self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
             self._look(candidate, rivals)
 
@@ -261,9 +248,10 @@ class _Judge:
         """
         planned = []
         for number, draw in enumerate(self.case.draws):
-            planned += [((number, 0), self.fresh(draw)) for _ in range(self.case.checks)]
+            planned += [((number, 0), self.fresh(draw)) for _ in range(_CHECKS)]
             if self.case.wide:
-                planned += [((number, change), one) for change, one in enumerate(_wider(self.fresh(draw)), 1)]
+                changes = enumerate(_wider(self.fresh(draw)), 1)
+                planned += [((number, change), one) for change, one in changes if self._is_defined(one)]
         secrets.SystemRandom().shuffle(planned)
         return planned
 
@@ -278,36 +266,52 @@ class _Judge:
 
     def _count_outputs(self) -> int:
         try:
-            returned = self.case.definition(*_upcast(self._draws[0]).values())
+            returned, again = (self.case.definition(*_upcast(self._draws[0]).values()) for _ in "ab")
         except Exception as error:
             raise UsageError(
                 f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
                 "write it for float64: it tells what is right",
             ) from error
-        return 1 if isinstance(returned, Tensor) else len(list(returned))
+        outputs, others = (list(one) if isinstance(one, list | tuple) else [one] for one in (returned, again))
+        if not all(isinstance(one, Tensor) for one in outputs):
+            raise UsageError(
+                f"the definition returned a {type(returned).__name__}, not tensors",
+                "return a tensor, or a list or tuple of tensors",
+            )
+        if not all(torch.allclose(one, other, equal_nan=True) for one, other in zip(outputs, others, strict=True)):
+            raise UsageError(
+                "the definition returned other results for the same inputs, which makes every error allowed",
+                "leave random numbers out, such as those of dropout: model.eval()",
+            )
+        return len(outputs)
 
-    def _task(self) -> Task:
-        names = tuple("out" if number == 0 else f"out{number}" for number in range(self._outputs))
-        return Task(names, (), lambda output, _seed: output, {})
+    def _is_defined(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether the definition takes these inputs: of a matrix with a root the negative has none."""
+        try:
+            for call, given in ((self.case.definition, _upcast(inputs)), (self.case.plain, inputs)):
+                call(*(one.clone() for one in given.values()))
+        except Exception:
+            return False
+        return True
 
     def check(
         self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
     ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], span.outputs[call]
-        task = self._task()
-        if len(told) != self._outputs:
-            raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {self._outputs}")
+        names = self._task.outputs
+        if len(told) != len(names):
+            raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
         with _refusing():
-            got = {name: process.result(one) for name, one in zip(task.outputs, told, strict=True)}
+            got = {name: process.result(one) for name, one in zip(names, told, strict=True)}
             if not self.case.may_change:
                 self._refuse_changes(process, inputs, told, call)
-        report = self._compared(inputs, got, task, kind)
-        if report is None:
+        wrong = self._compared(inputs, got, kind)
+        if wrong is None:
             return
         self._state.checked += 1
-        if not report.ok:
-            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {_told(inputs)}:\n{report}"
+        if wrong:
+            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {_told(inputs)}:\n{wrong}"
             raise _RefusedError(Finding.WRONG, Reason.RESULT, text)
 
     def _refuse_changes(
@@ -321,20 +325,34 @@ class _Judge:
             raise _RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 
     def _compared(
-        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], task: Task, kind: tuple[int, int]
-    ) -> Report | None:
-        """Return the comparison; None where the definition itself has no answer, such as the logarithm of -1."""
+        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], kind: tuple[int, int]
+    ) -> str | None:
+        """Return what is wrong where the definition has answers; None where it has none: the logarithm of -1 is NaN.
+
+        Values that are not drawn, but changed from what is, are compared only if all of them have an answer.
+        """
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
-        reference = {
-            name: one.double() for name, one in run_plainly(self.case.definition, _upcast(inputs), task, {}).items()
-        }
-        if any(one.isnan().any() for one in reference.values()):
-            return None
-        plain = run_plainly(self.case.plain, inputs, task, {})
+        exact = run_plainly(self.case.definition, _upcast(inputs), self._task, {})
+        halved = {name for name, one in exact.items() if _exceeds_float64(one)}
+        reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
+        plain = run_plainly(self.case.plain, inputs, self._task, {})
+        plain = {name: _parted(one, name in halved) for name, one in plain.items()}
+        got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
+        for name, one in reference.items():
+            unknown, found = one.isnan(), got[name]
+            if (unknown.any() and kind[1]) or (unknown.all() and one.numel()):
+                return None
+            if unknown.any() and found is not None and found.shape == one.shape:
+                for result in (one, plain[name], found):
+                    result[unknown] = 0
         draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         multiple = self.case.multiple or (2.0 if _is_short(plain) else 8.0)
-        return compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+        report = compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+        if not report.ok:
+            return str(report)
+        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in reference.items())
+        return "\n".join(text for text in lost if text)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -356,7 +374,10 @@ class _Judge:
                 )
             )
             race.refuse_bent_time()
-        self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
+        if _is_too_short(comparison):
+            self.note("calls were as short as what the questions cost, and have no time")
+        else:
+            self._refuse_beyond_floor(comparison.candidate_ns, comparison.base_ns)
 
     def _refuse_beyond_floor(self, call_ns: float, rival_ns: float) -> None:
         """Refuse a time in which this hardware cannot do the operation; what a trusted callable does, it can do."""
@@ -374,21 +395,17 @@ class _Judge:
 
         A chain of products may be done in another order with fewer operations.
         """
-        inputs = self._draws[0]
-        with FlopCounterMode(display=False) as counter:
-            self.case.plain(*inputs.values())
-        counts = counter.get_flop_counts().get("Global", {})
-        dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
-        if len(counts) != 1 or len(dtypes) != 1 or self._calls_of_products() != 1:
-            return 0.0
-        return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
-
-    def _calls_of_products(self) -> int:
         from perflab.untrusted.worker import noted_operators
 
         inputs = self._draws[0]
-        seen = noted_operators(lambda: self.case.plain(*inputs.values()))
-        return sum(number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention")))
+        with FlopCounterMode(display=False) as counter:
+            seen = noted_operators(lambda: self.case.plain(*inputs.values()))
+        counts = counter.get_flop_counts().get("Global", {})
+        dtypes = {one.dtype for one in inputs.values() if one.is_floating_point()}
+        products = [number for name, number in seen.items() if any(one in name for one in ("mm", "conv", "attention"))]
+        if len(counts) != 1 or len(dtypes) != 1 or sum(products) != 1:
+            return 0.0
+        return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
 
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
         """Record what a call runs. Its process tells that, so nothing is judged by it."""
@@ -466,7 +483,8 @@ class _Race:
 
     def _control_ns(self, number: int) -> float:
         sets = self._sets(number)
-        return typical([self._judge.span(self._control, sets) for _ in range(_CONTROLS)])
+        # The least: a question that a busy machine delays would leave too little for the calls.
+        return min(self._judge.span(self._control, sets).ns for _ in range(_CONTROLS))
 
     def _turn(self, side: str) -> TurnTime:
         """Time spans of fresh calls; now and then a call alone comes before, and by chance a call is checked."""
@@ -484,9 +502,9 @@ class _Race:
         self._told[side].append(span.own_ns / max(work_ns, float(_OFF_NS)))
         self._untold_ns[side].append(work_ns - span.own_ns)
         self._over_ns[side].append(span.own_ns - span.ns)
-        if side == CANDIDATE and self._draw.random() < _CHECK:
+        if side == CANDIDATE and (number > 1 or self._draw.random() < _CHECK):
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
-        return max(1.0, work_ns / number)
+        return max(_SHORTEST_NS, work_ns / number)
 
     def _timed(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
         if process.role is Role.CANDIDATE:
@@ -508,7 +526,7 @@ class _Race:
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
-        if self._calls > 1:
+        if self._calls > 1 and min(self._among[CANDIDATE]) > _SHORTEST_NS:
             self._refuse_calls_ahead()
 
     def _refuse_calls_ahead(self) -> None:
@@ -547,33 +565,29 @@ def share_of_a_replaced_clock(
     return high if high < _TOLD and least_ns > 3 * explained_ns + _OFF_NS else None
 
 
+def _is_too_short(comparison: Comparison) -> bool:
+    """Whether a side's calls take no longer than the question that asks for them, so that they have no time."""
+    return min(comparison.candidate_ns, comparison.base_ns) <= _SHORTEST_NS
+
+
 def _finding_of(comparison: Comparison, threshold: float) -> Finding:
     """Return what a comparison says of a candidate: only certainly slower is ``slower``, and ``ok`` is certain too."""
+    if _is_too_short(comparison):
+        return Finding.UNKNOWN
     if comparison.verdict is Verdict.REGRESSED:
         return Finding.SLOWER
     return Finding.OK if comparison.high_ratio <= 1 + threshold else Finding.UNKNOWN
 
 
-_PLAIN_OPERATORS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view",
-        "empty.memory_format",
-        "t",
-        "transpose.int",
-        "reshape",
-        "_to_copy",
-        "clone",
-        "add.Tensor",
-        "mul.Tensor",
-    )
-)
+_PLAIN_OPERATORS = frozenset(("aten::view", "aten::empty.memory_format", "aten::t", "aten::transpose.int")) | {
+    *("aten::reshape", "aten::_to_copy", "aten::clone", "aten::add.Tensor", "aten::mul.Tensor"),
+}
 """Operators that any code calls, and that say nothing about whose work is done."""
 
 
 def _wider(inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Return the inputs with other values: larger, smaller, of the other sign; or, of one sign, within their range."""
-    floats = {name: one for name, one in inputs.items() if one.is_floating_point() and one.numel()}
+    floats = {name: one.double() for name, one in inputs.items() if one.is_floating_point() and one.numel()}
     if not floats:
         return []
     changes: list[Callable[[Tensor], Tensor]] = [lambda x: x * 8, lambda x: x / 8, lambda x: -x]
@@ -594,11 +608,42 @@ def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     if 0 in tensor.stride():  # expanded: the elements share memory
         return made
+    if tensor.itemsize == 1:  # no arithmetic in 8 bit
+        return made.copy_(change(tensor.detach().float()).to(tensor.dtype))
     return made.copy_(change(tensor.detach()).to(tensor.dtype))
 
 
 def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.double() if one.is_floating_point() else one.clone() for name, one in inputs.items()}
+    return {
+        name: one.double() if one.is_floating_point() else one.to(torch.complex128) if one.is_complex() else one.clone()
+        for name, one in inputs.items()
+    }
+
+
+def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
+    """Return what is wrong with the smaller elements of a result, which much larger ones hide; empty if nothing is."""
+    size = reference.abs()
+    small = size < size.median() if size.numel() else size.bool()
+    if plain.is_floating_point():
+        small &= size >= torch.finfo(plain.dtype).tiny
+    norm = reference[small].norm().item()
+    if got is None or not norm:
+        return ""
+    error, own = ((one[small].double() - reference[small]).norm().item() / norm for one in (got, plain))
+    return f"{name} is wrong in its smaller half: error {error:.2g} of their norm" if error > _LOST > 10 * own else ""
+
+
+def _exceeds_float64(result: Tensor) -> bool:
+    return result.dtype == torch.int64 and bool((result.abs() > 1 << 53).any())
+
+
+def _parted(result: Tensor, halved: bool) -> Tensor:
+    """Return a copy of a result in numbers that float64 holds: complex ones in two parts, large integers in halves."""
+    if result.is_complex():
+        return torch.view_as_real(result.resolve_conj()).clone()
+    if halved and result.dtype == torch.int64:
+        return torch.stack((result >> 32, result & 0xFFFFFFFF), -1)
+    return result.clone()
 
 
 def _is_short(results: Mapping[str, Tensor]) -> bool:

@@ -201,13 +201,10 @@ def sliced(text: str, roots: Sequence[str], without: Sequence[str] = ()) -> str:
     """
     try:
         body = ast.parse(text).body
-        return ast.unparse(ast.Module(_others(body, without) if without else _needed(body, roots), []))
+        others = [one for one in body if _defined(one).isdisjoint(without)]
+        return ast.unparse(ast.Module(others if without else _needed(body, roots), []))
     except (RecursionError, MemoryError, ValueError) as error:
         raise SyntaxError(f"{type(error).__name__}: {error}") from None
-
-
-def _others(body: Sequence[ast.stmt], without: Sequence[str]) -> list[ast.stmt]:
-    return [one for one in body if _defined(one).isdisjoint(without)]
 
 
 def _needed(body: Sequence[ast.stmt], roots: Sequence[str]) -> list[ast.stmt]:

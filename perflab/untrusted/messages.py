@@ -152,6 +152,8 @@ class Raised(Data, frozen=True, tag=True):
     text: Text
     traceback: Text
     out_of_memory: bool = False
+    of_compiler: bool = False
+    """Whether a compiler's error is among its causes, by their classes."""
 
 
 Questions = Load | Lay | Go | Narrow | Look

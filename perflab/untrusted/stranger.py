@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Self, TypeVar
 
 import torch
@@ -60,7 +59,7 @@ _MOST_DIMENSIONS = 64
 _LOOKS_EVERY_S = 0.5
 _STOPPED, _DEAD = (b"T", b"t"), (b"Z", b"X")
 """States of processes and threads, as in proc(5)."""
-_STOPPED_WITHIN_S = 1.0
+_STOPPED_WITHIN_S = 5.0
 _VARIABLES = {"PATH", "HOME", "USER", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "XDG_CACHE_HOME"}
 _PREFIXES = (
     *("LC_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "CUDA_", "NOCUDA_", "PERFLAB_AUTOTUNE"),
@@ -296,7 +295,23 @@ class Stranger:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
         self._let_go()
-        told = self._lay(sets, gradients, backward, poisons, drops and not backward, keeps_objects)
+        told, end = _placed(sets, gradients, self._end if backward else 0)  # upstream gradients behind arguments
+        handles = []
+        if end > self._shared.size:
+            self._shared = _Shared(2 * end)
+            handles.append(self._shared.handle)
+        lay = Lay(
+            sets=told,
+            backward=list(backward),
+            shared_bytes=self._shared.size if handles else 0,
+            drops=drops and not backward,
+            poisons=poisons,
+            keeps_objects=keeps_objects,
+        )
+        self._ask(lay, *handles)
+        self._answer(Ready)
+        if not backward:
+            self._told, self._held, self._end = told, self._shared, end
         self._stop()
         self._refuse_children()
         processor_ns = self._processor_ns()
@@ -391,42 +406,6 @@ class Stranger:
         _, begins, ends = _extent(told)
         return any(begins < high and ends > low for low, high in self._shared_ranges())
 
-    def _lay(
-        self,
-        sets: Sequence[Sequence[Tensor]],
-        gradients: bool,
-        backward: Sequence[int],
-        poisons: bool,
-        drops: bool,
-        keeps_objects: bool,
-    ) -> list[list[TensorAt]]:
-        """Lay tensors over the shared memory, at random places; upstream gradients behind the arguments before them."""
-        at = self._end if backward else 0
-        told: list[list[TensorAt]] = []
-        for tensors in sets:
-            told.append([])
-            for tensor in tensors:
-                at += _ALIGNED * (1 + secrets.randbelow(_PLACES))
-                told[-1].append(_form(tensor, at, gradients and tensor.is_floating_point()))
-                at += -(-told[-1][-1].size // _ALIGNED) * _ALIGNED
-        handles = []
-        if at > self._shared.size:
-            self._shared = _Shared(2 * at)
-            handles.append(self._shared.handle)
-        lay = Lay(
-            sets=told,
-            backward=list(backward),
-            shared_bytes=self._shared.size if handles else 0,
-            drops=drops,
-            poisons=poisons,
-            keeps_objects=keeps_objects,
-        )
-        self._ask(lay, *handles)
-        self._answer(Ready)
-        if not backward:
-            self._told, self._held, self._end = told, self._shared, at
-        return told
-
     def _answer(self, kind: type[Answer]) -> Answer:
         try:
             answer = self._peer.answer()
@@ -434,6 +413,7 @@ class Stranger:
             if self._is_late:
                 raise EndedError(replace(error.ending, how=How.HUNG, silent_s=self._holding.limit_s)) from None
             raise
+        self._until_s = math.inf  # who is asked nothing may be silent, however long others take
         if isinstance(answer, Raised):
             raise RaisedError(answer)
         if not isinstance(answer, kind):
@@ -458,14 +438,16 @@ class Stranger:
             UnfitError: they do not.
         """
         self._signal(signal.SIGSTOP)
-        until_s = time.monotonic() + _STOPPED_WITHIN_S
+        until_s, processor_ns = time.monotonic() + _STOPPED_WITHIN_S, -1
         tasks = Path(f"/proc/{self.pid}/task")
         while time.monotonic() < until_s:
             try:
                 states = [_state(one / "stat") for one in tasks.iterdir()]
             except OSError:
                 return  # it has ended
-            if all(state in _STOPPED or state in _DEAD for state in states):
+            processor_ns, before_ns = self._processor_ns(), processor_ns
+            # A thread that is marked as stopped works until the scheduler has taken its core away.
+            if all(state in _STOPPED or state in _DEAD for state in states) and processor_ns == before_ns:
                 return
         raise UnfitError("it does not stop")
 
@@ -511,6 +493,18 @@ class _Shared:
 
     def _bytes(self, place: TensorAt) -> Tensor:
         return torch.frombuffer(self._pages, dtype=torch.uint8, count=place.size, offset=place.at)
+
+
+def _placed(sets: Sequence[Sequence[Tensor]], gradients: bool, at: int) -> tuple[list[list[TensorAt]], int]:
+    """Return random places for tensors in the shared memory behind an offset, and where the last one ends."""
+    told: list[list[TensorAt]] = []
+    for tensors in sets:
+        told.append([])
+        for tensor in tensors:
+            at += _ALIGNED * (1 + secrets.randbelow(_PLACES))
+            told[-1].append(_form(tensor, at, gradients and tensor.is_floating_point()))
+            at += -(-told[-1][-1].size // _ALIGNED) * _ALIGNED
+    return told, at
 
 
 def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
@@ -631,8 +625,3 @@ def remove(folder: Path) -> None:
     for command in (["rm", "-rf", "--"], ["chmod", "-R", "u+rwX", "--"], ["rm", "-rf", "--"]):
         if folder.exists():
             subprocess.run([*command, str(folder)], check=False, stderr=subprocess.DEVNULL)
-
-
-def typical(spans: Sequence[Span]) -> float:
-    """Return the median time of spans in nanoseconds."""
-    return median(span.ns for span in spans)

@@ -10,22 +10,25 @@ import contextlib
 import importlib
 import io
 import mmap
+import operator
 import os
 import pickle
+import subprocess
 import sys
 import time
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from perflab.correctness.poison import PoisonedMemory
+from perflab.internals.of_torch.compiler import is_error_of_compiler
 from perflab.measure.machine.devices import keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
 from perflab.untrusted.confine import confine, narrow
@@ -83,8 +86,7 @@ def main() -> None:
     try:
         served, ready = _loaded(load)
     except BaseException as error:
-        say(_raised(error))
-        return
+        return say(_raised(error))
     say(ready)
     while True:
         try:
@@ -126,24 +128,15 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
     sys.path[:0] = [entry for entry in load.path if entry not in sys.path]
-    missing = _confined(load) if load.role is Role.CANDIDATE else []
-    call = _nothing(load.returns, device) if load.role is Role.CONTROL else _callable(load, given, device)
+    missing = []
+    if load.role is Role.CANDIDATE:
+        missing = confine([*map(Path, load.read)], [*map(Path, load.listed)], [Path(load.folder)])
+
+    def nothing(*_inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.empty(0, device=device) for _ in range(load.returns)]
+
+    call = nothing if load.role is Role.CONTROL else _callable(load, given, device)
     return _Served(device, call, shared), Ready(missing=missing)
-
-
-def _confined(load: Load) -> list[str]:
-    read, listed = ([Path(one) for one in paths] for paths in (load.read, load.listed))
-    return confine(read, listed, [Path(load.folder)])
-
-
-def _nothing(returns: int, device: torch.device) -> Callable[..., Any]:
-    """Return the control: a callable that returns so many empty tensors, and does nothing else."""
-
-    def call(*_inputs: torch.Tensor) -> Any:
-        made = [torch.empty(0, device=device) for _ in range(returns)]
-        return made[0] if returns == 1 else made
-
-    return call
 
 
 def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., Any]:
@@ -154,8 +147,7 @@ def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., A
     """
     entry = load.entry
     if not entry.name:
-        found: Any = pickle.loads(given)  # the judge has written it
-        return cast("Callable[..., Any]", found)
+        return pickle.loads(given)  # type: ignore[no-any-return]  # the judge has written it
     where, _, name = entry.name.partition(":")
     if entry.source:
         module = types.ModuleType(where)
@@ -166,12 +158,10 @@ def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., A
         exec(compile(entry.source, str(file), "exec"), module.__dict__)
     else:
         module = importlib.import_module(where)
-    found = module
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = operator.attrgetter(name)(module)
     if entry.builds:  # the judge has written what it is built from
         return _built(found, torch.load(io.BytesIO(given), weights_only=False), device, entry.compiles)
-    return cast("Callable[..., Any]", found)
+    return found  # type: ignore[no-any-return]
 
 
 def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: bool) -> Callable[..., Any]:
@@ -241,16 +231,15 @@ def _tensor(told: TensorAt, shared: mmap.mmap) -> torch.Tensor:
 
 def _gone(served: _Served) -> Finished:
     began_ns = time.perf_counter_ns()
-    if served.device.type != "cpu":
+    if served.device.type != "cpu" and not served.backward:
         for laid, arguments in zip(served.laid, served.arguments, strict=True):
             for source, target in zip(laid, arguments, strict=True):
-                if not served.backward:
-                    target.untyped_storage().copy_(source.untyped_storage(), False)
+                target.untyped_storage().copy_(source.untyped_storage(), False)
     with PoisonedMemory() if served.poisons else contextlib.nullcontext():
         outputs = _made(served)
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
-        outputs = [[None if one is None else _host(one) for one in each] for each in outputs]
+        outputs = [[_host(one) for one in each] for each in outputs]
     served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
     return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs])
@@ -262,6 +251,12 @@ def _made(served: _Served) -> list[list[Any]]:
         return [_gradients(served, number) for number in range(len(served.laid))]
     served.outputs = [_listed(served.call(*arguments)) for arguments in served.arguments]
     return served.outputs
+
+
+def _listed(returned: Any) -> list[Any]:
+    """Return outputs as a list, and each with its values in its memory: a conjugate may be no more than a mark."""
+    outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+    return [one.resolve_conj().resolve_neg() if type(one) is torch.Tensor else one for one in outputs]
 
 
 def _host(value: Any) -> Any:
@@ -278,10 +273,6 @@ def _gradients(served: _Served, number: int) -> list[torch.Tensor | None]:
     ]
     outputs = [served.outputs[number][one] for one in served.backward]
     return list(torch.autograd.grad(outputs, leaves, upstream, allow_unused=True))
-
-
-def _listed(returned: Any) -> list[Any]:
-    return list(returned) if isinstance(returned, list | tuple) else [returned]
 
 
 def _at(value: Any) -> TensorAt | None:
@@ -340,8 +331,28 @@ def _raised(error: BaseException) -> Raised:
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
     kind = type(error)
     return Raised(
-        kind=kind.__name__, module=kind.__module__, text=text[:_TEXT], traceback=shown[-_TEXT:], out_of_memory=memory
+        kind=kind.__name__,
+        module=kind.__module__,
+        text=text[:_TEXT],
+        traceback=shown[-_TEXT:],
+        out_of_memory=memory,
+        of_compiler=any(_is_of_compiler(one) for one in _causes(error)),
     )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_of_compiler(error: BaseException) -> bool:
+    """Whether a compiler, or a program such as one, has failed."""
+    is_of_triton = type(error).__module__.startswith("triton.compiler")
+    return isinstance(error, subprocess.CalledProcessError) or is_of_triton or is_error_of_compiler(error)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from perflab.base.errors import PerflabError
+from perflab.base.errors import PerflabError, UsageError
 from perflab.measurement.callables import BASE, CANDIDATE
 from perflab.untrusted import stranger
 from perflab.untrusted.command import held
@@ -21,6 +23,7 @@ from perflab.untrusted.judge import Case, Source, _Race, _RefusedError, judge, s
 from perflab.untrusted.messages import ANSWERS, MOST_TEXT, Entry, Raised, Role, TensorAt
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Stranger, UnfitError
+from perflab.untrusted.worker import _raised
 from tests.untrusted import task
 from tests.untrusted.attacks import ATTACKS
 from tests.untrusted.controls import CONTROLS
@@ -81,8 +84,9 @@ COMES_TO = {
 """What an attack may come to, where it is not a wrong result."""
 
 
-REPLAYS_NOTHING = ("replays_by_id", "replays_by_pointer")
-"""Attacks that compute each result where no object or place of memory comes again, as may be by chance."""
+REPLAYS_NOTHING = ("replays_by_id", "replays_by_pointer", "rests_in_rows")
+"""Attacks that compute each result where no object or place of memory comes again, as may be by chance, or where a busy
+machine is too slow for calls in a row."""
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -107,6 +111,78 @@ def test_an_honest_candidate_is_not_accused(name: str, holding: Holding) -> None
     assert found.checked >= 5
     assert {one.rival for one in found.ratios} == {"the reference"}
     assert not found.notes
+
+
+OTHERS = """
+import torch
+def turned(x): return torch.fft.fft(x).conj()
+def not_turned(x): return torch.fft.fft(x)
+def imaginary(x): return torch.fft.fft(x).conj().imag
+def logarithm(x): return x.log()
+def logarithm_of_none(x): return torch.full_like(x, 7.0).masked_fill(x < 0, float("nan"))
+def root(x): return torch.linalg.cholesky(x)
+def product(x): return x.float() @ x.float().T
+def steep(x): return x * x.abs() * torch.tensor([1e12] + [1.0] * 39)
+def without_the_flat_part(x): return steep(x) * (torch.arange(40) < 1)
+def counts(x): return x
+def rounds(x): return x.double().long()
+"""
+
+
+def normal(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(40, 40)}
+
+
+def with_a_root(_seed: int) -> dict[str, torch.Tensor]:
+    x = torch.randn(40, 40)
+    return {"x": x @ x.T + 40 * torch.eye(40)}
+
+
+def eight_bits(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randn(40, 40).to(torch.float8_e4m3fn)}
+
+
+def large_numbers(_seed: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.randint(1 << 61, 1 << 62, (40, 40))}
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "draw", "reason"),
+    [
+        ("turned", "turned", normal, Reason.NONE),
+        ("turned", "not_turned", normal, Reason.RESULT),
+        ("imaginary", "imaginary", normal, Reason.NONE),
+        ("logarithm", "logarithm", normal, Reason.NONE),
+        ("logarithm", "logarithm_of_none", normal, Reason.RESULT),
+        ("root", "root", with_a_root, Reason.NONE),
+        ("product", "product", eight_bits, Reason.NONE),
+        ("steep", "steep", normal, Reason.NONE),
+        ("steep", "without_the_flat_part", normal, Reason.RESULT),
+        ("counts", "rounds", large_numbers, Reason.RESULT),
+    ],
+)
+def test_other_dtypes_and_definitions_without_an_answer_somewhere(
+    of: str, name: str, draw: Callable[[int], dict[str, torch.Tensor]], reason: Reason, holding: Holding
+) -> None:
+    names: dict[str, Callable[..., torch.Tensor]] = {}
+    exec(OTHERS, names)
+    case = Case(definition=names[of], plain=names[of], draws=[draw])
+    found = judge(Source(name, Entry(name=f"others:{name}", source=OTHERS)), case, holding)
+    assert found.reason is reason, found
+
+
+@pytest.mark.parametrize(
+    ("definition", "text"),
+    [
+        (lambda x: torch.dropout(x, 0.5, True), "other results for the same inputs"),
+        (lambda x: {"y": x}, "returned a dict, not tensors"),
+    ],
+)
+def test_a_definition_that_cannot_tell_what_is_right_is_refused(
+    definition: Callable[..., torch.Tensor], text: str, holding: Holding
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        judge(Source("any", Entry()), Case(definition=definition, plain=definition, draws=[normal]), holding)
 
 
 LAZY_CHILD = """
@@ -259,11 +335,30 @@ def test_a_candidate_is_faster_among_calls_only_if_no_further_call_alone_is_as_f
     busy._refuse_calls_ahead()
 
 
+def test_no_answer_is_overdue_while_none_is_asked_for(holding: Holding) -> None:
+    with Stranger(Role.CONTROL, Entry(), holding) as one:
+        one.span([[torch.zeros(1)]])
+        assert one._seconds_left() == math.inf
+
+
 def test_a_text_that_is_too_long_is_no_answer() -> None:
     told = Raised(kind="E" * MOST_TEXT, module="m", text="", traceback="")
     assert ANSWERS.decode(msgspec.json.encode(told)) == told
     with pytest.raises(msgspec.ValidationError):
         ANSWERS.decode(msgspec.json.encode(Raised(kind="E", module="m", text="", traceback="E" * (MOST_TEXT + 1))))
+
+
+def test_an_error_of_a_compiler_is_known_by_its_class_and_not_by_its_text() -> None:
+    of_a_program, of_triton = (
+        RuntimeError("failed"),
+        type("Error", (Exception,), {"__module__": "triton.compiler.errors"}),
+    )
+    of_a_program.__cause__ = subprocess.CalledProcessError(1, "cc")
+    assert [_raised(one).of_compiler for one in (of_a_program, of_triton(), ValueError("compilation failed"))] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_closed_folders_are_removed_by_a_user_who_is_not_root() -> None:

@@ -94,6 +94,10 @@ def test_perf(perf, fn):
     perf(fn, torch.randn(16, 32))
 
 @pytest.mark.perf
+def test_of_probabilities(perf):
+    perf(lambda x: torch.bernoulli(x) * 0, torch.ones(8))
+
+@pytest.mark.perf
 def test_a_lock(perf):
     import threading
     lock = threading.Lock()
@@ -137,7 +141,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
         "-m",
         "perf",
         "-k",
-        "right or by_shape or counts or late or unwritten or lock or step",
+        "right or by_shape or counts or late or unwritten or lock or step or probabilities",
         "--perf-adversarial",
     )
     verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
@@ -147,6 +151,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
         "test_perf[counts]": "new",
         "test_perf[late]": "failed",
         "test_perf[unwritten]": "failed",
+        "test_of_probabilities": "new",
         "test_a_lock": "failed",
         "test_step": "new",
     }, said

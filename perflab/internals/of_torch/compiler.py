@@ -53,6 +53,11 @@ def dynamo_counters() -> DynamoCounters | None:
     )
 
 
+def is_error_of_compiler(error: BaseException) -> bool:
+    """Whether an error is the compiler's, by the module of its class; ``torch.compiler`` names no error."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
 def is_compiled(value: object) -> bool:
     """Whether ``torch.compile`` made a function or module, or ``Module.compile`` the module's call, as marks show."""
     from torch import nn
