@@ -130,7 +130,7 @@ def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with
 
 
 def _call(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[object, ...] | None:
-    """The facts on which the checks of a call depend; None where these have no hash: traced shapes, a window in a list."""
+    """The facts on which a call's checks depend; None where these have no hash: traced shapes, a window in a list."""
     if torch.compiler.is_compiling() or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
         return None
     if isinstance(settings.get("window_size"), list):
