@@ -522,14 +522,15 @@ class _Race:
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
-        if self._calls > 1 and min(self._among[CANDIDATE]) > _SHORTEST_NS:
+        if self._calls > 1:
             self._refuse_calls_ahead()
 
     def _refuse_calls_ahead(self) -> None:
         """Refuse a candidate whose fastest call alone is slower than calls in a row, by more than the rival's are."""
         for side, alone in self._alone.items():
             alone += [self._call_ns(side, 1) for _ in range(_ENOUGH - len(alone))]
-        alone, among_ns = self._alone[CANDIDATE], min(self._among[CANDIDATE])
+        alone = self._alone[CANDIDATE]
+        among_ns = min((one for one in self._among[CANDIDATE] if one > _SHORTEST_NS), default=math.inf)
         for left in reversed(range(_MORE + 1)):
             # A busy machine delays a call alone, which the rival shows; calls in a row share one delay.
             extra_ns = max(0.0, median(self._alone[BASE]) - min(self._among[BASE]))
