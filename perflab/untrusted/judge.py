@@ -444,7 +444,7 @@ class _Race:
         self._alone: dict[str, list[float]] = {name: [] for name in self._sides}
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
         self._spans_of: dict[str, list[tuple[float, Span]]] = {name: [] for name in self._sides}
-        """Each span of a side, with the nanoseconds that are work."""
+        """The spans of each side, each after its nanoseconds without the cost of the question."""
 
     def run(self) -> Comparison:
         """Take pairs of turns until the verdict is certain or the time is over."""
