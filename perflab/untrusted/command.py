@@ -99,11 +99,8 @@ def told(judged: Judged) -> list[str]:
     """Return a judgement as lines for people, the verdict first."""
     because = f": {judged.reason}" if judged.reason else ""
     lines = [f"{judged.name}: {judged.finding}{because}"]
-    lines += (
-        [f"  {line}" for line in judged.text.splitlines()[-_TOLD:]]
-        if judged.reason in (Reason.RAISED, Reason.UNBUILT)
-        else [f"  {line}" for line in judged.text.splitlines()]
-    )
+    most = _TOLD if judged.reason in (Reason.RAISED, Reason.UNBUILT) else 0  # the end of a traceback, or all
+    lines += [f"  {line}" for line in judged.text.splitlines()[-most:]]
     lines.append(f"  {judged.checked} of {format_count(judged.calls, 'call')} checked, all with inputs of their own")
     for one in judged.ratios:
         lines.append(
@@ -111,8 +108,8 @@ def told(judged: Judged) -> list[str]:
             f"{format_ns(one.candidate_ns)} against {format_ns(one.rival_ns)}, {format_count(one.pairs, 'pair')}"
         )
     if judged.operators:
-        most = sorted(judged.operators, key=lambda name: -judged.operators[name])[:_OPERATORS]
-        ran = ", ".join(f"{judged.operators[name]} {name}" for name in most)
+        shown = sorted(judged.operators, key=lambda name: -judged.operators[name])[:_OPERATORS]
+        ran = ", ".join(f"{judged.operators[name]} {name}" for name in shown)
         lines.append(f"  ran, by its own account: {one_line(ran)}")
     elif judged.threads:
         lines.append("  ran no operator of PyTorch's, by its own account")

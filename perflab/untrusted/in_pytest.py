@@ -98,8 +98,8 @@ def begin(config: pytest.Config, items: Sequence[pytest.Item], timeout_s: float 
         if isinstance(module, ModuleType):
             pickler().register_pickle_by_value(module)
     running.stack.enter_context(held_elsewhere(functools.partial(_run, running)))
-    running.stack.callback(_drop, running)
     config.add_cleanup(running.stack.close)
+    config.add_cleanup(functools.partial(_drop, running))  # cleaned up first: the process ends before its ancestor
     _RUNNING[:] = [running]
     config.add_cleanup(_RUNNING.clear)
 

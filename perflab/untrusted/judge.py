@@ -443,12 +443,8 @@ class _Race:
         self._cost_ns = {number: self._control_ns(number) for number in {1, self._calls}}
         self._alone: dict[str, list[float]] = {name: [] for name in self._sides}
         self._among: dict[str, list[float]] = {name: [] for name in self._sides}
-        self._told: dict[str, list[float]] = {name: [] for name in self._sides}
-        """The share of the time outside that a side's own clock tells, for each of its spans."""
-        self._untold_ns: dict[str, list[float]] = {name: [] for name in self._sides}
-        """Nanoseconds of each span that a side's own clock does not tell."""
-        self._over_ns: dict[str, list[float]] = {name: [] for name in self._sides}
-        """Nanoseconds by which a side's own clock tells more than the whole span."""
+        self._spans_of: dict[str, list[tuple[float, Span]]] = {name: [] for name in self._sides}
+        """The spans of each side, each after its nanoseconds without the cost of the question."""
 
     def run(self) -> Comparison:
         """Take pairs of turns until the verdict is certain or the time is over."""
@@ -499,9 +495,7 @@ class _Race:
         process, sets = self._sides[side], self._sets(number)
         span = self._timed(process, sets)
         work_ns = span.ns - self._cost_ns[number]
-        self._told[side].append(span.own_ns / max(work_ns, float(_OFF_NS)))
-        self._untold_ns[side].append(work_ns - span.own_ns)
-        self._over_ns[side].append(span.own_ns - span.ns)
+        self._spans_of[side].append((work_ns, span))
         if side == CANDIDATE and (number > 1 or self._draw.random() < _CHECK):
             self._judge.check(process, span, sets, self._draw.randrange(number), (0, 0))
         return max(_SHORTEST_NS, work_ns / number)
@@ -517,23 +511,26 @@ class _Race:
 
         The rival, which is trusted, shows by how much a call alone is slower on this machine.
         """
-        told = share_of_a_replaced_clock(self._told[CANDIDATE], self._untold_ns[CANDIDATE], self._untold_ns[BASE])
-        if told is not None:
-            text = f"its own clock tells {told:.1%} of the time outside"
+        untold_ns = {side: [work_ns - span.own_ns for work_ns, span in spans] for side, spans in self._spans_of.items()}
+        told = [span.own_ns / max(work_ns, float(_OFF_NS)) for work_ns, span in self._spans_of[CANDIDATE]]
+        share = share_of_a_replaced_clock(told, untold_ns[CANDIDATE], untold_ns[BASE])
+        if share is not None:
+            text = f"its own clock tells {share:.1%} of the time outside"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
-        if (over_ns := median(self._over_ns[CANDIDATE])) > _OFF_NS:
+        if (over_ns := median(span.own_ns - span.ns for _, span in self._spans_of[CANDIDATE])) > _OFF_NS:
             text = f"its own clock tells {format_ns(over_ns)} more than the clock outside"
             raise _RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
         if self._calls > 1 and median(self._among[CANDIDATE]) < _RESOLVED_NS:
             self._judge.note(f"calls of less than {format_ns(_RESOLVED_NS)} may be computed ahead, several at once")
-        if self._calls > 1 and min(self._among[CANDIDATE]) > _SHORTEST_NS:
+        if self._calls > 1:
             self._refuse_calls_ahead()
 
     def _refuse_calls_ahead(self) -> None:
         """Refuse a candidate whose fastest call alone is slower than calls in a row, by more than the rival's are."""
         for side, alone in self._alone.items():
             alone += [self._call_ns(side, 1) for _ in range(_ENOUGH - len(alone))]
-        alone, among_ns = self._alone[CANDIDATE], min(self._among[CANDIDATE])
+        alone = self._alone[CANDIDATE]
+        among_ns = min((one for one in self._among[CANDIDATE] if one > _SHORTEST_NS), default=math.inf)
         for left in reversed(range(_MORE + 1)):
             # A busy machine delays a call alone, which the rival shows; calls in a row share one delay.
             extra_ns = max(0.0, median(self._alone[BASE]) - min(self._among[BASE]))

@@ -29,6 +29,7 @@ from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding
+from perflab.untrusted.worker import without_gradients
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")
 _CANDIDATE = "ModelNew"
@@ -129,8 +130,8 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     own = sliced(text, [_CANDIDATE], without=_OF_PROBLEM)
     module = f"candidate_{secrets.token_hex(4)}"
     case = Case(
-        definition=_without_gradients(exact),
-        plain=_without_gradients(model),
+        definition=without_gradients(exact),
+        plain=without_gradients(model),
         draws=[lambda seed: _drawn(names["get_inputs"], seed)],
         rivals=[
             Source("eager", Entry(name="problem:Model", source=rival, builds=True), packed.getvalue()),
@@ -142,14 +143,6 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         ],
     )
     return case, Source(name, Entry(name=f"{module}:{_CANDIDATE}", source=own, builds=True), packed.getvalue())
-
-
-def _without_gradients(model: Any) -> Callable[..., Any]:
-    def call(*inputs: Tensor) -> Any:
-        with torch.no_grad():
-            return model(*inputs)
-
-    return call
 
 
 def _drawn(get_inputs: Callable[[], Any], seed: int) -> Mapping[str, Tensor]:

@@ -173,6 +173,11 @@ def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: boo
         if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
             model.load_state_dict(theirs)
         model = torch.compile(model.to(device)) if compiles else model.to(device)
+    return without_gradients(model)
+
+
+def without_gradients(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a model and keeps nothing for a backward pass."""
 
     def call(*inputs: torch.Tensor) -> Any:
         with torch.no_grad():
