@@ -150,6 +150,7 @@ class Server:
                             off=found.off,
                             clock=turns.clock,
                             launch_ns=found.launch_ns if state.settings.mode == DEFAULT else None,
+                            kernels=counter.kernels if counter is not None else [],
                         )
                     )
                 elif isinstance(question, messages.Examine):

@@ -22,6 +22,7 @@ _COMPILE = "compile a kernel without a GPU"
 _LOG = "read what the assembler says of a kernel"
 _LOOPS = "read the machine code of a kernel"
 _INTERPRETER = "tell whether the interpreter runs a kernel"
+_LAUNCHES = "tell which machine code a call launches"
 _TUNER = "know the configurations of an autotuned kernel"
 
 NO_GPU = "0 active drivers"
@@ -75,6 +76,34 @@ def compile_for(kernel: Any, specialised: Specialised, arch: Arch) -> Any:
     return lookup(TRITON, "triton:compile", _COMPILE)(
         source, target=_target(arch), options=specialised.options.__dict__
     )
+
+
+@contextmanager
+def launches_seen() -> Iterator[list[Any]]:
+    """Yield a list that gets the compiled kernel of each launch in the block, from any thread, by Triton's launcher.
+
+    The launcher asks the kernel for ``launch_metadata`` each time. A hook for launches, the documented way, is told the
+    name alone. Kernels that torch.compile made are launched by PyTorch's own launcher, which does not ask.
+    """
+    owner = lookup(TRITON, "triton.compiler:CompiledKernel", _LAUNCHES)
+    before = attribute(TRITON, owner, "launch_metadata", _LAUNCHES)
+    seen: list[Any] = []
+
+    def noted(kernel: Any, *arguments: Any) -> Any:
+        seen.append(kernel)
+        return before(kernel, *arguments)
+
+    owner.launch_metadata = noted
+    try:
+        yield seen
+    finally:
+        owner.launch_metadata = before
+
+
+def machine_code_of(compiled: Any) -> tuple[bytes, int, int]:
+    """Return a compiled kernel's binary (ELF), the warps of a block, and its dynamic shared memory in bytes."""
+    metadata = attribute(TRITON, compiled, "metadata", _LAUNCHES)
+    return bytes(attribute(TRITON, compiled, "kernel", _LAUNCHES)), int(metadata.num_warps), int(metadata.shared)
 
 
 def tensor_columns(metadata: Any) -> int:

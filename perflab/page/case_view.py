@@ -10,6 +10,7 @@ from perflab.page.table import LONGEST_VALUE, TONES, PageTable, page_table, quan
 from perflab.results.measurement import Evidence
 from perflab.tables.beside_text import amount
 from perflab.tables.contents import CALIBRATION, Case, Table
+from perflab.tables.kernel_code_text import kernel_code_text
 from perflab.tables.lines import said_of
 from perflab.units import format_change, format_count, format_ns, format_percent
 
@@ -129,6 +130,7 @@ def _looked_at(case: Case) -> list[str]:
             pairs = [*paired.screen, *paired.confirm]
             told.append(f"{format_count(len(pairs), 'interleaved pair')} of fresh processes, A/B with {paired.against}")
             told += [paired.calls] if paired.calls else []
+            told += [kernel_code_text(paired.kernels)] if paired.kernels is not None else []
     if told and case.disturbed == []:
         told.append("nothing disturbed the processes that were judged")
     return told

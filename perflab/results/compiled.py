@@ -20,6 +20,12 @@ class LoopCounts(Data, frozen=True):
     """Multiplications and additions in tensor cores, of a block in an iteration."""
     share_of_peak: float = 0.0
     """The share of the tensor cores' peak that the loop can reach at most; 0 without products."""
+    copied_bytes: Amount = 0
+    """The bytes that a block's iteration copies asynchronously from global to shared memory at most; TMA's are not
+    known."""
+    in_flight_bytes: Amount = 0
+    """The most bytes of such copies in flight at once on a multiprocessor, with all blocks that it has room for; 0
+    where other loads are in the loop, too."""
     is_all: bool = False
     """Whether these are all instructions of a kernel that has no loop."""
 

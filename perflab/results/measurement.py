@@ -287,6 +287,31 @@ class CallTimes(StrEnum):
     """The mean of all calls: right if one call in many changed."""
 
 
+class LaunchedKernel(Data, frozen=True):
+    """The machine code of a Triton kernel that a call launched."""
+
+    name: str
+    digest: str
+    """SHA-256 of what a GPU loads of its code, with warps, registers and shared memory; without lines and paths."""
+    launches: int = 1
+    """How often one call launched it."""
+
+
+class KernelCode(Data, frozen=True):
+    """The machine code of the Triton kernels that both sides of a comparison launched, by the kernels' names."""
+
+    same: list[str] = []
+    """Kernels whose code each process of both sides launched."""
+    changed: list[str] = []
+    """Kernels of both sides with other code."""
+    gone: list[str] = []
+    """Kernels that the base alone launched."""
+    new: list[str] = []
+    """Kernels that the head alone launched."""
+    is_all: bool = False
+    """Whether these were all launches of the call."""
+
+
 class Paired(Data, frozen=True):
     """The result of a comparison in turns with another version."""
 
@@ -308,6 +333,8 @@ class Paired(Data, frozen=True):
     base_memory: Memory | None = None
     base_ns: Positive | None = None
     """Typical time of one call of the other side, measured in turns with this side."""
+    kernels: KernelCode | None = None
+    """The machine code of both sides' Triton kernels; None if a side launched none, or was not looked at."""
 
     @property
     def calls(self) -> str:

@@ -13,6 +13,7 @@ from perflab.judging.exact import judge_peaks, peaks_of, unless_calls_differ
 from perflab.judging.finding import as_ratios, worst_of
 from perflab.judging.interference import disturbances, is_witnessed
 from perflab.judging.judge import launching
+from perflab.judging.kernel_code import compare_code
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings, log_of
 from perflab.measure.calls.outputs import distance
 from perflab.measurement.measurement import replicate_of
@@ -265,6 +266,10 @@ def _record(found: Comparison, one: Compared, detectable: float | None, base: Tr
 def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, detectable: float | None) -> Paired:
     """Return the record of a case's pairs, with the null control's ratios if the control was taken with the case."""
     weighed = one.weighed[0].turns if one.weighed else {}
+    launched = {
+        side: [(found.turns[side].kernels, found.turns[side].counts) for found in one.weighed if side in found.turns]
+        for side in (BASE, HEAD)
+    }
     return Paired(
         against=label,
         commit=commit,
@@ -276,4 +281,5 @@ def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, 
         detectable=detectable,
         base_memory=weighed[BASE].memory if BASE in weighed else None,
         base_ns=round(one.median_ns(BASE), 3),
+        kernels=compare_code(launched[BASE], launched[HEAD]),
     )

@@ -12,7 +12,7 @@ import msgspec
 from perflab.base.data import Data, Parameters
 from perflab.base.identity import DEFAULT, Mode
 from perflab.processes.channel import Alive
-from perflab.results.measurement import Memory, OutOfMemory
+from perflab.results.measurement import LaunchedKernel, Memory, OutOfMemory
 from perflab.results.peak import Peak
 from perflab.results.profile import Profile
 from perflab.results.records import Environment
@@ -109,6 +109,8 @@ class Weighed(Data, frozen=True, tag=True):
     """The quantities that are not known, each with the reason."""
     launch_ns: float | None = None
     """The host time in nanoseconds to launch a call on a GPU."""
+    kernels: list[LaunchedKernel] = []
+    """The Triton kernels that the call launched; empty from an older perflab."""
 
 
 class Examine(Data, frozen=True, tag=True):

@@ -20,7 +20,7 @@ from perflab.judging import interleave
 from perflab.judging.interleave import SIDES, Pace, Reading, TurnTime
 from perflab.processes.child import Start
 from perflab.results.environment import core_numbers
-from perflab.results.measurement import Evidence, Memory
+from perflab.results.measurement import Evidence, LaunchedKernel, Memory
 from perflab.results.peak import Peak
 from perflab.results.profile import Profile
 from perflab.turns import messages
@@ -55,6 +55,7 @@ class CaseTurns:
     counts: dict[str, int] = field(default_factory=dict)
     off: dict[str, str] = field(default_factory=dict)
     launch_ns: float | None = None
+    kernels: list[LaunchedKernel] = field(default_factory=list)
     clock: str = "host"
     profiles: list[Profile] = field(default_factory=list)
     not_profiled: str | None = None
@@ -357,7 +358,7 @@ class Round:
                 return
             turns = result.turns[side]
             turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
-            turns.off, turns.launch_ns = weighed.off, weighed.launch_ns
+            turns.off, turns.launch_ns, turns.kernels = weighed.off, weighed.launch_ns, weighed.kernels
 
     def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         """Profile the sides in the order ABBA, so that drift affects both sides; break their memory peaks down."""

@@ -12,6 +12,7 @@ import pytest
 
 from perflab.base.errors import KernelError
 from perflab.compiled.machine.bound import Bound, bound_of
+from perflab.compiled.machine.copies import most_in_flight_bytes
 from perflab.compiled.machine.disassembly import _JOINED, Function, Instruction, disassemble, parse
 from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of
 from perflab.compiled.machine.library import kernels_in
@@ -20,6 +21,7 @@ from perflab.compiled.machine.pipes import PIPES
 from perflab.compiled.machine.reading import read_loops
 from perflab.compiled.machine.registers import use_of
 from perflab.compiled.machine.telling import loop_lines
+from perflab.predicted.data_sheets import GPUS
 
 FOLDER = Path(__file__).parent / "machine_code"
 
@@ -231,11 +233,49 @@ def test_architectures_without_a_data_sheet_have_counts_and_no_bound() -> None:
     assert (read.issues, read.cycles, read.limit) == ({"float_arithmetic": 1, "branches": 1}, {}, "")
 
 
+@pytest.mark.parametrize(("arch", "rows"), [(80, 64), (90, 64), (100, 128)])
+def test_two_stages_have_the_tiles_of_one_iteration_in_flight(arch: int, rows: int) -> None:
+    (read,) = [one for one in read_loops([product_kernel(arch)], num_warps=4, blocks=3) if one.flops]
+    tiles = 2 * 32 * (rows + 16)
+    assert (read.copied_bytes, read.in_flight_bytes) == (tiles, 3 * tiles)
+
+
+COPY, GROUP = "LDGSTS.E.BYPASS.128 [R1],[R2.64]", "LDGDEPBAR"
+
+
+@pytest.mark.parametrize(
+    ("lines", "copies"),
+    [
+        (("DEPBAR.LE SB0,0x0", COPY, COPY, GROUP), 2),
+        (("DEPBAR.LE SB0,0x2", COPY, GROUP, COPY, GROUP), 4),
+        ((COPY, GROUP, "DEPBAR.LE SB0,0x1", COPY, GROUP), 3),
+        ((COPY, GROUP, "DEPBAR.LE SB0,0x0", COPY, GROUP, "DEPBAR.LE SB0,0x0"), 1),
+        (("DEPBAR.LE SB0,0x0", f"@!PT {COPY}", f"@P0 {COPY}", GROUP), 1),
+        (("DEPBAR.LE SB1,0x0", COPY, GROUP), 0),
+        (("DEPBAR.LE SB0,0x0", COPY, GROUP, "LDG.E R3,[R2.64]"), 0),
+        (("DEPBAR.LE SB0,0x0", COPY, GROUP, "UTMALDG.2D [UR8],[UR4]"), 0),
+        (("DEPBAR.LE SB0,0x0",), 0),
+    ],
+)
+def test_copies_in_flight_are_those_that_no_wait_has_seen_done(lines: tuple[str, ...], copies: int) -> None:
+    assert most_in_flight_bytes(code(*lines), num_warps=2) == copies * 16 * 64
+
+
+def test_bandwidths_are_those_of_the_data_sheets() -> None:
+    sheets = {80: "a100-80gb", 90: "h100", 100: "b200"}
+    assert {arch: one.memory_bytes_per_s for arch, one in PIPES.items()} == {
+        arch: GPUS[name].bandwidth_bytes_per_s for arch, name in sheets.items()
+    }
+    # An A100: 2,039 GB/s by 108 multiprocessors at 1.41 GHz is 13.4 B a cycle, for 550 cycles.
+    assert PIPES[80].bandwidth_latency_bytes == pytest.approx(7365, abs=1)
+
+
 def test_loops_in_words() -> None:
     read = [one for one in read_loops([product_kernel(90)], num_warps=4, blocks=2) if one.flops]
-    first, cycles, issues = loop_lines(read, 90)
+    first, cycles, copies, issues = loop_lines(read, 90)
     assert first.startswith(f"loop 1: {read[0].total} instructions, bound by {read[0].limit}: at most")
     assert first.endswith("on H100 SXM")
     assert f"{read[0].limit} {read[0].least_cycles:.0f}" in cycles
     assert "tensor products:64x16x16 2" in issues
+    assert copies.endswith("multiprocessor; memory's bandwidth needs 9,714 B at its latency of 700 cycles")
     assert loop_lines(read, 120)[0] == f"loop 1: {read[0].total} instructions"

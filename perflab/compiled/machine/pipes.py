@@ -11,6 +11,10 @@ speeds", which also tells that exponentials stay at 16 a cycle; its clock is the
 Latencies of dependent instructions: Abdelkhalik et al. (2022), arXiv 2208.11174, tables II and IV; Luo et al. (2024),
 arXiv 2402.13499, tables IV, VII and VIII. A latency that no table tells is taken as that of an addition, or of an
 integer multiplication, which is less: the bound is lower then.
+
+Memory, which is no part of the bound: bandwidth as in the data sheets of ``--perf-gpu``, for the 80 GB of an A100 and
+H100; latency by pointers that are followed through main memory on these GPUs, github.com/markdewing/AI_kernels,
+``latency/README.md`` (0d701ad). The papers tell less: 290 (Abdelkhalik) and 466 cycles (Luo) for an A100.
 """
 
 from __future__ import annotations
@@ -77,10 +81,19 @@ class Pipes:
     """Cycles until a load from shared memory can be used; where no table tells, those of an addition."""
     product_latency: int
     """Cycles until the result of a warp's own product can be used; 0 where no table tells."""
+    memory_bytes_per_s: float
+    """The bandwidth of the GPU's memory."""
+    memory_latency: int
+    """Cycles until a load from memory can be used, past all caches."""
     integers: int = 64
     special: int = 16
     schedulers: int = 4
     shared_bytes: int = 128
+
+    @property
+    def bandwidth_latency_bytes(self) -> float:
+        """The bytes that a multiprocessor must have in flight for its share of the bandwidth (Little's law)."""
+        return self.memory_bytes_per_s / (self.multiprocessors * self.clock_hz) * self.memory_latency
 
     def pipe_of(self, one: Instruction, kind: Kind) -> Pipe | None:
         """Return the pipe that an instruction takes; None where only issuing it counts."""
@@ -140,6 +153,8 @@ PIPES: Mapping[int, Pipes] = MappingProxyType(
             comparisons=64,
             shared_latency=23,
             product_latency=24,
+            memory_bytes_per_s=2039e9,
+            memory_latency=550,
         ),
         90: Pipes(
             "H100 SXM",
@@ -151,6 +166,8 @@ PIPES: Mapping[int, Pipes] = MappingProxyType(
             comparisons=64,
             shared_latency=29,
             product_latency=24,
+            memory_bytes_per_s=3352e9,
+            memory_latency=700,
         ),
         100: Pipes(
             "B200",
@@ -162,6 +179,8 @@ PIPES: Mapping[int, Pipes] = MappingProxyType(
             comparisons=128,
             shared_latency=_ADDED,
             product_latency=0,
+            memory_bytes_per_s=8e12,
+            memory_latency=860,
         ),
     }
 )

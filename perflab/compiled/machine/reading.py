@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perflab.base.data import changed
 from perflab.compiled.machine.bound import bound_of
+from perflab.compiled.machine.copies import copied_bytes, most_in_flight_bytes
 from perflab.compiled.machine.disassembly import Function
 from perflab.compiled.machine.kinds import counts_of
 from perflab.compiled.machine.loops import Loop, loops_of, whole_of
@@ -27,7 +28,7 @@ def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) ->
     kernel = functions[0]
     loops = loops_of(kernel, _SMALL)
     if not loops:
-        return [changed(_read(kernel, whole_of(kernel), num_warps, blocks), is_all=True)]
+        return [changed(_read(kernel, whole_of(kernel), num_warps, blocks), is_all=True, in_flight_bytes=0)]
     return [_read(kernel, loop, num_warps, blocks) for loop in loops]
 
 
@@ -41,6 +42,8 @@ def _read(kernel: Function, loop: Loop, num_warps: int, blocks: int) -> LoopCoun
     bound = bound_of(kernel.instructions, loop, pipes, num_warps=num_warps, blocks=blocks)
     return LoopCounts(
         issues=counts,
+        copied_bytes=copied_bytes(loop.instructions, num_warps),
+        in_flight_bytes=most_in_flight_bytes(loop.instructions, num_warps) * max(1, blocks),
         cycles={str(name): round(value, 1) for name, value in bound.cycles.items()},
         flops=bound.flops,
         share_of_peak=round(bound.share_of_peak, 3),

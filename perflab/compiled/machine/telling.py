@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perflab.base.gpu_names import Arch
-from perflab.compiled.machine.pipes import PIPES
+from perflab.compiled.machine.pipes import PIPES, Pipes
 from perflab.results.compiled import LoopCounts
 
 
 def loop_lines(loops: Sequence[LoopCounts], arch: Arch) -> list[str]:
     """Return lines on the loops of a kernel: for each the bound, the cycles of each pipe, and the counts."""
     lines = []
+    pipes = PIPES.get(arch) if isinstance(arch, int) else None
     for number, loop in enumerate(loops, start=1):
         name = "no loop" if loop.is_all else f"loop {number}"
-        lines.append(f"{name}: {loop.total:,} instructions{_bound(loop, arch)}")
+        lines.append(f"{name}: {loop.total:,} instructions{_bound(loop, pipes)}")
         if loop.cycles:
             by_cycles = sorted(loop.cycles.items(), key=lambda item: -item[1])
             lines.append(f"  cycles at least: {', '.join(f'{name} {value:,.0f}' for name, value in by_cycles)}")
+        if pipes is not None and loop.in_flight_bytes:
+            lines.append(
+                f"  copies: {loop.copied_bytes:,} B an iteration, at most {loop.in_flight_bytes:,} B in flight on a "
+                f"multiprocessor; memory's bandwidth needs {pipes.bandwidth_latency_bytes:,.0f} B at its latency of "
+                f"{pipes.memory_latency} cycles"
+            )
         counts = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in loop.issues.items())
         lines.append(f"  issues: {counts}")
     return lines
 
 
-def _bound(loop: LoopCounts, arch: Arch) -> str:
-    pipes = PIPES.get(arch) if isinstance(arch, int) else None
+def _bound(loop: LoopCounts, pipes: Pipes | None) -> str:
     if pipes is None or not loop.cycles:
         return ""
     told = f", bound by {loop.limit}"

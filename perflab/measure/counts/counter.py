@@ -53,7 +53,9 @@ from perflab.measure.counts.events import (
     spans,
 )
 from perflab.measure.counts.instructions import count_events, instructions_are_counted
+from perflab.measure.counts.kernels import kernels_launched
 from perflab.measure.machine.devices import release_memory, synchronize
+from perflab.results.measurement import LaunchedKernel
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +91,8 @@ class CallCounter:
         """The counts of each counted call, in order."""
         self.by_phase: dict[str, dict[str, int]] = {}
         """Counts of each phase on which all counted calls agree: operators, allocations, launches, synchronisations."""
+        self.kernels: list[LaunchedKernel] = []
+        """The Triton kernels that a counted call launched on an accelerator, with digests of their machine code."""
         self._each_by_phase: list[dict[str, dict[str, int]]] = []
         self.off: dict[str, str] = {}
         """The reason why a count is unknown, by the count's name."""
@@ -202,7 +206,8 @@ def _count_on_device(workload: Workload, backend: Backend, counter: CallCounter)
                 mark()
                 given_out.append(backend.blocks_given_out() or 0)
 
-            workload.run(end_phase)
+            with kernels_launched(counter.kernels):
+                workload.run(end_phase)
         after = backend.blocks_given_out() or 0
         synchronize(device)  # outside of the span: this wait is not the workload's
     counter.read(kineto_results(profiling), workload.spans)

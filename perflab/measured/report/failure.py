@@ -15,6 +15,7 @@ from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.tables.escaping import result_for_reading
 from perflab.tables.failing import IMPROVED, WIDTH, Quantity, changed, count_row, failing_table, headline, wrapped
+from perflab.tables.kernel_code_text import kernel_code_text
 from perflab.tables.lines import name_of
 from perflab.units import (
     format_bytes,
@@ -51,6 +52,8 @@ def explain(result: Result, accept: str | None) -> str:
         lines += wrapped(f"what: {launching_text(judgement.latency, judgement.launching)}", indent="      ")
     if record is not None:
         lines += _causes(record, timed="latency" in judgement.worse)
+        if record.paired is not None and record.paired.kernels is not None and "latency" in judgement.worse:
+            lines += wrapped(f"kernels: {kernel_code_text(record.paired.kernels)}", indent="         ")
     for reason in judgement.reasons[judgement.verdict is Verdict.FAILED :]:
         lines += wrapped(f"why: {reason}", indent="     ")
     if accept is not None:
