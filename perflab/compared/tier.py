@@ -1,4 +1,4 @@
-"""The compared tier (A/B), an implementation of ``tiers.py``: base and head interleaved, nothing stored."""
+"""The compared tier (A/B), an implementation of ``tiers/interface.py``: base and head interleaved, nothing stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled tier, an implementation of ``tiers.py``: Triton kernels compiled ahead of time, nothing run."""
+"""The compiled tier, by ``tiers/interface.py``: Triton kernels compiled ahead of time, nothing run."""
 
 from __future__ import annotations
 

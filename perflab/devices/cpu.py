@@ -76,7 +76,7 @@ def resident_bytes() -> int | None:
 
 
 def _proc_available_bytes() -> int | None:
-    with contextlib.suppress(OSError, KeyError):  # not Linux
+    with contextlib.suppress(OSError, KeyError, ValueError):  # not Linux
         return 1024 * int(dict(line.split()[:2] for line in _read("/proc/meminfo").splitlines())["MemAvailable:"])
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

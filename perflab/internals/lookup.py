@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from perflab.base.errors import InternalsError
 
 _ABSENT = object()
-_CALLS_USERS = "measure.workload"
+_CALLS_USERS = "measure.calls.workload"
 """The module that calls users' callables: an error of a user's C function has no traceback line but this module's."""
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

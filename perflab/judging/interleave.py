@@ -9,7 +9,7 @@ A pair of processes gives two kinds of log-ratios: of the fastest calls of the t
 and of the mean calls, which are what users pay for. The two differ where only some calls became slower. Other work
 falls on single blocks, but a cost in every few calls falls on all blocks, so the means are taken over the middle half
 of the blocks. A cost in one call of a hundred also falls on few blocks; only the mean over all blocks includes it.
-``judge/paired.py`` chooses between these log-ratios, and judges the pairs.
+``judging/paired.py`` chooses between these log-ratios, and judges the pairs.
 """
 
 from __future__ import annotations

@@ -56,13 +56,14 @@ class Launch:
         """Compile, and return a function that launches on other tensors in place of these, which it does not keep.
 
         The others have the same dtypes, shapes, strides and alignment to 16 bytes: Triton's search for the compiled
-        kernel, most of what a launch costs on the host, is not made again.
+        kernel, most of what a launch costs on the host, is not made again. Each of `tensors` is another object.
         """
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
         if is_interpreted():
             run = partial(self.kernel[self.grid], **options)
         else:
-            run = self.kernel.warmup(**self.arguments, grid=self.grid, **options)[(*self.grid, 1, 1)[:3]]
+            with current(self.device):  # Triton compiles for it, and loads the code there
+                run = self.kernel.warmup(**self.arguments, grid=self.grid, **options)[(*self.grid, 1, 1)[:3]]
         values = [self.arguments[name] for name in self.kernel.arg_names]
         given = {id(tensor): i for i, tensor in enumerate(tensors)}
         places = [(place, given[id(x)]) for place, x in enumerate(values) if isinstance(x, Tensor)]
@@ -88,7 +89,8 @@ _MOST_PREPARED = 4096
 def run_prepared(make_launch: Callable[..., Launch], *arguments: Any) -> None:
     """Run `make_launch(*arguments)()`, which is prepared once for all tensors of the same layouts.
 
-    Beside tensors, all on one device and launched on as they are, the arguments are what has a hash.
+    `make_launch` gives the kernel the tensors themselves, no views of them; they are on one device. Arguments that are
+    no tensors have a hash, and those that are equal make equal launches.
     """
     tensors = [x for x in arguments if isinstance(x, Tensor)]
     layouts = [
@@ -97,8 +99,9 @@ def run_prepared(make_launch: Callable[..., Launch], *arguments: Any) -> None:
     call = (make_launch, tensors[0].device, *layouts)
     launch = _prepared.get(call)
     if launch is None:
-        launch = make_launch(*arguments).prepared(tensors)
-        if len(_prepared) == _MOST_PREPARED:
+        own = [x.detach() if isinstance(x, Tensor) else x for x in arguments]  # apart, where one was given twice
+        launch = make_launch(*own).prepared([x for x in own if isinstance(x, Tensor)])
+        if len(_prepared) >= _MOST_PREPARED:
             _prepared.clear()
         if not is_interpreted():  # there kernels are edited, to see that a wrong one is found
             _prepared[call] = launch

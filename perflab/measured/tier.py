@@ -1,4 +1,4 @@
-"""The measured tier, with the interface of ``tiers.py``: cases run here and are compared with stored numbers."""
+"""The measured tier, by ``tiers/interface.py``: cases run here and are compared with stored numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Two callables in this process, in turns: ``perflab.compare`` and ``perf.compare``.
 
-``interleave.py`` defines the turns, and ``judge/paired.py`` the statistics and the verdict, as between two processes.
+``interleave.py`` defines the turns, and ``judging/paired.py`` the statistics and the verdict, as between two processes.
 A pair is here a few blocks of turns. Pairs are cheap, so there is no screening stage, and every verdict rests on an
 interval.
 """

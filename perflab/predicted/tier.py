@@ -1,4 +1,4 @@
-"""The predicted tier under the protocol of ``tiers.py``: cases are traced on fake tensors for a GPU."""
+"""The predicted tier under the protocol of ``tiers/interface.py``: cases are traced on fake tensors for a GPU."""
 
 from __future__ import annotations
 

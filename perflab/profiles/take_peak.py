@@ -1,5 +1,7 @@
 """Divides the peak memory of a call into what was held before, and what operators, modules and lines add to that.
 
+Also finds the memory that a call keeps when it is over, by operator, module and line.
+
 As in the gate's own pass, a first call lets the profiler know the blocks that the second one frees. Marks for modules
 and lines may change the memory that a call needs: then fewer marks are set, until the call rises as far as without any.
 """

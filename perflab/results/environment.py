@@ -99,7 +99,7 @@ def this_machine() -> str:
     and the network card's address; in a container both may change at each start, which ``is_fleeting`` reports.
     """
     identifier = machine_identifier()
-    address = uuid.getnode()
+    address = 0 if identifier else uuid.getnode()  # which may start a process
     if address & _MULTICAST:  # invented, and another one in each process
         address = 0
     parts = ["perflab", *([identifier] if identifier else [f"{address:012x}", platform.node()])]

@@ -14,5 +14,5 @@ def kernel_code_text(code: KernelCode) -> str:
         same = [f"{format_names(code.same)} is the same"] if code.same else []
         return f"the machine code of {', of '.join([*differing, *same])}"
     others = "" if code.is_all else "in other kernels, "
-    elsewhere = f"{others}in what kernels are given, on the host or in the machine"
+    elsewhere = f"{others}in what kernels are given and how often, in copies, on the host or in the machine"
     return f"the machine code of {format_names(code.same)} is the same: whatever changed is {elsewhere}"

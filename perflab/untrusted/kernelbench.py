@@ -80,7 +80,7 @@ def judge_folder(
             if isinstance(error, OSError | UsageError):
                 say(f"{file}: {error}")
             told = str(error) if isinstance(error, OSError | PerflabError) else f"{type(error).__name__}: {error}"
-            yield Judged(name=file.stem, finding=Finding.UNKNOWN, reason=Reason.UNDEFINED, text=told)
+            yield Judged(name=file.stem, finding=Finding.UNKNOWN, reason=Reason.UNJUDGED, text=told)
 
 
 def _unbuilt(file: Path, text: str) -> Judged:

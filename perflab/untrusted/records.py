@@ -36,6 +36,7 @@ class Reason(StrEnum):
     LOOSE = "kept its rights"
     TIME = "time not known well enough"
     UNDEFINED = "no definition"
+    UNJUDGED = "not judged"
 
 
 class Ratio(Data, frozen=True):
@@ -76,5 +77,5 @@ class Judged(Data, frozen=True):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether nothing speaks against the candidate."""
-        return self.finding in (Finding.OK, Finding.UNKNOWN)
+        """Whether the candidate was judged, and nothing speaks against it."""
+        return self.finding in (Finding.OK, Finding.UNKNOWN) and self.reason is not Reason.UNJUDGED

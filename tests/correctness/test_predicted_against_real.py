@@ -59,7 +59,7 @@ def test_each_operator_launches_and_takes_what_is_said_of_it(precision: str, att
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.removeprefix("aten::"))
 def test_a_call_launches_and_takes_what_is_said_of_it(call: Call) -> None:
-    """The figures that ``tests/harness/test_predicted_sorting.py`` holds the rules to."""
+    """The figures that ``tests/harness/test_predicted_cuda_kernels.py`` holds the rules to."""
     counted = library()
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

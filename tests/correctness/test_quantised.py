@@ -261,8 +261,11 @@ def test_what_cannot_be_quantised_is_refused_and_nothing_is_replaced(asked: dict
 def test_other_dtypes_shapes_and_a_bare_layer_are_refused_with_the_remedy(device: torch.device) -> None:
     with pytest.raises(TypeError, match=r"weights of torch\.float64: wanted float32, bfloat16 or float16; cast with"):
         quantise(nn.Sequential(layer(dtype=torch.float64)))
-    with pytest.raises(ValueError, match=r"one nn.Linear, .* take QuantisedLinear.of\(model\)"):
+    with pytest.raises(ValueError, match=r"one Linear, .* take QuantisedLinear.of\(model\)"):
         quantise(layer())
+    (mixture, _) = expert_layers(model(feed_forward="moe", experts=ExpertConfig(num_experts=2)))
+    with pytest.raises(ValueError, match=r"one Experts, .* take the layer that holds them"):
+        quantise(mixture.experts)
     with pytest.raises(ValueError, match=r"cut the 100 inputs .* bits=8, or skip=\('0',\)"):
         quantise(nn.Sequential(layer(100)), bits=4)
     quantised = QuantisedLinear.of(layer(), product="triton").to(device)

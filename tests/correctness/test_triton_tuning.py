@@ -93,6 +93,63 @@ def test_a_prepared_launch_is_of_one_layout_and_takes_that_call_s_tensors(monkey
     assert kernel.compiled == 6
 
 
+def test_a_launch_that_was_prepared_with_one_tensor_twice_takes_two_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+    monkeypatch.setattr(launch, "_prepared", {})
+    kernel = Compiled()
+    one, x, y = torch.empty(3, 8)
+
+    def make(x: torch.Tensor, y: torch.Tensor) -> Launch:
+        return Launch(kernel, (1, 1, 1), {"x_ptr": x, "size": 8, "y_ptr": y}, x.device)
+
+    for given in ((one, one), (x, y)):
+        run_prepared(make, *given)
+        assert kernel.launches[-1][0] is given[0]
+        assert kernel.launches[-1][2] is given[1]
+    assert kernel.compiled == 1
+
+
+def test_a_launch_is_prepared_on_its_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+
+    class On:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *error: object) -> None:
+            entered.pop()
+
+    class OnIts(Compiled):
+        def warmup(self, **arguments: Any) -> dict[tuple[int, ...], Callable[..., None]]:
+            assert entered == [CPU]
+            return super().warmup(**arguments)
+
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+    monkeypatch.setattr(launch, "current", On)
+    x = torch.empty(8)
+    Launch(OnIts(), (1, 1, 1), {"x_ptr": x, "size": 8, "y_ptr": x}, CPU).prepared([x])
+
+
+def test_a_call_whose_checks_have_passed_is_no_other_call() -> None:
+    q = torch.randn(1, 1, 8, 16)
+    attention(q, q, q, impl="tiled", sinks=1, window_size=(4, 0))
+    with pytest.raises(ValueError, match="sinks must be how many"):
+        attention(q, q, q, impl="tiled", sinks=True, window_size=(4, 0))
+    attention(q, q, q, impl="tiled", window_size=[4, 0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no setting 'is_casual'"):
+        attention(q, q, q, impl="tiled", is_casual=[True])  # type: ignore[call-arg]
+    cap = torch.tensor(30.0)
+    attention(q, q, q, impl="tiled", softcap=cap)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="softcap must be"):
+        attention(q, q, q, impl="tiled", softcap=cap.neg_())  # type: ignore[arg-type]
+    attention(q, q, q, impl="flex")
+    with pytest.raises(NotImplementedError, match="no backward"):
+        attention(q.requires_grad_(), q, q, impl="flex")
+
+
 def test_tuning_can_be_switched_off(timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFLAB_AUTOTUNE", "0")
     attend(40)

@@ -1,7 +1,7 @@
 """Calls that sort, count and put rows elsewhere, with what PyTorch's CUDA build launched and took for each.
 
-``tests/correctness/test_predicted_against_real.py`` makes them on CUDA, ``test_predicted_sorting.py`` holds the rules
-to them everywhere. Copies on the device count as launches. Bytes are those that are taken in passing.
+``tests/correctness/test_predicted_against_real.py`` makes them on CUDA, ``test_predicted_cuda_kernels.py`` holds the
+rules to them everywhere. Copies on the device count as launches. Bytes are those that are taken in passing.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def test_nothing_is_said_where_a_side_launched_no_triton_kernel_that_is_known() 
         assert compare_code(base, head) is None
 
 
-ELSEWHERE = "in what kernels are given, on the host or in the machine"
+ELSEWHERE = "in what kernels are given and how often, in copies, on the host or in the machine"
 
 
 @pytest.mark.parametrize(

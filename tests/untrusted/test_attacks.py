@@ -120,6 +120,9 @@ def not_turned(x): return torch.fft.fft(x)
 def imaginary(x): return torch.fft.fft(x).conj().imag
 def logarithm(x): return x.log()
 def logarithm_of_none(x): return torch.full_like(x, 7.0).masked_fill(x < 0, float("nan"))
+def logarithm_in_a_row(x): return x.log().flatten()
+def complex_logarithm(x): return torch.complex(x.log(), x)
+def short_logarithm(x): return x.log().to(torch.float8_e4m3fn)
 def root(x): return torch.linalg.cholesky(x)
 def product(x): return x.float() @ x.float().T
 def steep(x): return x * x.abs() * torch.tensor([1e12] + [1.0] * 39)
@@ -154,6 +157,9 @@ def large_numbers(_seed: int) -> dict[str, torch.Tensor]:
         ("imaginary", "imaginary", normal, Reason.NONE),
         ("logarithm", "logarithm", normal, Reason.NONE),
         ("logarithm", "logarithm_of_none", normal, Reason.RESULT),
+        ("logarithm", "logarithm_in_a_row", normal, Reason.RESULT),
+        ("logarithm", "complex_logarithm", normal, Reason.RESULT),
+        ("logarithm", "short_logarithm", normal, Reason.RESULT),
         ("root", "root", with_a_root, Reason.NONE),
         ("product", "product", eight_bits, Reason.NONE),
         ("steep", "steep", normal, Reason.NONE),
@@ -171,10 +177,23 @@ def test_other_dtypes_and_definitions_without_an_answer_somewhere(
     assert found.reason is reason, found
 
 
+class Buffer:
+    """A definition that writes random numbers to the same memory each time."""
+
+    def __init__(self) -> None:
+        self.out = torch.empty(40, 40)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out.normal_()
+
+
 @pytest.mark.parametrize(
     ("definition", "text"),
     [
         (lambda x: torch.dropout(x, 0.5, True), "other results for the same inputs"),
+        (lambda x: torch.randint(1 << 61, (1 << 61) + 9, x.shape), "other results for the same inputs"),
+        (lambda x: list(x)[: int(torch.randint(1, 40, ()))], "other results for the same inputs"),
+        (Buffer(), "other results for the same inputs"),
         (lambda x: {"y": x}, "returned a dict, not tensors"),
     ],
 )

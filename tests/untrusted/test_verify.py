@@ -213,9 +213,10 @@ def test_an_error_in_judging_one_candidate_is_its_line(tmp_path: Path, monkeypat
             )
         )
     assert [(one.finding, one.reason, one.text.splitlines()[0]) for one in found] == [
-        (Finding.UNKNOWN, Reason.UNDEFINED, "no memory of it"),
-        (Finding.UNKNOWN, Reason.UNDEFINED, "ZeroDivisionError: by zero"),
+        (Finding.UNKNOWN, Reason.UNJUDGED, "no memory of it"),
+        (Finding.UNKNOWN, Reason.UNJUDGED, "ZeroDivisionError: by zero"),
     ]
+    assert not any(one.is_accepted for one in found)
 
 
 def test_a_long_chain_of_names_is_sliced_in_linear_time() -> None:

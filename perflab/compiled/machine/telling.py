@@ -21,9 +21,9 @@ def loop_lines(loops: Sequence[LoopCounts], arch: Arch) -> list[str]:
             lines.append(f"  cycles at least: {', '.join(f'{name} {value:,.0f}' for name, value in by_cycles)}")
         if pipes is not None and loop.in_flight_bytes:
             lines.append(
-                f"  copies: {loop.copied_bytes:,} B an iteration, at most {loop.in_flight_bytes:,} B in flight on a "
-                f"multiprocessor; memory's bandwidth needs {pipes.bandwidth_latency_bytes:,.0f} B at its latency of "
-                f"{pipes.memory_latency} cycles"
+                f"  copies: {loop.copied_bytes:,} B an iteration of a block, at most {loop.in_flight_bytes:,} B in "
+                f"flight on a multiprocessor; memory's bandwidth needs {pipes.bandwidth_latency_bytes:,.0f} B at its "
+                f"latency of {pipes.memory_latency} cycles"
             )
         counts = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in loop.issues.items())
         lines.append(f"  issues: {counts}")

@@ -34,6 +34,7 @@ Result = tuple[Tensor, Tensor | None]
 Variant = Callable[[Tensor, Tensor, Tensor, Settings, bool], Result]
 """A variant as it is dispatched to: q, k, v, settings, and whether the log-sum-exp is wanted."""
 _PLAIN = (Tensor, torch.nn.Parameter)
+_UNCHANGING = frozenset((bool, int, float, str, type(None)))
 # Calls whose checks have passed: for short sequences the checks take longer than the launch.
 _possible: set[tuple[object, ...]] = set()
 _MOST_POSSIBLE = 4096
@@ -123,20 +124,25 @@ def _run(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings, *, with
     q, k, v = cast_as_autocast_does(q, k, v)
     if (call := _call(impl, q, k, v, settings)) is None or call not in _possible:
         _require_possible(impl, q, k, v, settings)
-        if call is not None and len(_possible) < _MOST_POSSIBLE:
+        if call is not None:
+            if len(_possible) >= _MOST_POSSIBLE:
+                _possible.clear()
             _possible.add(call)
     with without_autocast(q.device.type):
         return _VARIANTS[impl](q, k, v, settings, with_logsumexp)
 
 
 def _call(impl: str, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> tuple[object, ...] | None:
-    """The facts on which a call's checks depend; None where these have no hash: traced shapes, a window in a list."""
+    """The facts on which a call's checks depend; None where these may change or have no hash."""
     if torch.compiler.is_compiling() or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
         return None
-    if isinstance(settings.get("window_size"), list):
-        return None
+    asked = []
+    for name, value in settings.items():
+        kinds = tuple(map(type, value)) if type(value) is tuple else (type(value),)
+        if not _UNCHANGING.issuperset(kinds):
+            return None
+        asked.append((name, kinds, value))  # by type, too: True is 1
     records = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    asked = [(name, type(value), value) for name, value in settings.items()]  # by type, too: True is 1
     return (impl, records, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape, *asked)
 
 

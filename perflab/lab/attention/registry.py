@@ -73,7 +73,7 @@ class Implementation:
         return self.devices is None or device_type in self.devices
 
 
-# Compiled code reads the dictionary itself: once it has changed any, torch.compile breaks its graph at a proxy's.
+# Code that is compiled reads this: Dynamo reads no mapping proxy once the trace has set an attribute of any object.
 _REGISTERED = {
     implementation.name: implementation
     for implementation in (

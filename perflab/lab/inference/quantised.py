@@ -135,20 +135,19 @@ def quantise(
     skip        layers that stay, by their qualified names: "head", say
 
     Embeddings stay, and so does a head that is tied to one. Nothing is replaced if any layer cannot be. Raises
-    ValueError for bits, groups, products and names that are none, and a model that is one `nn.Linear` itself; TypeError
+    ValueError for bits, groups, products and names that are none, and a model that is one such layer itself; TypeError
     for weights that are not float32, bfloat16 or float16.
     """
-    if isinstance(model, nn.Linear):
-        raise ValueError(
-            "the model is one nn.Linear, which cannot be replaced in place; take QuantisedLinear.of(model)"
-        )
+    if isinstance(model, nn.Linear | Experts):
+        remedy = "QuantisedLinear.of(model)" if isinstance(model, nn.Linear) else "the layer that holds them"
+        raise ValueError(f"the model is one {type(model).__name__}, which cannot be replaced in place; take {remedy}")
     named = dict(model.named_modules(remove_duplicate=False))
     found = {name: module for name, module in named.items() if isinstance(module, nn.Linear | Experts)}
     shared = {id(p) for m in set(named.values()) - set(found.values()) for p in m.parameters(recurse=False)}
     for name in skip:
         if name not in found:
             near = difflib.get_close_matches(name, found, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; its linear layers are {', '.join(found) or 'none'}"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; its layers are {', '.join(found) or 'none'}"
             raise ValueError(f"skip={name!r} is no linear layer of the model{hint}")
     chosen = {
         name: module

@@ -1,4 +1,7 @@
-"""The result of a measured case: its record and baseline, the first judgement, and the text of a failed test."""
+"""The result of a measured case: its record and baseline, the first judgement, and the text of a failed test.
+
+Also the parameters of a test, and the result as it is read from a test's report.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Computes the trace of a model with many layers from traces with few.
 
 Two traces of one call, the second with a layer more in each stack, show what a layer does and what an additional layer
-changes (``sweeps``, ``find_patterns``). The whole trace is laid out from these patterns. As a check, both input traces
-are laid out in the same way first and must match the recorded ones, event by event; patterns that fail are refused.
+changes (``sweeps``, ``patterns.find_patterns``). The whole trace is laid out from these patterns. As a check, both
+input traces are laid out in the same way first and must match the recorded ones, event by event; patterns that fail
+are refused.
 
 A step from 3 layers to 4 cannot show an effect that begins with the fifth: a layer of another kind further up, a list
 that is cut into pieces once it is long. The caller has to make sure that the layers of a stack are built alike.

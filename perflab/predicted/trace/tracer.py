@@ -125,11 +125,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Exception: whatever ``run`` raises.
             CalledOff: the watch stopped the tracing.
         """
-        with self.watching():
-            result = run(self.next_span)
-            self.ended()
-            del result
-        return self.trace()
+        was_on = gc.isenabled()
+        gc.disable()  # until the trace is made: cycles that are freed before would count as blocks of the result
+        try:
+            with self.watching():
+                result = run(self.next_span)
+                self.ended()
+                del result
+            return self.trace()
+        finally:
+            if was_on:
+                gc.enable()
 
     # --- blocks held before the run ----------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Decides after collection whether a run measures its perf cases, runs each once, or skips them; refuses bad requests.
 
+Errors that end a session before its tests are shown by ``refusing``.
+
 Every process of pytest-xdist collects the same tests under the same options, so all of them decide alike. This module
 loads no code that measures.
 """

@@ -1,4 +1,4 @@
-"""Starts a session with perf cases: reads settings, checks early, offers the cases to the tiers.
+"""Starts a session with perf cases: reads settings, checks early, offers the cases to the tiers, announces them.
 
 This module loads all code for perf cases; a run without perf cases does not load it.
 """
