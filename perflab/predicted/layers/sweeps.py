@@ -3,8 +3,8 @@
 A *visit* begins with an event of a layer and ends before the next event of another layer: an event of no layer belongs
 to the visit before it (but see ``Reading``). A *sweep* is a series of visits to successive layers, one number up or
 down at a time; where the direction turns (forward's last layer is backward's first), the visit at the turn belongs to
-the earlier sweep. Events before all layers form a sweep of their own, of no stack. ``patterns.find_patterns`` derives how
-sweeps change with more layers.
+the earlier sweep. Events before all layers form a sweep of their own, of no stack. How sweeps change with more
+layers, ``patterns.find_patterns`` derives.
 """
 
 from __future__ import annotations
