@@ -164,7 +164,7 @@ def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path
         "d_reference": ("wrong", "raised"),
         "e_memory": ("wrong", "out of memory"),
         "f_syntax": ("wrong", "does not compile"),
-        "g_no_problem": ("can't tell", "no definition"),
+        "g_no_problem": ("can't tell", "not judged"),
     }
     assert found.returncode == 1
     problems = tmp_path / "problems"

@@ -26,7 +26,7 @@ from perflab.results.measurement import Results
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.calls.workload import Workload
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 _PICKED = 32
 """Number of elements of a tensor that are compared one by one, at most."""
