@@ -1,6 +1,6 @@
 """Timing with cold caches: the eviction is before each call and in no span, on the host's clock and on a GPU's.
 
-How large the caches are that a cold call must not find anything in, and that writing the buffer empties them.
+Also the size of the caches in which a cold call must find nothing, and that writing the buffer empties them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 COLD = Mode(cache="cold")
 S = 1_000 * MS
 US = 1_000
-CPU = torch.device("cpu")
 MIB = 2**20
 
 

@@ -1,4 +1,7 @@
-"""Devices: which one a name means, what is said if it is not there, how much room there is."""
+"""Devices: which one a name means, what is said if it is not there, how much room there is.
+
+Also what an error for want of memory is, and at what rate a device multiplies.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 Gpus = Callable[[int], None]
 GIB = 2**30
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CUDA = GPU
 
 
 @pytest.fixture

@@ -317,7 +317,7 @@ def test_graphs_replay_as_they_did_after_they_were_watched() -> None:
     assert Graph.replay is replay
 
 
-def test_only_free_room_of_this_device_counts() -> None:
+def test_only_free_room_of_this_device_counts_in_a_graph_s_pools() -> None:
     assert unallocated(SEGMENTS, {OURS}, 0) == 19 * MIB
     assert unallocated(SEGMENTS, {OURS}, 1) == 50 * MIB
     assert unallocated(SEGMENTS, set(), 0) == 0

@@ -1,4 +1,7 @@
-"""What an explanation says of two profiles that are made up: which calls are new, where, and what is not compared."""
+"""What an explanation says of two profiles that are made up: which calls are new, where, and what is not compared.
+
+Also what takes longer, and what is computed again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles from events that are made up: times divided, places, categories, differences. No profiler and no clock."""
+"""Profiles from events that are made up: times divided, places, categories. No profiler and no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Levels of one parameter against each other: grouped, fastest first, what did not run and what is quoted below."""
+"""Levels of one parameter against each other: grouped, fastest first, what did not run and what is quoted below.
+
+Also the intervals of their ratios.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,9 @@ BOMBS = {
 def test_a_bomb_takes_no_memory_and_ends_with_an_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / "bomb.pickle"
     path.write_bytes(BOMBS[name])
-    assert "\n  ->" in ended(tmp_path)
+    said = ended(tmp_path)
+    assert "bomb.pickle" in said
+    assert "\n  ->" in said
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -1,6 +1,6 @@
 """A span on a GPU ends with all of its streams, and the host's clock has to agree: on a device that is played.
 
-So is what the host takes to launch a call, told apart from what the GPU does.
+Also the time that the host takes to launch a call, apart from what the GPU does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a user is told of a case that needs more memory: which blocks are new at its peak, by module and line.
 
-So do the stories of ``--perf-snapshots`` in measured cases, and of ``memory_snapshot``.
+Also ``--perf-snapshots`` in measured cases, and ``memory_snapshot``.
 """
 
 from __future__ import annotations

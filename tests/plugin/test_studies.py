@@ -1,4 +1,7 @@
-"""A study from outside: noted, shown, found, in files and afterwards; and what its marks and notes refuse."""
+"""A study from outside: noted, shown, found, in files and afterwards; and what its marks and notes refuse.
+
+Also the columns and the order of a table, as an option or an ini key asks for them.
+"""
 
 from __future__ import annotations
 
