@@ -29,10 +29,22 @@ BATCH_SIZE = 2
 """Sequences of each process."""
 
 
-def measure(perf: Perf, request: pytest.FixtureRequest, device: torch.device, training: TrainingConfig) -> None:
-    """Measure a step of the first model and length that the options name."""
-    length = context_lengths(request.config)[0]
-    setup = Setup(model_names(request.config)[0], BATCH_SIZE, length, device, training)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make the first model and length that the options name parameters of each case: other ones are other cases."""
+    shape = (model_names(metafunc.config)[0], context_lengths(metafunc.config)[0])
+    metafunc.parametrize(("model_name", "context_length"), [shape], ids=["-".join(map(str, shape))])
+
+
+@pytest.fixture
+def shape(model_name: str, context_length: int) -> tuple[str, int]:
+    """The model and the number of tokens of each sequence."""
+    return model_name, context_length
+
+
+def measure(perf: Perf, shape: tuple[str, int], device: torch.device, training: TrainingConfig) -> None:
+    """Measure a step of a model on sequences of a length."""
+    model_name, length = shape
+    setup = Setup(model_name, BATCH_SIZE, length, device, training)
     setup.declare(perf, "train_step")
     world_size = distributed.get_world_size()
     is_one_batch = training.exchange in ONE_BATCH
@@ -77,11 +89,11 @@ def test_step(
     perf: Perf,
     process_group: distributed.ProcessGroup,
     device: torch.device,
-    request: pytest.FixtureRequest,
+    shape: tuple[str, int],
     exchange: str,
 ) -> None:
     """``none``: the same two processes without any exchange, which is what the exchange costs nothing of."""
-    measure(perf, request, device, TrainingConfig(exchange=exchange, bucket_mb=1.0))
+    measure(perf, shape, device, TrainingConfig(exchange=exchange, bucket_mb=1.0))
 
 
 @pytest.mark.perf(world_size=[4])
@@ -90,23 +102,23 @@ def test_step_of_four(
     perf: Perf,
     process_group: distributed.ProcessGroup,
     device: torch.device,
-    request: pytest.FixtureRequest,
+    shape: tuple[str, int],
     exchange: str,
 ) -> None:
-    measure(perf, request, device, TrainingConfig(exchange=exchange, bucket_mb=1.0))
+    measure(perf, shape, device, TrainingConfig(exchange=exchange, bucket_mb=1.0))
 
 
 @pytest.mark.perf(world_size=[2])
 def test_step_with_sharded_state(
-    perf: Perf, process_group: distributed.ProcessGroup, device: torch.device, request: pytest.FixtureRequest
+    perf: Perf, process_group: distributed.ProcessGroup, device: torch.device, shape: tuple[str, int]
 ) -> None:
     """AdamW's state in one process only: less memory, one more message for each process."""
-    measure(perf, request, device, TrainingConfig(exchange="bucketed", bucket_mb=1.0, shard_optimizer=True))
+    measure(perf, shape, device, TrainingConfig(exchange="bucketed", bucket_mb=1.0, shard_optimizer=True))
 
 
 @pytest.mark.perf(world_size=[2])
 def test_accumulated_step(
-    perf: Perf, process_group: distributed.ProcessGroup, device: torch.device, request: pytest.FixtureRequest
+    perf: Perf, process_group: distributed.ProcessGroup, device: torch.device, shape: tuple[str, int]
 ) -> None:
     """Two micro-batches: as many messages as one."""
-    measure(perf, request, device, TrainingConfig(exchange="bucketed", bucket_mb=1.0, micro_batches=2))
+    measure(perf, shape, device, TrainingConfig(exchange="bucketed", bucket_mb=1.0, micro_batches=2))
