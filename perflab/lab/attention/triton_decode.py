@@ -11,7 +11,7 @@ are as `decode_attention` and `attention` check them. This module imports Triton
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -113,7 +113,7 @@ def decode(q: Tensor, stored: Stored, scoring: Scoring) -> tuple[Tensor, Tensor]
 
 
 def _strides(name: str, dimensions: str, tensor: Tensor) -> dict[str, int]:
-    """What a tensor has fewer of, a stand-in for one that is not there, is not read."""
+    """A tensor's strides by the names of a kernel's parameters; a stand-in for a missing tensor may have fewer."""
     return {f"stride_{name}{dimension}": stride for dimension, stride in zip(dimensions, tensor.stride(), strict=False)}
 
 
@@ -147,12 +147,13 @@ def _run(
 
 
 def _launch_decode(q: Tensor, stored: Stored, parts: Tensor, ends: Tensor, scoring: Scoring, tiles: Tiles) -> None:
-    s = stored
-    held = (s.keys, s.values, s.lengths, s.pages, s.key_scales, s.value_scales)
+    """Launch `decode_launch`, prepared for the layouts of all tensors, those that `stored` holds among them."""
+    held = (getattr(stored, field.name) for field in fields(stored))
     run_prepared(_launch_of, q, parts, ends, scoring, tiles, *held)
 
 
 def _launch_of(q: Tensor, parts: Tensor, ends: Tensor, scoring: Scoring, tiles: Tiles, *held: Tensor) -> Launch:
+    """The launch of `decode_launch` with the fields of a `Stored` as arguments, each a tensor or None."""
     return decode_launch(q, Stored(*held), parts, ends, scoring, tiles)
 
 

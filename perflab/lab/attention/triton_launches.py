@@ -119,7 +119,7 @@ def strides_of(**tensors: Tensor) -> dict[str, int]:
 
 
 def common_arguments(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> dict[str, Any]:
-    """What every kernel over pairs of queries and keys is given."""
+    """The arguments of every kernel over pairs of queries and keys, by the names of its parameters."""
     num_queries, num_keys, head_dim = q.shape[-2], k.shape[-2], q.shape[-1]
     lower, upper = kernel_bounds(num_queries, num_keys, scoring)
     capped = scoring.softcap is not None

@@ -317,7 +317,7 @@ _attention = operators.define(
 
 
 def triton_pattern_attention(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, scale: float) -> Tensor:
-    """As `pattern_attention`, which has checked the inputs."""
+    """Block-sparse attention of inputs that `pattern_attention` has checked; arguments and results are the same."""
     check_head_dim(q.shape[-1])
     lists = *pattern.key_lists(q.device), *pattern.query_lists(q.device)
     out: Tensor = _attention(q, k, v, *lists, scale, pattern.is_causal, pattern.block)[0]

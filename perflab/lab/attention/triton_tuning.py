@@ -80,7 +80,7 @@ def run_dq(
 
 
 def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:
-    """What ran in this process, tuned or not: (kernel, device, dtype, head dimension, masks, sizes) to its tiles."""
+    """The tiles that ran in this process, tuned or not, by (kernel, device, dtype, head dimension, masks, sizes)."""
     return dict(_ran)
 
 

@@ -182,7 +182,7 @@ def rms_norm_d_weight_kernel(
 def rms_norm_backward_launches(
     dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, dx: Tensor, partials: Tensor
 ) -> tuple[Launch, ...]:
-    """What makes dx (R, D) and partials (P, D) out of dy, x (R, D), weight (D,) and rstd (R,); in this order.
+    """The launches that make dx (R, D) and partials (P, D) of dy, x (R, D), weight (D,) and rstd (R,), in their order.
 
     One launch where a tile holds a row, else two. P is `backward_partials(R, D)`.
     """

@@ -88,7 +88,7 @@ def _programs(x: Tensor, a: Tensor) -> int:
 
 
 def _common(inputs: Inputs) -> dict[str, Any]:
-    """What both kernels are given. A tensor that is not there is stood in for, and never read."""
+    """The arguments that both kernels have. Another tensor stands in for one that is missing, and is never read."""
     x, dt, a, b, c, d, z, _, starts = inputs
     block_e, block_n = blocks(*a.shape)
     tensors = {
