@@ -103,7 +103,7 @@ def run_prepared(make_launch: Callable[..., Launch], *arguments: Any) -> None:
         launch = make_launch(*own).prepared([x for x in own if isinstance(x, Tensor)])
         if len(_prepared) >= _MOST_PREPARED:
             _prepared.clear()
-        if not is_interpreted():  # there kernels are edited, to see that a wrong one is found
+        if not is_interpreted():  # which compiles nothing: to keep a launch would save next to nothing
             _prepared[call] = launch
     launch(tensors)
 
