@@ -1,15 +1,19 @@
-"""Whether the functions of PyTorch that a measurement relies on are PyTorch's own, and nobody's replacement."""
+"""Whether the functions of PyTorch that a measurement relies on are PyTorch's own, and are answered by nobody else."""
 
 from __future__ import annotations
 
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perflab.base.errors import ReplacedError
+from perflab.base.errors import InternalsError, ReplacedError
+from perflab.internals.lookup import TORCH, lookup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
 _ON_ALL = ("equal", "isnan", "accelerator.synchronize")
@@ -20,6 +24,7 @@ _ON_CUDA = (
     "cuda.Event.elapsed_time",
     "cuda.Event.synchronize",
 )
+_MODES = "torch.utils._python_dispatch"
 _OF_C = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -28,14 +33,36 @@ _OF_C = (
 )
 
 
-def check_originals(device: torch.device) -> None:
+def modes_on() -> list[str]:
+    """Return the classes of the modes that answer for PyTorch's functions and operators now, lowest first.
+
+    A default device's mode is not among them. Which modes are on is not public; without the private names none is told.
+    """
+    stacks = []
+    for name in ("torch.overrides:_get_current_function_mode_stack", f"{_MODES}:_get_current_dispatch_mode_stack"):
+        with suppress(InternalsError):
+            stacks.append(lookup(TORCH, name, "see who answers for PyTorch's functions"))
+    kinds = [type(one) for stack in stacks for one in stack()]
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__name__ != "DeviceContext"]
+
+
+def check_originals(device: torch.device, modes: Sequence[str]) -> None:
     """Refuse a measurement in a process where something has replaced what the measurement relies on.
 
     A function of C is PyTorch's by its type. One of Python is by its module and the file of its code.
 
+    Args:
+        device: the device of the work.
+        modes: the modes that were on before the work was called for the first time.
+
     Raises:
-        ReplacedError: a function is not PyTorch's.
+        ReplacedError: a function is not PyTorch's, or the work has left a mode on.
     """
+    if left := [one for one in modes_on() if one not in modes]:
+        raise ReplacedError(
+            f"the work has left a mode on, {', '.join(left)}, which answers for PyTorch's functions",
+            "leave each mode before the call ends: with mode: ...",
+        )
     torch = sys.modules["torch"]
     home = Path(str(torch.__file__)).parent
     for name in (*_ON_ALL, *(_ON_CUDA if device.type == "cuda" else ())):
