@@ -4,6 +4,7 @@ Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D). What all Triton variants share
 test_triton_operator.py, every tile in test_proofs.py, memory in test_predicted_memory.py.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -99,6 +100,10 @@ def test_one_pass_is_a_choice_and_deterministic_algorithms_take_two(
     with pytest.warns(UserWarning, match=r"in an order that differs .* warn_only=False\) selects its backward in two"):
         gradients(inputs)
     assert ran() == ONCE
+    use_deterministic_algorithms(False, warn_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(inputs)
 
 
 @interpreted

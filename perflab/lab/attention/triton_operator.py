@@ -145,8 +145,9 @@ def _in_one_pass(
 
 
 def _must_repeat_bits() -> bool:
-    """Whether deterministic algorithms are asked for; where a warning is all that is, as PyTorch's own attention has
-    it, warn and say no."""
+    """Whether deterministic algorithms are asked for; with warn_only, as in PyTorch's attention, warn and say no."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
     if torch.is_deterministic_algorithms_warn_only_enabled():
         warnings.warn(
             "attention impl 'triton-one-pass' adds up the gradient of q in an order that differs from run to run; "
@@ -154,7 +155,7 @@ def _must_repeat_bits() -> bool:
             stacklevel=2,
         )
         return False
-    return torch.are_deterministic_algorithms_enabled()
+    return True
 
 
 def _empty_gradients(

@@ -111,7 +111,7 @@ _OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
 _HOPPER_SHARED_BYTES = 227 * 1024
 """Shared memory of a block from Hopper on, by which its warp groups are known here."""
 # dk, dv and dq in one pass, by compute capability and head dimensions: where its loop takes fewer cycles for a pair of
-# query and key than those of dk_dv and dq together, and spills nothing. docs/log.md has the counts.
+# query and key than those of dk_dv and dq together, and spills no register. docs/log.md has the counts.
 _ONE_PASS: dict[int, dict[range, Tiles]] = {
     80: {range(64, 65): Tiles(32, 128, 4, 2), range(65, 129): Tiles(32, 64, 4, 2)},
     90: {range(64, 65): Tiles(64, 128, 8, 2)},
