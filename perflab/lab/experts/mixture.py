@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """The use of the experts by the last forward: `counts` (E,), how often each was chosen, and `dropped`, rows left out."""
+    """The use of experts by the last forward: `counts` (E,), how often each was chosen; `dropped`, rows left out."""
 
     counts: Tensor
     dropped: Tensor
