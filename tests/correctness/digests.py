@@ -1,15 +1,17 @@
 """Which kernels have to be checked again: those that differ from the committed digests, and each day another tenth.
 
-A digest is of what a result depends on: the source of a kernel and of everything of this repository that it calls,
-with the constants that they read; its arguments; the configuration; Triton's version. `kernels.digests.json` holds
-those that `make kernels` has compiled and proven. PERFLAB_KERNELS=all checks everything, PERFLAB_ROTATION=7 the tenth
-of that day.
+A digest is of what a result depends on: the statements of a kernel and of everything of this repository that it
+calls, without comments and docstrings, with the constants that they read; its arguments; the configuration; Triton's
+version. `kernels.digests.json` holds those that `make kernels` has compiled and proven. PERFLAB_KERNELS=all checks
+everything, PERFLAB_ROTATION=7 the tenth of that day.
 """
 
+import ast
 import hashlib
 import inspect
 import json
 import os
+import textwrap
 import types
 import zlib
 from collections.abc import Iterator, Mapping
@@ -78,7 +80,7 @@ def _sources(code: tuple[Any, ...]) -> str:
         name = f"{function.__module__}.{function.__qualname__}"
         if name in found:
             return
-        found[name] = inspect.getsource(function)
+        found[name] = statements(inspect.getsource(function))
         for read in _names(function.__code__):
             value = function.__globals__.get(read)
             if isinstance(value, _CONSTANT) and " at 0x" not in repr(value):
@@ -89,6 +91,15 @@ def _sources(code: tuple[Any, ...]) -> str:
     for one in code:
         visit(one)
     return repr(sorted(found.items()))
+
+
+def statements(source: str) -> str:
+    """A function's source without comments, docstrings and layout, none of which changes what it does."""
+    tree = ast.parse(textwrap.dedent(source))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

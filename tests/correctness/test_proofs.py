@@ -54,6 +54,12 @@ def test_a_digest_is_of_the_kernel_with_what_it_calls_and_its_arguments(monkeypa
     assert digests.digest((digests.turn_of,)) != before, "a constant that it reads"
 
 
+def test_words_change_no_digest_and_statements_do() -> None:
+    plain = digests.statements("  def f(x):\n    return x + 1\n")
+    assert digests.statements('def f( x ):\n    """More."""\n    return x + 1  # and why\n') == plain
+    assert digests.statements("def f(x):\n    return x + 2\n") != plain
+
+
 def test_every_compiled_kernel_has_a_digest_of_its_own() -> None:
     found = compiled_digests()
     assert {one.name for one in kernels.examples(90)} == {name[:-5] for name in found if name.endswith("-sm90")}
