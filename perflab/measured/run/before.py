@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perflab.predicted.run.predicting import Instead
 from perflab.running.case.perf import STATE
 from perflab.settings.total_budget import GRACE_S, TotalBudget
 
@@ -72,7 +71,7 @@ class CaseTurns:
 
 
 class Before:
-    """Skips a case, or has it fail, before anything of it is set up.
+    """Skips a case that is too late before anything of it is set up.
 
     ``Cases`` cannot: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their
     teardown.
@@ -83,7 +82,7 @@ class Before:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a case that would begin when the run's time is long over, and raise why its rank cannot be played.
+        """Skip a case that would begin when the run's time is long over.
 
         If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A
         test that does much work before that, or never states its cost, must not delay the end of the run.
@@ -91,6 +90,3 @@ class Before:
         state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
         if state is not None and left_s is not None and left_s < -GRACE_S:
             state.skip_for_time()
-        error = state.part(Instead).not_joined if state is not None else None
-        if error is not None:
-            raise error

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from perflab.base.data import changed
-from perflab.base.errors import BaselineError, InternalsError, PerflabError, UsageError
+from perflab.base.errors import BaselineError, InternalsError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.counts.collectives import WAITS
 from perflab.measure.machine.devices import current_device
@@ -26,7 +26,7 @@ from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.sizes import Outline, outline_of
 from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, with_estimate, work_of, worlds_of
-from perflab.predicted.settings import Predicting
+from perflab.predicted.settings import Predicting, predicts_by_itself
 from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.watch import CalledOff, TracingTime
 from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing, with_mismatches
@@ -71,8 +71,6 @@ class Instead:
     """The outline of the case's own call, once it is traced, and the time of tracing."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps this process one rank of the case's group until the case is torn down."""
-    not_joined: PerflabError | None = None
-    """Why this process could not become a rank."""
 
     def skip(self, why: str) -> NoReturn:
         """Skip the case because it cannot be predicted; ``why`` is the reason."""
@@ -125,13 +123,24 @@ class Predictions:
                 if was_on:
                     gc.enable()
 
+    @property
+    def by_itself(self) -> bool:
+        """Whether the run predicts a case that does not fit this machine, although no prediction was requested."""
+        return predicts_by_itself(self._settings)
+
+    def way(self, state: CaseState, budget: TotalBudget) -> Way:
+        """Return the way that predicts a case's callable."""
+        return Predicted(state, self, budget)
+
     def play_rank(self, item: pytest.Item, state: CaseState) -> None:
-        """Make this process one rank of the case's group, whose other ranks do not exist.
+        """Make this process one rank of the group of a case in ranks, whose other ranks do not exist.
 
         Raises:
             UsageError: the case has no such rank.
         """
         size = state.settings.world_size
+        if size == 1:
+            return
         alone = item.stash.get(LONE, None) or LoneRank(self._settings.part(Predicting).ranks_of(size)[0], size)
         joined = playing(alone, OVER_NOCUDA if self._settings.dry_run else FAKE)
         state.part(Instead).group.enter_context(joined)
@@ -179,7 +188,7 @@ class Predictions:
         except InternalsError as error:
             pytest.skip(f"{unmet}; cannot be predicted, {error.problem}")
         state.predicts, state.part(Instead).of = True, unmet
-        return Predicted(state, self, budget)
+        return self.way(state, budget)
 
     def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
         """Predict a case's callable, and return a fake result of the callable's shape.
