@@ -47,9 +47,9 @@ class FileKind(Generic[T]):
     wanted: str
     """The kind of file that is expected: ``a perflab baseline file``."""
     check: str
-    """What to do about a file that cannot be read."""
+    """The remedy for a file that cannot be read."""
     remedy: str
-    """What to do about a file that is damaged or of another kind."""
+    """The remedy for a file that is damaged or of another kind."""
     error: type[PerflabError]
     """The class of errors to raise."""
 

@@ -12,10 +12,9 @@ from perflab.base.data import changed
 from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
-from perflab.internals.of_torch.originals import check_originals
 from perflab.judging.statistics import relative_half_width
 from perflab.measure.calls import nvtx
-from perflab.measure.calls.outputs import Comparing
+from perflab.measure.calls.outputs import Comparing, check_originals
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
@@ -134,7 +133,7 @@ def measure(
         results = timing.compared(weight.result)
         profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
         if isinstance(workload, nvtx.RangedWorkload):
-            from perflab.profiles.operator_ranges import run_with_operator_ranges
+            from perflab.profiles.recording import run_with_operator_ranges
 
             progress(nvtx.OPERATORS)
             with nvtx.nvtx_range(f"{label}: {nvtx.OPERATORS}", device):

@@ -98,7 +98,7 @@ ROOMS = {
     "compiled.run": Room(packages=_PYTEST),
     "compiled.tier": Room(packages="pytest"),
     "predicted": Room(packages="msgspec pytest"),
-    **{f"predicted.{one}": Room(torch=When.IMPORTED) for one in ["cuda", "layers", "memory", "prediction", "trace"]},
+    **{f"predicted.{one}": Room(torch=When.IMPORTED) for one in ["cuda", "memory", "prediction", "trace"]},
     "predicted.dry_run": Room(packages=f"{_PYTEST} nocuda", torch=When.IMPORTED),
     "predicted.judge": Room(packages="msgspec"),
     "predicted.report": Room(),
@@ -138,7 +138,7 @@ class Import:
 
 
 def room_of(module: str) -> str | None:
-    """``perflab.measure.clocks.clock`` -> ``measure``, ``perflab.predicted.cuda.patching`` -> ``predicted.cuda``.
+    """``perflab.measure.clocks.clock`` -> ``measure``, ``perflab.predicted.cuda.kernels`` -> ``predicted.cuda``.
 
     The package's own ``__init__`` is ``perflab``; a module without a room has None.
     """

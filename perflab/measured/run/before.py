@@ -1,7 +1,11 @@
-"""Hooks before a case's fixtures: they skip a case that is too late, and hold the device until it is judged.
+"""Hooks around a case: they skip one that is too late, hold the device until it is judged, and tell subtests apart.
 
 A case's preparation loads the machine as much as its measurement: it builds, trains and compiles models, and probes the
 device's matmul rate. The case therefore holds the lock for all of it, and no case begins while another one runs.
+
+Subtests are parts of a test that pytest's ``subtests`` or ``unittest``'s ``subTest`` report while the test runs. pytest
+makes their reports with the same hook that makes the reports on the test's three phases, and logs them itself. So a
+call of that hook while a phase of the test is running is about a subtest.
 """
 
 from __future__ import annotations
@@ -90,3 +94,26 @@ class Before:
         state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
         if state is not None and left_s is not None and left_s < -GRACE_S:
             state.skip_for_time()
+
+
+_RUNS = pytest.StashKey[bool]()
+
+
+class Phases:
+    """A plugin that notes whether a phase of a test is running."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Note that a phase of the test is running: set-up, call or teardown, since fixtures may have subtests too."""
+        item.stash[_RUNS] = True
+        try:
+            return (yield)
+        finally:
+            item.stash[_RUNS] = False
+
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+def is_of_a_subtest(item: pytest.Item) -> bool:
+    """Whether a report that is made now is about a subtest, and not about a phase of the test."""
+    return item.stash.get(_RUNS, False)

@@ -19,12 +19,11 @@ import pytest
 from perflab.base.data import changed, to_plain
 from perflab.base.errors import UsageError
 from perflab.base.identity import identity
-from perflab.devices.environment import current_environment
-from perflab.devices.kinds import resolve_device
+from perflab.devices.kinds import current_environment, resolve_device
 from perflab.judging.counts import exactly_worse
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.measure.stopping import Progress
-from perflab.measured.run.before import Before, CaseTurns
+from perflab.measured.run.before import Before, CaseTurns, Phases, is_of_a_subtest
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.recheck import HeldReports, Recheck, needs_recheck
 from perflab.measured.run.state import Learned, no_graph_for
@@ -40,7 +39,6 @@ from perflab.running.case.hanging import expect, suspended
 from perflab.running.case.locks import device_turn
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
-from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case

@@ -16,7 +16,7 @@ from perflab.base.identity import file_of
 from perflab.judging.finding import turns_policy
 from perflab.judging.paired import Stage, latency_findings
 from perflab.measure.machine.devices import release_memory
-from perflab.measured.run.remeasure import looks_faster, no_room
+from perflab.measured.run.replicates import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
 from perflab.results.measured import Anchor, Entry, Exact, MemoryAnchor
 from perflab.results.records import Verdict
