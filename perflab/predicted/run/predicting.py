@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from perflab.measure.calls.workload import Workload
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
-    from perflab.predicted.prediction import Proofs
+    from perflab.predicted.prediction import Proofs, Traced
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
     from perflab.running.case.statements import Claim
@@ -204,24 +204,12 @@ class Predictions:
             pytest.skip.Exception: the callable calls no operator; or tracing takes longer than the case's budget, or
                 than the run has left.
         """
-        from perflab.predicted.cuda.kernels import ON_CUDA
-        from perflab.predicted.memory.snapshot import write_snapshot
-        from perflab.predicted.prediction import Proofs, predict
-
         gpu = self._gpu
         show, budget_s = functools.partial(self._progress.show, doing="predicting"), state.settings.budget_s
         by_marker = budget_s != self._settings.budget_s
         time = TracingTime(show, budget_s, by_marker=by_marker, left_s=left_s)
-        self._proofs = self._proofs or Proofs()
         try:
-            if self._settings.dry_run:
-                from perflab.predicted.dry_run.case import run_dry
-
-                assert state.device is not None
-                with current_device(state.device):
-                    now, traced = run_dry(work_of(workload), gpu, time)
-            else:
-                now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
+            now, traced = self._traced(state, workload, time)
         except CalledOff as end:
             state.part(Instead).skip(f"tracing {end}")
         finally:
@@ -234,14 +222,7 @@ class Predictions:
                 )
             state.part(Instead).skip("the callable calls no operator of PyTorch, so there is nothing to predict")
         if self._settings.part(Predicting).snapshots:
-            folder = own_folder(self._config.rootpath) / "snapshots"
-            folder.mkdir(exist_ok=True)
-            path = write_snapshot(
-                traced.trace,
-                folder / f"{file_name_for(state.case)}-predicted",
-                workspace_bytes=now.workspace_bytes,
-                time_of=lambda op: roofline_ns(op, gpu) or 0.0,
-            )
+            path = self._write_timeline(state.case, now, traced.trace)
             now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
         try:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
@@ -264,6 +245,33 @@ class Predictions:
             )
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
+
+    def _traced(self, state: CaseState, workload: Workload, time: TracingTime) -> tuple[Prediction, Traced]:
+        """Trace the workload, in a dry run on CUDA tensors and else on fake ones."""
+        from perflab.predicted.cuda.kernels import ON_CUDA
+        from perflab.predicted.prediction import Proofs, predict
+
+        if self._settings.dry_run:
+            from perflab.predicted.dry_run.case import run_dry
+
+            assert state.device is not None
+            with current_device(state.device):
+                return run_dry(work_of(workload), self._gpu, time)
+        self._proofs = self._proofs or Proofs()
+        return predict(work_of(workload), self._gpu, ON_CUDA, proofs=self._proofs, watch=time)
+
+    def _write_timeline(self, case: str, now: Prediction, trace: Trace) -> Path:
+        """Write the memory timeline of a case's call as a snapshot, and return the file's path."""
+        from perflab.predicted.memory.snapshot import write_snapshot
+
+        folder = own_folder(self._config.rootpath) / "snapshots"
+        folder.mkdir(exist_ok=True)
+        return write_snapshot(
+            trace,
+            folder / f"{file_name_for(case)}-predicted",
+            workspace_bytes=now.workspace_bytes,
+            time_of=lambda op: roofline_ns(op, self._gpu) or 0.0,
+        )
 
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """Return the prediction with what else fits.
