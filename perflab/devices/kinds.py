@@ -67,15 +67,12 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
         )
     index = int(number) if number else worker % count
     if index >= count:
+        written = kind.upper() if kind in KINDS else kind
         raise DeviceError(
-            f"--perf-device={name}, but the {_written(kind)} devices here are {kind}:0 to {kind}:{count - 1}",
+            f"--perf-device={name}, but the {written} devices here are {kind}:0 to {kind}:{count - 1}",
             "name one of them, or look at CUDA_VISIBLE_DEVICES" if kind == "cuda" else "name one of them",
         )
     return torch.device(kind, index)
-
-
-def _written(kind: str) -> str:
-    return kind.upper() if kind in KINDS else kind
 
 
 def _count(name: str, kind: str) -> int:

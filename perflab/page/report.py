@@ -75,7 +75,9 @@ def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
 
 def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     case = view.case
-    cells = [Cell(short(case.name), href=f"#{view.id}", more=_behind(case)), Cell(view.verdict, tone=view.tone)]
+    variant = case.variant if case.variant not in case.name else ""
+    behind = with_mark(variant, disturbed=bool(case.beside)).strip()
+    cells = [Cell(short(case.name), href=f"#{view.id}", more=behind), Cell(view.verdict, tone=view.tone)]
     for name in names:
         one = case.quantities.get(name)
         change = change_text(one) if one is not None and name != "latency" else ""
@@ -88,11 +90,6 @@ def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
     parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
     tier = [Cell(case.tier or "")] if tiers else []
     return [*cells, Cell(short(file)), Cell(short(parameters, LONGEST_VALUE)), *tier, Cell("; ".join(case.reasons))]
-
-
-def _behind(case: Case) -> str:
-    """Return the text behind a case's name: the variant, and a mark if the case was disturbed."""
-    return with_mark(case.variant if case.variant not in case.name else "", disturbed=bool(case.beside)).strip()
 
 
 def _latency_cells(case: Case, tone: str) -> list[Cell]:

@@ -203,13 +203,10 @@ class Cases:
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
         """Give a perf case its state before anything else happens to it."""
         if item.get_closest_marker("perf") is not None and tier_asked_by(item) is None:
-            self._begin(item)
+            settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
+            state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=parameters_of(item))
+            state.part(Learned)  # creates this part: the compiler's state is read now
         return (yield)
-
-    def _begin(self, item: pytest.Item) -> None:
-        settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
-        state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=parameters_of(item))
-        state.part(Learned)  # creates this part: the compiler's state is read now
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:

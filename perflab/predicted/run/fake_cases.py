@@ -189,7 +189,8 @@ class PredictedCases:
         if isinstance(told, PerflabError):
             said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
         else:
-            said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
+            first_line = " ".join(str(told).strip().partition("\n")[0].split())
+            said = f"{type(told).__name__}: {first_line}".removesuffix(": ")
         raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
 
 
@@ -223,10 +224,6 @@ def _is_of_fake_tensors(error: Exception) -> bool:
     from perflab.predicted.cuda.fake_errors import unpredictable, what_needs_numbers
 
     return any(about(error) is not None for about in (what_needs_numbers, unpredictable, line_of_launch))
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).strip().partition("\n")[0].split())
 
 
 _DEVICE = "device"
