@@ -49,6 +49,10 @@ class ResultsError(PerflabError):
     """Timed calls that left other results than untimed calls of the same arguments."""
 
 
+class WrongResultError(ResultsError):
+    """Results that are not those of the reference that a case has stated."""
+
+
 class FreshProcessError(PerflabError):
     """A measurement in a fresh process that gave no result."""
 

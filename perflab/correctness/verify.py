@@ -8,19 +8,16 @@ is wrong. Only then do the reference (float64) and plain (the candidate's precis
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from perflab.correctness.budget import Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
+from perflab.correctness.definition import upcast, with_float64
 from perflab.correctness.diagnosis import Evidence, Explain
 from perflab.correctness.run import Function, Run, Task, run_held, run_plainly, same_bits
-from perflab.devices.backend import Quantity
-from perflab.devices.kinds import kind_of
-
-_T = TypeVar("_T", Tensor, Tensor | None)
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -92,7 +89,7 @@ def verify(
     ran = _run_twice(candidate, make_inputs, task, seeds, (reference, plain))
 
     def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], *, sized: bool = True) -> _Answer:
-        inputs64, upstream64 = _upcast(inputs), _upcast(upstream)
+        inputs64, upstream64 = upcast(inputs), upcast(upstream)
         return _Answer(
             run_plainly(reference, inputs64, task, upstream64),
             run_plainly(plain, inputs, task, upstream),
@@ -104,7 +101,7 @@ def verify(
     while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
-        draws.append(answer(_with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
+        draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
     reports = tuple(
         compare_all(
             one.run.results,
@@ -166,9 +163,9 @@ def _run_twice(
         )
 
     first, second = (
-        Run(_with_float64(run.results), _with_float64(run.live), _with_float64(run.upstream)) for run in (first, second)
+        Run(with_float64(run.results), with_float64(run.live), with_float64(run.upstream)) for run in (first, second)
     )
-    first_copies, second_copies, second_inputs = map(_with_float64, (first_copies, second_copies, second_inputs))
+    first_copies, second_copies, second_inputs = map(with_float64, (first_copies, second_copies, second_inputs))
     return _Ran(first, first_copies, first_copies), _Ran(second, second_copies, second_inputs)
 
 
@@ -196,18 +193,6 @@ def _fewest_rows(results: Mapping[str, Tensor]) -> int:
 
 def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in inputs.items()}
-
-
-def _with_float64(tensors: Mapping[str, _T]) -> dict[str, _T]:
-    """Return the same tensors bit for bit, those of a device that has no float64, such as Apple's, on the CPU."""
-    return {
-        name: x.cpu() if x is not None and not kind_of(x.device.type).tells(Quantity.FLOAT64) else x
-        for name, x in tensors.items()
-    }
-
-
-def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def _into_the_same_memory(fresh: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:

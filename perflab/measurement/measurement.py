@@ -12,9 +12,10 @@ from perflab.base.data import changed
 from perflab.base.identity import DEFAULT, Mode
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
+from perflab.internals.of_torch.originals import check_originals, modes_on
 from perflab.judging.statistics import relative_half_width
 from perflab.measure.calls import nvtx
-from perflab.measure.calls.outputs import Comparing, check_originals
+from perflab.measure.calls.outputs import Comparing
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.clocks.calibration import CalibrationWorkload
@@ -117,13 +118,13 @@ def measure(
     workload = (
         nvtx.RangedWorkload(workload) if nvtx.ranges_asked() and backend_of(device).tells(Quantity.RANGES) else workload
     )
-    timing = _Timing(workload, device, plan, mode, progress)
+    timing, modes = _Timing(workload, device, plan, mode, progress), modes_on()
     with current_device(device), collector_at_ease():
         with nvtx.nvtx_range(f"{label}: {nvtx.WARM_UP}", device):
             timing.warm_up()
         with nvtx.nvtx_range(f"{label}: {nvtx.SAMPLES}", device):
             timing.take_samples(MEMORY_CALLS + (counter.extra_calls if counter is not None else 0))
-        check_originals(device)
+        check_originals(device, modes)
         empty_call_ns = timing.stopwatch.empty_call_ns()
         timing.stopwatch.release()  # the eviction buffer and graphs are not part of the case's memory
         progress("memory")

@@ -11,9 +11,11 @@ import contextlib
 import functools
 import inspect
 import math
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -22,18 +24,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError
-from perflab.correctness.run import Function, Run, Task, held_elsewhere
-from perflab.measure.calls.outputs import alike, is_readable
+from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError, WrongResultError
+from perflab.correctness.definition import rewritten
+from perflab.correctness.run import Function, Run, Task, held_elsewhere, same_bits
+from perflab.internals.of_torch.originals import modes_on
+from perflab.measure.calls.flat import Flat
+from perflab.measure.calls.outputs import alike
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize
 from perflab.processes.peer import How
+from perflab.running.case.reference import Reference
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
-from perflab.untrusted.judge import rewritten
+from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import MOST_TEXT, Entry, Role, TensorAt
-from perflab.untrusted.stranger import EndedError, Holding, RaisedError, Stranger, UnfitError
+from perflab.untrusted.records import Finding
+from perflab.untrusted.stranger import EndedError, Holding, RaisedError, Span, Stranger, UnfitError
 
 if TYPE_CHECKING:
     import pytest
@@ -46,6 +53,8 @@ _BETWEEN = 12
 """Calls of a candidate between the two that ``verify`` checks."""
 _MOST_SPANS = 40
 """Spans before a time counts as bent: on a busy machine most of them are slow."""
+_TELLING = 64
+"""Distinct values of a random result that never are equal, bit by bit, by chance."""
 _SLOWER = 3.0
 _RESOLVED_NS = 200_000
 """A time is bent if a call in a process of its own takes _SLOWER times as long as measured, and this much more: inputs
@@ -87,8 +96,14 @@ def begin(config: pytest.Config, items: Sequence[pytest.Item], timeout_s: float 
     """Hold candidates elsewhere from now on, until the session ends. A call may take ``timeout_s`` (None: _LIMIT_S).
 
     Raises:
-        UsageError: this system has no Linux, or cloudpickle is not installed.
+        UsageError: this system has no Linux, cloudpickle is not installed, or importing the tests has left a mode of
+            PyTorch's on, which would answer for the comparisons.
     """
+    if modes := [one for one in modes_on() if not one.startswith("torch.")]:
+        raise UsageError(
+            f"--perf-adversarial: importing the tests has left modes on that answer for PyTorch: {', '.join(modes)}",
+            "enter modes inside of tests",
+        )
     if sys.platform != "linux":
         raise UsageError("--perf-adversarial needs Linux", "run it in a container or in WSL 2")
     pickler()
@@ -275,43 +290,12 @@ def _results(
 # --- perf -------------------------------------------------------------------------------------------------------
 
 
-class Flat:
-    """A call as a function of the tensors among its arguments, that returns the tensors in its result."""
-
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._call, self._positional = call, len(args)
-        self._given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        self._places = [
-            place
-            for place, value in self._given.items()
-            if type(value) is Tensor and is_readable(value) and not value.requires_grad
-        ]
-
-    def take(self) -> list[Tensor]:
-        """Take the tensors out of the arguments, and return them."""
-        taken = [self._given[place] for place in self._places]
-        self._given.update(dict.fromkeys(self._places))
-        return taken
-
-    def __call__(self, *inputs: Tensor) -> list[Tensor]:
-        """Make the call with these tensors, and return the tensors of its result."""
-        given = self._given | dict(zip(self._places, inputs, strict=True))
-        args = [given.pop(number) for number in range(self._positional)]
-        found: list[Tensor] = []
-        _collect(self._call(*args, **given), found)
-        return found
-
-
-def _collect(value: Any, found: list[Tensor]) -> None:
-    if isinstance(value, Tensor):  # a subclass stays as it is, and is refused: it may compute when it is read
-        found.append(value.detach() if type(value) in (Tensor, torch.nn.Parameter) else value)
-    elif type(value) in (list, tuple, dict):
-        for one in value.values() if type(value) is dict else value:
-            _collect(one, found)
-
-
 class Packed:
     """A workload for other processes, as it was before its first call here: what calls have kept is not sent.
+
+    Attributes:
+        inputs: the tensors among its arguments, which get fresh values in each call, by name.
+        call: the pickled function of these tensors.
 
     Raises:
         UsageError: it cannot be sent to another process.
@@ -320,42 +304,48 @@ class Packed:
     def __init__(self, workload: Workload) -> None:
         call, args, kwargs = workload.roots if type(workload) is Workload else (workload.run, (), {})
         flat = Flat(call, args, kwargs)
-        self.inputs = flat.take()
-        """The tensors among its arguments, which get fresh values in each call."""
+        self.inputs = dict(zip(flat.names, flat.take(), strict=True))
         self.call = _pickled(flat, _name_of(call))
 
 
 def hold_to_account(
-    packed: Packed, workload: Workload, device: torch.device, call_ns: float, *, allow_nan: bool = False
+    packed: Packed,
+    workload: Workload,
+    device: torch.device,
+    call_ns: float,
+    reference: Reference | None = None,
+    *,
+    allow_nan: bool = False,
 ) -> str:
-    """Run a measured workload in two processes of its own, and return what that has shown.
+    """Run a measured workload in processes of its own, and return what that has shown.
 
     Args:
         packed: the workload as it was before it was measured.
         workload: the workload as it is; it is timed here again beside its process, since the machine may be busier now.
         device: the device of the work.
         call_ns: the time of a call as it was measured, in nanoseconds.
+        reference: what its results have to be, if the case has stated it; its processes do not have it.
         allow_nan: whether results may be NaN, which memory is that nobody has written.
 
     Raises:
         UsageError: the workload breaks in a process of its own.
+        WrongResultError: its results are not those of the reference.
         ResultsError: its processes return other results for the same inputs.
         ClockError: a call takes far longer there than was measured here.
     """
     (running,) = _RUNNING
-    inputs = packed.inputs
+    holding = replace(running.holding([] if reference is None else [reference.definition]), device=str(device))
+    known = "" if reference is None else _judged_by(reference, packed, workload, holding)
+    inputs = list(packed.inputs.values())
     with contextlib.ExitStack() as stack:
-        holding = replace(running.holding(), device=str(device))
         try:
             first, second = (stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed.call)) for _ in "ab")
             control = stack.enter_context(Stranger(Role.CONTROL, Entry(), holding))
             for process in (first, second):
                 process.span([_fresh(inputs)])
                 process.narrow()
-            steady = _compare(first, second, inputs, _CALLS, allow_nan=allow_nan)
-            own_ns, here_ns = _fastest_ns(first, control, inputs, workload, device, call_ns)
-            if steady:  # the first process has made more calls by now than the second
-                _compare(first, second, inputs, 1, allow_nan=allow_nan)
+            steady = _compare(first, second, inputs, allow_nan=allow_nan)
+            own_ns, here_ns = _fastest_ns(first, second if steady else None, control, inputs, workload, device, call_ns)
         except RaisedError as error:
             raise UsageError(
                 f"the case raised in a process of its own: {error}\n{error.told.traceback}",
@@ -374,7 +364,42 @@ def hold_to_account(
             "fresh inputs and by a clock outside of it",
             "look for results that are kept, work that goes on after the call, and clocks that are replaced",
         )
-    return f"agrees in {format_count(_CALLS, 'call')}" if steady else "results differ from call to call"
+    return known + (f"agrees in {format_count(_CALLS, 'call')}" if steady else "results differ from call to call")
+
+
+def _judged_by(reference: Reference, packed: Packed, workload: Workload, holding: Holding) -> str:
+    """Compare calls in a process of the candidate's own with a reference, and return how many were right, as text.
+
+    Raises:
+        WrongResultError: one is not.
+    """
+    trusted = reference.like(workload)
+    judged = judge(
+        Source("the candidate", Entry(), packed.call),
+        Case(
+            definition=trusted,
+            plain=trusted,
+            draws=[lambda _seed: dict(zip(packed.inputs, _fresh(list(packed.inputs.values())), strict=True))],
+            multiple=reference.multiple,
+            may_change=_changes_or_returns(trusted, list(packed.inputs.values())),
+        ),
+        holding,
+    )
+    if judged.finding in (Finding.WRONG, Finding.SUSPICIOUS):
+        raise WrongResultError(
+            f"{judged.reason}, in a process of its own: {judged.text}",
+            "let it compute its result from the values of its arguments, in every call",
+        )
+    return f"right in {format_count(judged.checked, 'call')}, "
+
+
+def _changes_or_returns(trusted: Flat, inputs: Sequence[Tensor]) -> bool:
+    """Whether a trusted function writes to its inputs, or returns their memory, as a candidate then may."""
+    given = [rewritten(one, lambda x: x) for one in inputs]
+    returned = trusted(*given)
+    memory = {one.untyped_storage().data_ptr() for one in given}
+    is_unchanged = all(same_bits(one, other) for one, other in zip(given, inputs, strict=True))
+    return not is_unchanged or any(one.untyped_storage().data_ptr() in memory for one in returned)
 
 
 def _enough_ns(here_ns: float) -> float:
@@ -383,6 +408,7 @@ def _enough_ns(here_ns: float) -> float:
 
 def _fastest_ns(
     process: Stranger,
+    second: Stranger | None,
     control: Stranger,
     inputs: Sequence[Tensor],
     workload: Workload,
@@ -391,13 +417,21 @@ def _fastest_ns(
 ) -> tuple[float, float]:
     """Return the times of a call in nanoseconds: the process's fastest, and the median here at the same time.
 
-    They are taken in turns, until the process is fast enough or there is no hope.
+    They are taken in turns, until the process is fast enough or there is no hope. A call of each row, drawn at random,
+    is compared with a call alone of the second process, if there is one: what is timed has to be right too.
+
+    Raises:
+        ResultsError: they differ.
     """
     fastest_ns, cost_ns, here_ns = math.inf, math.inf, [call_ns]
     for number in range(1, _MOST_SPANS + 1):
         sets = [_fresh(inputs) for _ in range(_IN_A_ROW)]
         cost_ns = min(cost_ns, control.span(sets).ns)
-        fastest_ns = min(fastest_ns, process.span(sets, keeps_objects=True).ns)
+        span = process.span(sets, keeps_objects=True)
+        fastest_ns = min(fastest_ns, span.ns)
+        if second is not None:
+            drawn = secrets.randbelow(_IN_A_ROW)
+            _same(_read(process, span, drawn), second, sets[drawn])
         workload.make_ready(1)
         began_ns = clock.read_ns()
         workload.run()
@@ -417,35 +451,60 @@ def _changed(x: Tensor) -> Tensor:
     return x * (1 - torch.rand_like(x) / 16)  # a probability stays one
 
 
-def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], calls: int, *, allow_nan: bool) -> bool:
-    """Whether two processes return the same for the same inputs, asked in other orders.
+def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, allow_nan: bool) -> bool:
+    """Whether two processes return the same for the same inputs, asked in other orders; False if one alone does not.
 
     Raises:
-        ResultsError: they do not, while one alone repeats itself; or a result is NaN.
+        ResultsError: they differ; a result is NaN; or one alone returns a result again for other inputs now and then.
     """
-    sets = [_fresh(inputs) for _ in range(calls)]
+    sets = [_fresh(inputs) for _ in range(_CALLS)]
     of_first = [_returned(first, one) for one in sets]
     if not allow_nan and any(bool(found.isnan().any()) for each in of_first for found in each):
         raise ResultsError(
             "a result is NaN in a process of its own, where memory that nobody has written holds NaN",
             "write every element of a result before the call returns",
         )
-    for number in reversed(range(calls)):
-        of_second = _returned(second, sets[number])
-        if _agree(of_first[number], of_second):
-            continue
-        if not _agree(of_second, _returned(second, sets[number])):
-            return False
+    if all(_same(of_first[number], second, sets[number]) for number in reversed(range(_CALLS))):
+        return True
+    pairs = [pair for each, later in pairwise(of_first) for pair in zip(each, later, strict=False)]
+    if any(_is_again(one, other) for one, other in pairs):
         raise ResultsError(
-            "two processes return different results for the same inputs",
-            "let a result depend on its inputs alone, not on calls before",
+            "a call returned, bit by bit, what the call before had returned for other inputs",
+            "let each call compute its result, in memory of its own",
         )
-    return True
+    return False
+
+
+def _is_again(one: Tensor, other: Tensor) -> bool:
+    """Whether a result is another call's, bit by bit, and of so many values that no chance makes them equal."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or not one.is_floating_point():
+        return False
+    return same_bits(one, other) and torch.unique(one.float()).numel() >= _TELLING
+
+
+def _same(mine: Sequence[Tensor], other: Stranger, inputs: Sequence[Tensor]) -> bool:
+    """Whether another process returns the same for these inputs; False if it does not repeat itself.
+
+    Raises:
+        ResultsError: it repeats itself, and differs.
+    """
+    theirs = _returned(other, inputs)
+    if _agree(mine, theirs):
+        return True
+    if not _agree(theirs, _returned(other, inputs)):
+        return False
+    raise ResultsError(
+        "two processes return different results for the same inputs",
+        "let a result depend on its inputs alone, not on calls before",
+    )
 
 
 def _returned(process: Stranger, inputs: Sequence[Tensor]) -> list[Tensor]:
-    told = process.span([inputs], poisons=True).outputs[0]
-    return [found for one in told if (found := process.result(one)) is not None]
+    return _read(process, process.span([inputs], poisons=True), 0)
+
+
+def _read(process: Stranger, span: Span, number: int) -> list[Tensor]:
+    return [found for one in span.outputs[number] if (found := process.result(one)) is not None]
 
 
 def _agree(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab.base.errors import UsageError
-from perflab.correctness.budget import Errors, measure_errors
-from perflab.correctness.compare import compare_all
-from perflab.correctness.run import Function, Task, run_plainly
+from perflab.correctness.definition import Definition, described, wider
+from perflab.correctness.run import Function
 from perflab.judging import interleave
 from perflab.judging.interleave import TurnTime
 from perflab.judging.paired import LOOKS, PairedPolicy
@@ -73,8 +72,6 @@ _CHECK = 0.2
 """The share of calls alone that are checked, by chance. Of calls in a row one is, each time: a few pairs may decide."""
 _CHECK_LONG = 0.5
 """The share of calls that are checked where one is so long that it makes a row; a check takes longer than the call."""
-_LOST = 0.5
-"""The error of the smaller elements of a result, as a share of their norm, with which no digit of them is right."""
 _SHORTEST_NS = 1.0
 """The time in nanoseconds of a call that took no longer than the question did."""
 _RESOLVED_NS = 100_000
@@ -193,9 +190,7 @@ class _Judge:
         self.case, self._holding, self._state = case, holding, state
         self._device = torch.device(holding.device)
         self._draws = [self.fresh(draw) for draw in case.draws]
-        self._plain_errors: dict[tuple[int, int], list[Mapping[str, Errors]]] = {}
-        names = ["out", *(f"out{number}" for number in range(1, self._count_outputs()))]
-        self._task = Task(tuple(names), (), lambda output, _seed: output, {})
+        self._definition = Definition(case.definition, case.plain, self._draws[0], case.multiple)
 
     def run(self, source: Source) -> None:
         """Judge the candidate, and end by an exception if anything speaks against it."""
@@ -211,16 +206,20 @@ class _Judge:
                 with _refusing():
                     span = self.span(candidate, [inputs])
                 self.check(candidate, span, [inputs], 0, kind)
-            control = Stranger(Role.CONTROL, Entry(), self._holding, returns=max(1, len(self._task.outputs)))
-            processes.enter_context(control)
-            rivals = []
-            for one in self.case.rivals:
-                try:
-                    rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
-                    self._race(candidate, rivals[-1], control, one.name)
-                except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
-                    self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
-            self._look(candidate, rivals)
+            self._look(candidate, self._raced(candidate, processes) if self.case.rivals else [])
+
+    def _raced(self, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
+        """Time the candidate against each rival, and return those rivals whose processes run."""
+        returns = max(1, len(self._definition.outputs))
+        control = processes.enter_context(Stranger(Role.CONTROL, Entry(), self._holding, returns=returns))
+        rivals = []
+        for one in self.case.rivals:
+            try:
+                rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
+                self._race(candidate, rivals[-1], control, one.name)
+            except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
+                self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
+        return rivals
 
     def note(self, text: str) -> None:
         """Note what is not certain, once."""
@@ -252,8 +251,8 @@ class _Judge:
         for number, draw in enumerate(self.case.draws):
             planned += [((number, 0), self.fresh(draw)) for _ in range(_CHECKS)]
             if self.case.wide:
-                changes = enumerate(_wider(self.fresh(draw)), 1)
-                planned += [((number, change), one) for change, one in changes if self._is_defined(one)]
+                changes = enumerate(wider(self.fresh(draw)), 1)
+                planned += [((number, change), one) for change, one in changes if self._definition.takes(one)]
         secrets.SystemRandom().shuffle(planned)
         return planned
 
@@ -266,61 +265,24 @@ class _Judge:
 
     # --- right ----------------------------------------------------------------------------------------------
 
-    def _count_outputs(self) -> int:
-        def run() -> tuple[object, list[object]]:
-            given = [one.clone() for one in _upcast(self._draws[0]).values()]
-            returned = self.case.definition(*given)
-            outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
-            return returned, [one.clone() if isinstance(one, Tensor) else one for one in outputs]
-
-        try:
-            (returned, outputs), (_, others) = run(), run()
-        except Exception as error:
-            raise UsageError(
-                f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
-                "write it for float64: it tells what is right",
-            ) from error
-        if not all(isinstance(one, Tensor) for one in outputs):
-            raise UsageError(
-                f"the definition returned a {type(returned).__name__}, not tensors",
-                "return a tensor, or a list or tuple of tensors",
-            )
-        if len(others) != len(outputs) or not all(
-            _repeats(one, other) for one, other in zip(outputs, others, strict=True)
-        ):
-            raise UsageError(
-                "the definition returned other results for the same inputs, which makes every error allowed",
-                "leave random numbers out, such as those of dropout: model.eval()",
-            )
-        return len(outputs)
-
-    def _is_defined(self, inputs: Mapping[str, Tensor]) -> bool:
-        """Whether the definition takes these inputs: of a matrix with a root the negative has none."""
-        try:
-            for call, given in ((self.case.definition, _upcast(inputs)), (self.case.plain, inputs)):
-                call(*(one.clone() for one in given.values()))
-        except Exception:
-            return False
-        return True
-
     def check(
         self, process: Stranger, span: Span, sets: Sequence[Mapping[str, Tensor]], call: int, kind: tuple[int, int]
     ) -> None:
         """Compare a call's results with the definition's, and its inputs with what was given."""
         inputs, told = sets[call], span.outputs[call]
-        names = self._task.outputs
+        names = self._definition.outputs
         if len(told) != len(names):
             raise _RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
         with _refusing():
             got = {name: process.result(one) for name, one in zip(names, told, strict=True)}
             if not self.case.may_change:
                 self._refuse_changes(process, inputs, told, call)
-        wrong = self._compared(inputs, got, kind)
+        wrong = self._definition.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
         if wrong is None:
             return
         self._state.checked += 1
         if wrong:
-            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {_told(inputs)}:\n{wrong}"
+            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {described(inputs)}:\n{wrong}"
             raise _RefusedError(Finding.WRONG, Reason.RESULT, text)
 
     def _refuse_changes(
@@ -332,38 +294,6 @@ class _Judge:
         if any(one is not None and one.is_plain and process.lies_in_inputs(one) for one in told):
             text = "an output lies in the memory of an input"
             raise _RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
-
-    def _compared(
-        self, inputs: Mapping[str, Tensor], got: Mapping[str, Tensor | None], kind: tuple[int, int]
-    ) -> str | None:
-        """Return what is wrong where the definition has answers; None where it has none: the logarithm of -1 is NaN.
-
-        Values that are not drawn, but changed from what is, are compared only if all of them have an answer.
-        """
-        inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
-        exact = run_plainly(self.case.definition, _upcast(inputs), self._task, {})
-        halved = {name for name, one in exact.items() if _exceeds_float64(one)}
-        reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
-        plain = run_plainly(self.case.plain, inputs, self._task, {})
-        plain = {name: _parted(one, name in halved) for name, one in plain.items()}
-        got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
-        for name, one in reference.items():
-            unknown, found = one.isnan(), got[name]
-            if (unknown.any() and kind[1]) or (unknown.all() and one.numel()):
-                return None
-            if unknown.any():
-                is_like = found is not None and (found.shape, found.dtype) == (plain[name].shape, plain[name].dtype)
-                for result in (one, plain[name], found if is_like else None):
-                    if result is not None:  # another shape or dtype is wrong, which is said below
-                        (result.view(torch.uint8) if result.itemsize == 1 else result)[unknown] = 0
-        draws = self._plain_errors.setdefault(kind, [])
-        draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
-        multiple = self.case.multiple or (2.0 if _is_short(plain) else 8.0)
-        report = compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
-        if not report.ok:
-            return str(report)
-        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in reference.items())
-        return "\n".join(text for text in lost if text)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -592,89 +522,3 @@ _PLAIN_OPERATORS = frozenset(("aten::view", "aten::empty.memory_format", "aten::
     *("aten::reshape", "aten::_to_copy", "aten::clone", "aten::add.Tensor", "aten::mul.Tensor"),
 }
 """Operators that any code calls, and that say nothing about whose work is done."""
-
-
-def _wider(inputs: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the inputs with other values: larger, smaller, of the other sign; or, of one sign, within their range."""
-    floats = {name: one.double() for name, one in inputs.items() if one.is_floating_point() and one.numel()}
-    if not floats:
-        return []
-    changes: list[Callable[[Tensor], Tensor]] = [lambda x: x * 8, lambda x: x / 8, lambda x: -x]
-    if all(one.min() >= 0 and one.max() <= 1 for one in floats.values()):
-        changes = [lambda x: x**8, lambda x: 1 - x]
-    elif any(one.min() >= 0 or one.max() <= 0 for one in floats.values()):
-        changes = [lambda x: x / 8]
-    return [
-        {name: rewritten(one, change) if name in floats else one.clone() for name, one in inputs.items()}
-        for change in changes
-    ]
-
-
-def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a tensor of the same layout with changed values."""
-    storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
-    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-    if 0 in tensor.stride():  # expanded: the elements share memory
-        return made
-    if tensor.itemsize == 1:  # no arithmetic in 8 bit
-        return made.copy_(change(tensor.detach().float()).to(tensor.dtype))
-    return made.copy_(change(tensor.detach()).to(tensor.dtype))
-
-
-def _upcast(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: one.double() if one.is_floating_point() else one.to(torch.complex128) if one.is_complex() else one.clone()
-        for name, one in inputs.items()
-    }
-
-
-def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
-    """Return what is wrong with the smaller elements of a result, which much larger ones hide; empty if nothing is."""
-    size = reference.abs()
-    small = size < size.median() if size.numel() else size.bool()
-    if plain.is_floating_point():
-        small &= size >= torch.finfo(plain.dtype).tiny
-    norm = reference[small].norm().item()
-    if got is None or not norm:
-        return ""
-    error, own = ((one[small].double() - reference[small]).norm().item() / norm for one in (got, plain))
-    return f"{name} is wrong in its smaller half: error {error:.2g} of their norm" if error > _LOST > 10 * own else ""
-
-
-def _repeats(output: object, other: object) -> bool:
-    """Whether a definition that ran twice on the same inputs returned the same, but for the rounding of its sums."""
-    if not isinstance(output, Tensor) or not isinstance(other, Tensor):
-        return False
-    if output.dtype != other.dtype or output.shape != other.shape:
-        return False
-    if not output.is_floating_point() and not output.is_complex():
-        return torch.equal(output, other)
-    if output.itemsize == 1:
-        output, other = output.float(), other.float()
-    return torch.allclose(output, other, equal_nan=True)
-
-
-def _exceeds_float64(result: Tensor) -> bool:
-    return result.dtype == torch.int64 and bool((result.abs() > 1 << 53).any())
-
-
-def _parted(result: Tensor, halved: bool) -> Tensor:
-    """Return a copy of a result in numbers that float64 holds: complex ones in two parts, large integers in halves."""
-    if result.is_complex():
-        return torch.view_as_real(result.resolve_conj()).clone()
-    if halved and result.dtype == torch.int64:
-        return torch.stack((result >> 32, result & 0xFFFFFFFF), -1)
-    return result.clone()
-
-
-def _is_short(results: Mapping[str, Tensor]) -> bool:
-    return any(one.is_floating_point() and one.itemsize <= 2 for one in results.values())
-
-
-def _told(inputs: Mapping[str, Tensor]) -> str:
-    shapes = ", ".join(
-        f"{name} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for name, one in inputs.items()
-    )
-    values = [one.double() for one in inputs.values() if one.is_floating_point() and one.numel()]
-    return shapes + (f" of {min(x.min() for x in values):.3g} to {max(x.max() for x in values):.3g}" if values else "")

@@ -103,6 +103,7 @@ CALLS: dict[str, Callable[[Perf, Any], object]] = {
     "perf.quote('H100', seconds=": lambda perf, number: perf.quote("H100", seconds=number),
     "perf.quote('H100', forward=": lambda perf, number: perf.quote("H100", seconds=1, forward=number),
     "perf.fits(sizes={'n': ": lambda perf, number: perf.fits(int, sizes={"n": number}),
+    "perf.reference(multiple=": lambda perf, number: perf.reference(int, multiple=number),
     "perf.step(micro_batches=": lambda perf, number: perf.step(forward=int, micro_batches=number),
     "perflab.compare(budget_s=": lambda _, number: perflab.compare(int, int, budget_s=number),
     "perflab.compare(threshold=": lambda _, number: perflab.compare(int, int, threshold=number),

@@ -71,6 +71,66 @@ def test_plain():
     pass
 """
 
+REFERRED = """
+import pytest
+import torch
+
+def plain(x, scale=1.0):
+    return scale * x.exp() / x.exp().sum(-1, keepdim=True)
+
+def wrong_in_one_row(x, scale=1.0):
+    out = scale * torch.softmax(x, -1)
+    out[2] *= 1.001
+    return out
+
+def in_place(x):
+    return x.relu_()
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+def test_right(perf, dtype):
+    perf.reference(plain)
+    perf(lambda x, scale: scale * x.exp() / x.exp().sum(-1, keepdim=True), torch.randn(4, 8).to(dtype), scale=2.0)
+
+def test_right_in_place(perf):
+    perf.reference(torch.relu)
+    perf(in_place, torch.randn(4, 8))
+
+def test_right_of_two(perf):
+    perf.reference(torch.frexp)
+    perf(torch.frexp, torch.randn(9))
+
+def test_wrong(perf):
+    perf.reference(plain)
+    perf(wrong_in_one_row, torch.randn(4, 8), scale=2.0)
+
+def test_allowed(perf):
+    perf.reference(plain, multiple=1e6)
+    perf(wrong_in_one_row, torch.randn(4, 8))
+
+def test_too_many(perf):
+    perf.reference(plain)
+    perf(lambda x: (plain(x), x), torch.randn(4, 8))
+
+def test_phases(perf):
+    perf.reference(plain)
+    perf.phases(a=lambda: torch.ones(3), b=plain)
+
+def test_no_tensor(perf):
+    perf.reference(abs)
+    perf(abs, -1)
+
+def test_undefined(perf):
+    perf.reference(torch.log)
+    perf(torch.abs, -torch.ones(3))
+
+def test_late(perf):
+    perf(plain, torch.randn(4, 8))
+    perf.reference(plain)
+
+def test_plain():
+    pass
+"""
+
 NEEDS = """
 import pytest
 
@@ -128,6 +188,22 @@ def test_what_is_wrong_with_a_case_fails_without_measuring_too(project: Project)
             "*assert 0 == 1*",
             "perf: 5 cases ran once, untimed (*",
             "SKIPPED*: out of memory",
+        ]
+    )
+
+
+def test_a_result_is_compared_with_the_reference_that_the_case_states(project: Project) -> None:
+    project.pytester.makepyfile(test_story=REFERRED)
+    project.pytest(passed=7, failed=6).stdout.fnmatch_lines(
+        [
+            "*wrong for argument 0 float32 (4, 8) of *",
+            "out is wrong: shape (4, 8), float32",
+            "*all of them within [[]2, *",
+            "it returned 2 tensors, wanted 1",
+            "*perf.reference() checks one call, not phases, set-up or coroutines",
+            "*perf.reference() needs tensors among the arguments of the measured call",
+            "*the reference returned NaN for these arguments",
+            "*perf.reference() after perf()",
         ]
     )
 

@@ -2,9 +2,9 @@
 
     python -m tests.studies.fooling [NAME...] > table.md
 
-Each candidate is judged by ``perflab verify``'s judge, by ``verify`` under ``--perf-adversarial``, by ``perf`` under
-``--perf-adversarial``, which has no reference, and by ``perf`` alone. The table is that of docs/untrusted.md:
-**×0.01** is a hundredth of the definition's time, and a miss for an attack.
+Each candidate is judged by ``perflab verify``'s judge; under ``--perf-adversarial`` by ``verify``, by ``perf`` with
+``perf.reference`` and without it; and by ``perf`` alone. The table is that of docs/untrusted.md: **×0.01** is a
+hundredth of the definition's time, and a miss for an attack.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ def test_perf_of_the_definition(perf):
 
 @pytest.mark.perf
 def test_perf_of_the_candidate(perf):
+    if {refers}:
+        perf.reference(task.definition, multiple=8.0)
     perf(candidates.{name}, *task.inputs(1).values())
 
 def test_verify():
     verify(candidates.{name}, task.inputs, reference=task.definition, plain=task.definition, multiple=8.0)
 """
 WAYS = (
-    ("test_verify", ["--perf-adversarial"]),
-    ("test_perf", ["--perf-adversarial"]),
-    ("test_perf", []),
+    ("test_verify", False, ["--perf-adversarial"]),
+    ("test_perf", True, ["--perf-adversarial"]),
+    ("test_perf", False, ["--perf-adversarial"]),
+    ("test_perf", False, []),
 )
+"""The test, whether its case states a reference, and pytest's options."""
 
 
 PARENT = "import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:]))"
@@ -54,12 +58,12 @@ FASTER = 0.7
 """A candidate with less than this share of the definition's time is faster than it."""
 
 
-def run(kind: str, name: str, test: str, options: list[str]) -> str:
+def run(kind: str, name: str, test: str, refers: bool, options: list[str]) -> str:
     """Return what pytest comes to: ``caught`` with the reason in brief, ``right``, or how fast the candidate seems."""
     with tempfile.TemporaryDirectory() as folder:
         for file in ("task.py", f"{kind}.py"):
             shutil.copy(HERE / file, folder)
-        Path(folder, "test_it.py").write_text(SUITE.format(module=kind, name=name))
+        Path(folder, "test_it.py").write_text(SUITE.format(module=kind, name=name, refers=refers))
         command = [
             sys.executable,
             "-c",
@@ -97,8 +101,11 @@ def run(kind: str, name: str, test: str, options: list[str]) -> str:
 
 def main() -> None:
     """Print the table."""
-    print("| candidate | `perflab verify` | `verify`, adversarial | `perf`, adversarial | `perf` |")
-    print("|---|---|---|---|---|")
+    print(
+        "| candidate | `perflab verify` | `verify`, adversarial | `perf`, adversarial, with a reference "
+        "| `perf`, adversarial | `perf` |"
+    )
+    print("|---|---|---|---|---|---|")
     with held("cpu", 60.0, [], []) as holding:
         for kind, names in (("attacks", ATTACKS), ("controls", CONTROLS)):
             for name in [one for one in names if one in sys.argv[1:] or not sys.argv[1:]]:

@@ -12,6 +12,7 @@ import pytest
 SUITE = """
 import os
 import sys
+import time
 import pytest
 import torch
 from perflab.correctness import verify
@@ -80,6 +81,39 @@ def unwritten(x):
 def into(x):
     return x.relu_()
 
+def constant(x):
+    return torch.full_like(x, 1 / 32)
+
+def of_other_dtype(x):
+    return right(x).half()
+
+ended, last = [0.0], {}
+
+def in_rows(x):
+    follows = time.perf_counter() - ended[0] < 3e-4
+    found = last["out"].clone() if follows and last else right(x)
+    last["out"], ended[0] = found, time.perf_counter()
+    return found
+
+buffer = torch.empty(16, 32)
+
+def into_one_buffer(x):
+    return torch.softmax(x, -1, out=buffer)
+
+turns = [0]
+
+def every_second(x):
+    turns[0] += 1
+    return buffer.copy_(right(x)) if turns[0] % 2 else buffer
+
+class Answers(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+def enters(x):
+    Answers().__enter__()
+    return right(x)
+
 CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, lambda x: right(x)]
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
@@ -87,6 +121,14 @@ def test_verify(fn):
     verify(fn, inputs, reference=reference, plain=reference, gradient_of=["out"] if fn is right else [])
 
 MEASURED = [right, by_shape, counts, late, unwritten, into, in_samples, replaces]
+MEASURED += [in_rows, into_one_buffer, every_second, enters]
+REFERRED = [right, constant, of_other_dtype, finds_the_reference, into]
+
+@pytest.mark.perf
+@pytest.mark.parametrize("fn", REFERRED, ids=lambda fn: fn.__name__)
+def test_against_what_is_right(perf, fn):
+    perf.reference(torch.relu_ if fn is into else reference)
+    perf(fn, torch.randn(16, 32))
 
 @pytest.mark.perf
 @pytest.mark.parametrize("fn", MEASURED, ids=lambda fn: fn.__name__)
@@ -115,7 +157,8 @@ def run(folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--perf-device=cpu", "--perf-budget=0.2"]
     command += ["--perf-json=out.json", "--perf-noisy=accept", *arguments]
-    said = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400).stdout
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    said = subprocess.run(command, cwd=folder, text=True, timeout=400, **both).stdout
     file = folder / "out.json"
     results = json.loads(file.read_text())["results"] if file.exists() else []
     return said, {one["case"].partition("::")[2]: one for one in results}
@@ -141,7 +184,8 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
         "-m",
         "perf",
         "-k",
-        "right or by_shape or counts or late or unwritten or lock or step or probabilities",
+        "test_perf and (right or by_shape or counts or late or unwritten or rows or one_buffer or every) "
+        "or lock or step or probabilities",
         "--perf-adversarial",
     )
     verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
@@ -151,6 +195,9 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
         "test_perf[counts]": "new",
         "test_perf[late]": "failed",
         "test_perf[unwritten]": "failed",
+        "test_perf[in_rows]": "failed",
+        "test_perf[into_one_buffer]": "failed",
+        "test_perf[every_second]": "failed",
         "test_of_probabilities": "new",
         "test_a_lock": "failed",
         "test_step": "new",
@@ -162,13 +209,51 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
     assert facts["test_perf[counts]"] == "results differ from call to call"
 
 
+@pytest.mark.parametrize("options", [[], ["--perf-adversarial"]], ids=["here", "elsewhere"])
+def test_results_are_compared_with_the_reference_that_a_case_states(tmp_path: Path, options: list[str]) -> None:
+    said, results = run(tmp_path, "-m", "perf", "-k", "what_is_right", *options)
+    verdicts = {name.partition("[")[2][:-1]: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
+    here = "failed" if options else "new"  # the session has the reference
+    wanted = {
+        "right": "new",
+        "constant": "failed",
+        "of_other_dtype": "failed",
+        "finds_the_reference": here,
+        "into": "new",
+    }
+    assert verdicts == wanted, said
+    reasons = [one["judgement"]["reasons"] for one in results.values() if one["judgement"]["verdict"] == "failed"]  # type: ignore[index]
+    assert reasons == [["wrong result"]] * len(reasons)
+
+
+def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from torch.overrides import TorchFunctionMode\n"
+        "class Answers(TorchFunctionMode):\n"
+        "    def __torch_function__(self, function, types, args=(), kwargs=None):\n"
+        "        return function(*args, **(kwargs or {}))\n"
+        "Answers().__enter__()\n"
+    )
+    said, results = run(tmp_path, "-m", "perf", "-k", "test_step", "--perf-adversarial")
+    assert not results
+    assert "conftest.Answers" in said
+
+
 def test_timed_results_are_compared_with_untimed_ones(tmp_path: Path) -> None:
-    said, results = run(tmp_path, "-m", "perf", "-k", "right or counts or in_samples or replaces or into")
+    said, results = run(
+        tmp_path,
+        "-m",
+        "perf",
+        "-k",
+        "test_perf and (right or counts or in_samples or replaces or into or enters) and not buffer",
+    )
     verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
-    assert verdicts.pop("test_perf[in_samples]") == verdicts.pop("test_perf[replaces]") == "failed", said
+    caught = {verdicts.pop(f"test_perf[{name}]") for name in ("in_samples", "replaces", "enters")}
+    assert caught == {"failed"}, said
     assert set(verdicts.values()) == {"new"}, said
     assert "a timed call returned another result than untimed calls of the same arguments" in said
     assert "torch.equal is not PyTorch's any more" in said
+    assert "the work has left a mode on, test_it.Answers" in said
     known = {name: results[name]["outcome"]["measurement"]["results"] for name in verdicts}  # type: ignore[index]
     assert known == {
         "test_perf[right]": "same",

@@ -6,7 +6,7 @@
 measured and not its time: their results, and the tensors among their arguments. Values are copied on the spot, at the
 same random places of each tensor, in no span that is timed, counted or measured. Only where two of the three agree is
 anything concluded, after further calls: results may depend on random numbers, on steps before, or on memory that
-nobody has written. What times and checks the work has to be PyTorch's own, and nobody's replacement.
+nobody has written.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import sys
-import types
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perflab.base.errors import ReplacedError, ResultsError
+from perflab.base.errors import ResultsError
 from perflab.base.reachable import reachable
 from perflab.internals.of_torch.tracing import parts_of
 from perflab.measure.calls.workload import Workload, Wrapped
@@ -272,47 +269,3 @@ def alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     size = max(float(a.abs().square().mean().sqrt()), float(b.abs().square().mean().sqrt()))
     rounding = _ROUNDING[min(8, max(2, mine.itemsize // (2 if mine.is_complex() else 1)))]
     return float((a - b).abs().square().mean().sqrt()) <= rounding * size
-
-
-_ON_ALL = ("equal", "isnan", "accelerator.synchronize")
-_ON_CUDA = (
-    "cuda.synchronize",
-    "cuda.current_stream",
-    "cuda.Event.record",
-    "cuda.Event.elapsed_time",
-    "cuda.Event.synchronize",
-)
-_OF_C = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-)
-
-
-def check_originals(device: torch.device) -> None:
-    """Refuse a measurement in a process where something has replaced what the measurement relies on.
-
-    A function of C is PyTorch's by its type. One of Python is by its module and the file of its code.
-
-    Raises:
-        ReplacedError: a function is not PyTorch's.
-    """
-    torch = sys.modules["torch"]
-    home = Path(str(torch.__file__)).parent
-    for name in (*_ON_ALL, *(_ON_CUDA if device.type == "cuda" else ())):
-        found: Any = torch
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not None and not isinstance(found, _OF_C) and not _is_of(found, home, name):
-            raise ReplacedError(
-                f"torch.{name} is not PyTorch's any more: it was replaced by "
-                f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', type(found).__name__)}",
-                "do not replace what times and checks the work: its numbers would be anybody's",
-            )
-
-
-def _is_of(function: Any, home: Path, name: str) -> bool:
-    function = getattr(function, "__wrapped__", function)
-    code = getattr(function, "__code__", None)
-    return code is not None and home in Path(code.co_filename).parents and code.co_name == name.rpartition(".")[2]

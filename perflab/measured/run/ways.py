@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import pytest
 
 from perflab.base.data import changed
-from perflab.base.errors import CaptureError, ClockError, FreshProcessError, ReplacedError, ResultsError, UsageError
+from perflab.base.errors import (
+    CaptureError,
+    ClockError,
+    FreshProcessError,
+    ReplacedError,
+    ResultsError,
+    UsageError,
+    WrongResultError,
+)
 from perflab.base.identity import DEFAULT, identity
 from perflab.judging.counts import CALLGRIND
 from perflab.measure.calls.strays import BetweenSamples, calling
@@ -35,6 +43,7 @@ from perflab.results.measurement import Measurement, per_call_ns
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.perf import CaseState, Way
 from perflab.running.case.ranked import ranks_on_a_device
+from perflab.running.case.reference import WRONG, refuse_wrong
 from perflab.running.case.refusals import only_compiled_kernels, refuse_nan, refuse_unfinished
 from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.folder import file_name_for, own_folder
@@ -115,6 +124,7 @@ class Measuring:
             measured = self._measure(workload)
             if measured is not None:
                 refuse_nan(state, measured.result)
+                refuse_wrong(state, workload)
         except (CaptureError, ClockError, ResultsError) as error:
             raise self._not_measured(error) from error
         except StopIteration as error:
@@ -201,6 +211,7 @@ class Measuring:
     def _not_measured(self, error: CaptureError | ClockError | ResultsError) -> UsageError:
         said = (
             (CaptureError, "no CUDA graph"),
+            (WrongResultError, WRONG),
             (ResultsError, "results differ"),
             (ReplacedError, "PyTorch was replaced"),
             (ClockError, "the clocks disagree"),
@@ -315,7 +326,7 @@ class Local(Measuring):
             call_ns = median(per_call_ns(measurement.samples_ns, measurement.repetitions))
             try:
                 self.state.facts["adversarial"] = hold_to_account(
-                    packed, workload, self.device, call_ns, allow_nan=settings.allow_nan
+                    packed, workload, self.device, call_ns, self.state.reference, allow_nan=settings.allow_nan
                 )
             except (ClockError, ResultsError) as error:
                 self._learned.measurement = None

@@ -24,6 +24,7 @@ from perflab.results.measurement import Quote
 from perflab.results.records import Shortage, TierRecord
 from perflab.results.result import Result
 from perflab.running.case.coroutines import awaited
+from perflab.running.case.reference import Reference
 from perflab.running.case.refusals import refuse_unfinished
 from perflab.running.case.statements import Claim, Exploration, checked_facts, claim_of, exploration_of, no_time_left
 from perflab.settings.settings import Settings
@@ -63,6 +64,8 @@ class CaseState:
     """Whether the case has made its one measurement, prediction or call, successful or not."""
     predicts: bool = False
     """Whether the case is predicted, so that its tensors are fake."""
+    reference: Reference | None = None
+    """The argument of ``perf.reference``: what the measured callable has to return."""
     exploration: Exploration | None = None
     """The argument of ``perf.fits``: how the case is built at other sizes."""
     outcome: TierRecord | None = None
@@ -352,6 +355,32 @@ class Perf:
         }
         self._state.quotes.append(Quote(source=source, ns=in_ns.pop("seconds"), phases_ns=in_ns))
 
+    def reference(self, definition: Callable[..., Any], *, multiple: float | None = None) -> None:
+        """State what the measured callable has to return: the result of ``definition`` with the same arguments::
+
+            perf.reference(plain_softmax)
+            perf(fast_softmax, x)
+
+        One more call is compared with it, untimed, and the case fails with ``wrong result``. ``definition`` is called
+        with the tensors among the arguments in float64, which says what is right, and as they are: the error that it
+        has then, times ``multiple``, is allowed. Under ``--perf-adversarial`` the results of the candidate's own
+        process are compared with it, on fresh values. Predictions and A/B turns leave the check out.
+
+        Args:
+            definition: a plain function that is trusted, and works in float64; call ``perf`` as
+                ``perf(fn, *args, **kwargs)``, with tensors among the arguments.
+            multiple: how many times its own error is allowed. None: 2 times in 16 bit, 8 times otherwise.
+
+        Raises:
+            UsageError: ``definition`` is not callable, ``multiple`` is not positive, or the case has already measured.
+        """
+        refuse_uncallable("perf.reference()", definition, "pass a function: perf.reference(plain_softmax)")
+        if multiple is not None:
+            positive("perf.reference(multiple=", multiple, "give how many times the error is allowed, such as 2")
+        if self._state.done:
+            raise UsageError(f"{self._state.case}: perf.reference() after perf()", "state it before the measurement")
+        self._state.reference = Reference(definition, multiple)
+
     def note(self, **facts: str | int | float | bool | None) -> None:
         """Store facts of the case in its record, such as ``perf.note(loss=3.21, setup_s=4.2)``.
 
@@ -469,6 +498,8 @@ class Perf:
 
     def _once_a_test(self, workload: Workload) -> Any:
         self._refuse_second()
+        if self._state.reference is not None:
+            self._state.reference.like(workload)
         self._state.phases = workload.phases
         self._refuse_facts_as_phases()
         with awaited(workload), calling(workload):

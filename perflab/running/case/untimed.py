@@ -25,6 +25,7 @@ from perflab.measure.machine.devices import (
 from perflab.noting import UNTIMED, case_id
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.ranked import leave_to_ranks, run_in_ranks, runs_in_others, too_few_gpus
+from perflab.running.case.reference import refuse_wrong
 from perflab.running.case.refusals import kernels_have_a_gpu, refuse_nan, refuse_unfinished
 from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.kinds import RUNS_ONCE, measures_elsewhere, tier_asked_by, worker_number
@@ -53,10 +54,13 @@ class Once:
 
         Raises:
             UsageError: the result holds NaN.
+            WrongResultError: it is not that of the reference which the case has stated.
         """
         self.state.done = True
         result = self._run(workload)
         refuse_nan(self.state, result)
+        with current_device(self.device), kernels_have_a_gpu(self.state.case):
+            refuse_wrong(self.state, workload)
         return result
 
     def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:

@@ -1,0 +1,222 @@
+"""Compares results with a trusted definition's, within the error that the results' own precision costs.
+
+The definition is one function of tensors, written plainly. Called on float64 copies of the inputs it says what is
+right. Called on the inputs as they are it shows the cost of their precision; the budget is a multiple of that (see
+``budget``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from perflab.base.errors import UsageError
+from perflab.correctness.budget import Errors, measure_errors
+from perflab.correctness.compare import compare_all
+from perflab.correctness.run import Function, Task, run_plainly
+from perflab.devices.backend import Quantity
+from perflab.devices.kinds import kind_of
+
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
+_T = TypeVar("_T", Tensor, Tensor | None)
+_Key = TypeVar("_Key", str, int)
+_LOST = 0.5
+"""The error of the smaller elements of a result, as a share of their norm, with which no digit of them is right."""
+Inputs = Mapping[str, Tensor]
+"""Tensors by name, in the order of the function's arguments."""
+
+
+class Definition:
+    """A trusted function that tells which results are right."""
+
+    def __init__(self, exact: Function, plain: Function, example: Inputs, multiple: float | None = None) -> None:
+        """Call ``exact`` twice on the example, and learn how many outputs there are.
+
+        Args:
+            exact: called on float64 copies of inputs (complex128 of complex ones); returns tensors.
+            plain: called on inputs as they are; the error of its results makes the budget.
+            example: inputs of the kind that will be checked.
+            multiple: the multiple of plain's error that is allowed; None: 2 in 16 bit, 8 otherwise, where other orders
+                of sums differ by more than one order's error.
+
+        Raises:
+            UsageError: ``exact`` raises, returns something else than tensors, or does not repeat itself.
+        """
+        self._exact, self._plain, self._multiple = exact, plain, multiple
+        self._plain_errors: dict[Hashable, list[Mapping[str, Errors]]] = {}
+        names = ["out", *(f"out{number}" for number in range(1, self._count_outputs(example)))]
+        self._task = Task(tuple(names), (), lambda output, _seed: output, {})
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of its outputs: ``out``, ``out1``, ``out2``, …."""
+        return self._task.outputs
+
+    def _count_outputs(self, example: Inputs) -> int:
+        def run() -> tuple[object, list[object]]:
+            returned = self._exact(*(one.clone() for one in upcast(example).values()))
+            outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+            return returned, [one.clone() if isinstance(one, Tensor) else one for one in outputs]
+
+        try:
+            (returned, outputs), (_, others) = run(), run()
+        except Exception as error:
+            raise UsageError(
+                f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
+                "write it for float64: it tells what is right",
+            ) from error
+        if not outputs or not all(isinstance(one, Tensor) for one in outputs):
+            raise UsageError(
+                f"the definition returned {f'a {type(returned).__name__}, not' if outputs else 'no'} tensors",
+                "return a tensor, or a list or tuple of tensors",
+            )
+        if len(others) != len(outputs) or not all(
+            _repeats(one, other) for one, other in zip(outputs, others, strict=True)
+        ):
+            raise UsageError(
+                "the definition returned other results for the same inputs, which makes every error allowed",
+                "leave random numbers out, such as those of dropout: model.eval()",
+            )
+        return len(outputs)
+
+    def takes(self, inputs: Inputs) -> bool:
+        """Whether the definition takes these inputs: of a matrix with a root the negative has none."""
+        try:
+            for call, given in ((self._exact, upcast(inputs)), (self._plain, inputs)):
+                call(*(one.clone() for one in given.values()))
+        except Exception:
+            return False
+        return True
+
+    def wrong(
+        self, inputs: Inputs, got: Mapping[str, Tensor | None], kind: Hashable = None, *, wholly: bool = False
+    ) -> str | None:
+        """Return what is wrong with results, empty if nothing is; None where the definition has no answer (NaN).
+
+        Args:
+            inputs: the inputs of the call.
+            got: its results, by the names of ``outputs``; None for one that is no tensor.
+            kind: the kind of the inputs: the largest of plain's errors on inputs of one kind makes the budget.
+            wholly: whether nothing is compared where a single element has no answer. Otherwise all others are.
+        """
+        inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
+        exact = run_plainly(self._exact, upcast(inputs), self._task, {})
+        halved = {name for name, one in exact.items() if _exceeds_float64(one)}
+        reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
+        plain = run_plainly(self._plain, inputs, self._task, {})
+        plain = {name: _parted(one, name in halved) for name, one in plain.items()}
+        got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
+        for name, one in reference.items():
+            unknown, found = one.isnan(), got[name]
+            if (unknown.any() and wholly) or (unknown.all() and one.numel()):
+                return None
+            if unknown.any():
+                is_like = found is not None and (found.shape, found.dtype) == (plain[name].shape, plain[name].dtype)
+                for result in (one, plain[name], found if is_like else None):
+                    if result is not None:  # another shape or dtype is wrong, which is said below
+                        (result.view(torch.uint8) if result.itemsize == 1 else result)[unknown] = 0
+        draws = self._plain_errors.setdefault(kind, [])
+        draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
+        is_short = any(one.is_floating_point() and one.itemsize <= 2 for one in plain.values())
+        multiple = self._multiple or (2.0 if is_short else 8.0)
+        report = compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+        if not report.ok:
+            return str(report)
+        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in reference.items())
+        return "\n".join(text for text in lost if text)
+
+
+def upcast(inputs: Inputs) -> dict[str, Tensor]:
+    """Return copies of tensors: floating ones in float64, complex ones in complex128, others as they are."""
+    return {
+        name: one.double() if one.is_floating_point() else one.to(torch.complex128) if one.is_complex() else one.clone()
+        for name, one in inputs.items()
+    }
+
+
+def with_float64(tensors: Mapping[_Key, _T]) -> dict[_Key, _T]:
+    """Return the same tensors bit for bit, those of a device that has no float64, such as Apple's, on the CPU."""
+    return {
+        name: x.cpu() if x is not None and not kind_of(x.device.type).tells(Quantity.FLOAT64) else x
+        for name, x in tensors.items()
+    }
+
+
+def described(inputs: Inputs) -> str:
+    """Return shapes, dtypes and range of values of inputs as text."""
+    shapes = ", ".join(
+        f"{name} {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for name, one in inputs.items()
+    )
+    values = [one.double() for one in inputs.values() if one.is_floating_point() and one.numel()]
+    return shapes + (f" of {min(x.min() for x in values):.3g} to {max(x.max() for x in values):.3g}" if values else "")
+
+
+def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a tensor of the same layout with changed values."""
+    storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    if 0 in tensor.stride():  # expanded: the elements share memory
+        return made
+    if tensor.itemsize == 1:  # no arithmetic in 8 bit
+        return made.copy_(change(tensor.detach().float()).to(tensor.dtype))
+    return made.copy_(change(tensor.detach()).to(tensor.dtype))
+
+
+def wider(inputs: Inputs) -> list[dict[str, Tensor]]:
+    """Return the inputs with other values: larger, smaller, of the other sign; or, of one sign, within their range."""
+    floats = {name: one.double() for name, one in inputs.items() if one.is_floating_point() and one.numel()}
+    if not floats:
+        return []
+    changes: list[Callable[[Tensor], Tensor]] = [lambda x: x * 8, lambda x: x / 8, lambda x: -x]
+    if all(one.min() >= 0 and one.max() <= 1 for one in floats.values()):
+        changes = [lambda x: x**8, lambda x: 1 - x]
+    elif any(one.min() >= 0 or one.max() <= 0 for one in floats.values()):
+        changes = [lambda x: x / 8]
+    return [
+        {name: rewritten(one, change) if name in floats else one.clone() for name, one in inputs.items()}
+        for change in changes
+    ]
+
+
+def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
+    """Return what is wrong with the smaller elements of a result, which much larger ones hide; empty if nothing is."""
+    size = reference.abs()
+    small = size < size.median() if size.numel() else size.bool()
+    if plain.is_floating_point():
+        small &= size >= torch.finfo(plain.dtype).tiny
+    norm = reference[small].norm().item()
+    if got is None or not norm:
+        return ""
+    error, own = ((one[small].double() - reference[small]).norm().item() / norm for one in (got, plain))
+    return f"{name} is wrong in its smaller half: error {error:.2g} of their norm" if error > _LOST > 10 * own else ""
+
+
+def _repeats(output: object, other: object) -> bool:
+    """Whether a definition that ran twice on the same inputs returned the same, but for the rounding of its sums."""
+    if not isinstance(output, Tensor) or not isinstance(other, Tensor):
+        return False
+    if output.dtype != other.dtype or output.shape != other.shape:
+        return False
+    if not output.is_floating_point() and not output.is_complex():
+        return torch.equal(output, other)
+    if output.itemsize == 1:
+        output, other = output.float(), other.float()
+    return torch.allclose(output, other, equal_nan=True)
+
+
+def _exceeds_float64(result: Tensor) -> bool:
+    return result.dtype == torch.int64 and bool((result.abs() > 1 << 53).any())
+
+
+def _parted(result: Tensor, halved: bool) -> Tensor:
+    """Return a copy of a result in numbers that float64 holds: complex ones in two parts, large integers in halves."""
+    if result.is_complex():
+        return torch.view_as_real(result.resolve_conj()).clone()
+    if halved and result.dtype == torch.int64:
+        return torch.stack((result >> 32, result & 0xFFFFFFFF), -1)
+    return result.clone()
