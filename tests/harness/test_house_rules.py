@@ -109,7 +109,7 @@ ROOMS = {
     "sweeps": Room(packages="pytest msgspec submitit"),
     "plugin": Room(packages="pytest", torch=When.CALLED),
     "history": Room(packages="msgspec markupsafe"),
-    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps"]},
+    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "steps"]},
     "cli": Room(packages="msgspec", torch=When.CALLED),
     "__main__": Room(),
     "perflab": Room(),

@@ -33,8 +33,7 @@ from perflab.running.case.verdicts import failure_of, unless_unchecked, unmeasur
 from perflab.running.config.kinds import is_worker, tier_asked_by
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.json_files import check_writable
 
 CHOICES = pytest.StashKey[list[Choice]]()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perflab.running.case.perf import STATE
-from perflab.settings.total_budget import GRACE_S, TotalBudget
+from perflab.settings.settings import GRACE_S, TotalBudget
 
 if TYPE_CHECKING:
     import torch

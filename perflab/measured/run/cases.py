@@ -43,8 +43,7 @@ from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case
 from perflab.running.session.prune import Moved
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.json_files import check_writable
 from perflab.tiers.job import Job, JobResult, Stated
 from perflab.turns.evidence import kept_s

@@ -17,7 +17,7 @@ from perflab.results.peak import PeakExplanation
 from perflab.results.profile import Explanation, Profile
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.progress import ProgressLine
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.turns import evidence
 from perflab.turns.conclusions import in_short
 from perflab.turns.start_sides import two_sides

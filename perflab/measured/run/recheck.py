@@ -26,7 +26,7 @@ from perflab.measured.run.verdict import Judged, failure_of
 from perflab.results.records import Judgement, Verdict
 from perflab.running.case.progress import ProgressLine
 from perflab.running.config.kinds import is_worker
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.turns.evidence import kept_s
 
 _ENDED = "the run ended before it was measured again"

@@ -27,7 +27,7 @@ from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.ranked import ranks_on_a_device
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.tiers.job import JobResult
 from perflab.units import format_bytes, format_names
 

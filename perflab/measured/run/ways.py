@@ -47,7 +47,7 @@ from perflab.running.case.reference import WRONG, refuse_wrong
 from perflab.running.case.refusals import only_compiled_kernels, refuse_nan, refuse_unfinished
 from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.folder import file_name_for, own_folder
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.tiers.job import Job
 
 if TYPE_CHECKING:

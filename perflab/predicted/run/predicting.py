@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
     from perflab.running.case.statements import Claim
-    from perflab.settings.total_budget import TotalBudget
+    from perflab.settings.settings import TotalBudget
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
