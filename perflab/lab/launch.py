@@ -132,6 +132,16 @@ def shared_memory_bytes(device: torch.device) -> int:
     return int(properties["max_shared_mem"])
 
 
+def architecture_of(device: torch.device) -> int:
+    """The compute capability of NVIDIA's GPU (90: Hopper); 0 for another maker's; where there is none, an H100's."""
+    if device.type != "cuda":
+        return 90
+    if torch.version.hip is not None:
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def require_runnable(device: torch.device, *, name: str, instead: str) -> None:
     """RuntimeError where neither the device nor Triton's interpreter can run a kernel.
 

@@ -37,10 +37,11 @@ from perflab.processes.peer import How
 from perflab.running.case.reference import Reference
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
+from perflab.untrusted.errors import EndedError, RaisedError, UnfitError
 from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import MOST_TEXT, Entry, Role, TensorAt
 from perflab.untrusted.records import Finding
-from perflab.untrusted.stranger import EndedError, Holding, RaisedError, Span, Stranger, UnfitError
+from perflab.untrusted.stranger import Holding, Span, Stranger
 
 if TYPE_CHECKING:
     import pytest

@@ -3,6 +3,7 @@
     Load -> Ready      the candidate is imported, confined
     Lay -> Ready       tensors are laid over shared memory that the judge has yet to fill, while this process is stopped
     Go -> Finished     the calls; their outputs stay where they are, and the judge reads them from outside
+    Back -> Ready      of a device: the arguments as they are after the calls, in the shared memory
     Narrow -> Ready    no more programs, no more processes
     Look -> Looked     one more call, and what ran in it
 
@@ -110,6 +111,10 @@ class Go(Data, frozen=True, tag=True):
     """Make the calls that were laid out."""
 
 
+class Back(Data, frozen=True, tag=True):
+    """Copy the arguments of the calls from the device to their places in the shared memory."""
+
+
 class Narrow(Data, frozen=True, tag=True):
     """Give up what only compilation needs."""
 
@@ -156,7 +161,7 @@ class Raised(Data, frozen=True, tag=True):
     """Whether a compiler's error is among its causes, by their classes."""
 
 
-Questions = Load | Lay | Go | Narrow | Look
+Questions = Load | Lay | Go | Back | Narrow | Look
 Answers = Ready | Finished | Looked | Raised
 QUESTIONS: msgspec.json.Decoder[Questions] = msgspec.json.Decoder(Questions)
 ANSWERS: msgspec.json.Decoder[Answers | Alive] = msgspec.json.Decoder(Answers | Alive)

@@ -35,6 +35,7 @@ from perflab.untrusted.confine import confine, narrow
 from perflab.untrusted.messages import (
     QUESTIONS,
     Answers,
+    Back,
     Finished,
     Go,
     Lay,
@@ -66,6 +67,8 @@ class _Served:
     """The tensors that were laid over the shared memory last: a set for each call."""
     arguments: list[list[torch.Tensor]] = field(default_factory=list)
     """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
+    places: list[list[torch.Tensor]] = field(default_factory=list)
+    """The places of the arguments in the shared memory."""
     backward: list[int] = field(default_factory=list)
     outputs: list[list[Any]] = field(default_factory=list)
     poisons: bool = False
@@ -104,6 +107,11 @@ def _answered(served: _Served, question: Questions) -> Answers:
         return _laid(served, question)
     if isinstance(question, Go):
         return _gone(served)
+    if isinstance(question, Back):
+        for places, arguments in zip(served.places, served.arguments, strict=True):
+            for target, source in zip(places, arguments, strict=True):
+                target.untyped_storage().copy_(source.untyped_storage(), False)
+        return Ready()
     if isinstance(question, Narrow):
         return Ready(missing=narrow())
     assert isinstance(question, Look)
@@ -200,6 +208,7 @@ def _laid(served: _Served, question: Lay) -> Ready:
     served.backward = question.backward
     served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
     if not question.backward:
+        served.places = served.laid
         served.arguments = [[_on(served.device, one) for one in tensors] for tensors in served.laid]
         for told, tensors in zip(question.sets, served.arguments, strict=True):
             for one, tensor in zip(told, tensors, strict=True):

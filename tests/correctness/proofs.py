@@ -1,6 +1,7 @@
 """Every tile that may be chosen for an attention kernel, run in the interpreter on poisoned memory, against float64.
 
-Shapes: q (B, H, N, D); k, v (B, H_kv, N, D); N is more than a tile and no multiple of one. Kernels whose tile follows
+Shapes: q (B, H, N, D); k, v (B, H_kv, N, D); N is more than a tile and no multiple of one, but for the backward in one
+pass, which takes whole tiles. Kernels whose tile follows
 from the shape alone (fused kernels, scan, grouped and quantised products, chunks of the recurrence) run in theirs in
 their own suites, each time.
 
@@ -21,12 +22,19 @@ from torch import Tensor
 from perflab import ARCHITECTURES
 from perflab.attention.plain import attention_magnitudes, plain_attention
 from perflab.correctness import verify
-from perflab.lab.attention import attention, decode_attention, reference_attention
+from perflab.lab.attention import attention, decode_attention, reference_attention, triton_operator
 from perflab.lab.attention import triton_tuning as tuning
+from perflab.lab.attention.examples import one_pass_tiles_of
 from perflab.lab.attention.pattern import BLOCKS, Pattern
 from perflab.lab.attention.pattern_attention import pattern_attention
 from perflab.lab.attention.triton_decode import decode_launch, decode_tiles, merge_launch
-from perflab.lab.attention.triton_launches import delta_launch, dk_dv_launch, dq_launch, forward_launch
+from perflab.lab.attention.triton_launches import (
+    delta_launch,
+    dk_dv_launch,
+    dq_launch,
+    forward_launch,
+    one_pass_launch,
+)
 from perflab.lab.attention.triton_pattern import pattern_launch, pattern_tiles
 from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles
 from perflab.lab.attention.triton_tma import tma_forward_launch
@@ -43,6 +51,10 @@ WIDTHS = (48, 128, 160)
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "every": {"is_causal": True, "window_size": (70, 0), "softcap": 2.0, "sinks": 2},
+}
+ONE_PASS_MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"is_causal": True},
 }
 BACKWARD = (forward_launch, delta_launch, dk_dv_launch, dq_launch)
 
@@ -66,7 +78,7 @@ class Proof:
 
 def all_proofs() -> list[Proof]:
     """Each of them, in the same order in every process."""
-    return [*_dense(), *_decode(), *_pattern()]
+    return [*_dense(), *_one_pass(), *_decode(), *_pattern()]
 
 
 def _dense() -> Iterator[Proof]:
@@ -83,6 +95,19 @@ def _dense() -> Iterator[Proof]:
                     yield Proof(f"attention-{short}-d{width}-{mask}-{said}", BACKWARD, run)
             run = partial(hold, "triton-tma", {}, width, dtype, "full")
             yield Proof(f"attention_tma-{short}-d{width}", (tma_forward_launch, *BACKWARD), run)
+
+
+def _one_pass() -> Iterator[Proof]:
+    """The tiles of all GPUs, in 16 bits."""
+    code = (forward_launch, delta_launch, one_pass_launch)
+    for width in (64, 80, 128):
+        for short, dtype in {"bf16": torch.bfloat16, "fp16": torch.float16}.items():
+            for tiles in {one_pass_tiles_of(width, arch) for arch in SHARED_BYTES} - {None}:
+                both = {"forward": _tiles("forward", width, dtype)[0], "one_pass": tiles}
+                said = f"{tiles.block_q}x{tiles.block_k}w{tiles.num_warps}"
+                for mask in ONE_PASS_MASKS:
+                    run = partial(hold, "triton-one-pass", both, width, dtype, mask)
+                    yield Proof(f"attention_one_pass-{short}-d{width}-{mask}-{said}", code, run)
 
 
 def _decode() -> Iterator[Proof]:
@@ -120,19 +145,18 @@ def _length(width: int, dtype: torch.dtype) -> int:
 
 def hold(impl: str, tiles: dict[str, Tiles], width: int, dtype: torch.dtype, mask: str, device: torch.device) -> None:
     """Hold a form with these tiles to the definition, forward and backward; and see that it ran with them."""
+    key_heads, length = (2, 256) if "one_pass" in tiles else (1, _length(width, dtype))
 
     def make(seed: int) -> dict[str, Tensor]:
         drawn = torch.Generator().manual_seed(seed)
-        shapes = {"q": 2, "k": 1, "v": 1}
-        return {
-            n: torch.randn(1, h, _length(width, dtype), width, generator=drawn).to(device, dtype)
-            for n, h in shapes.items()
-        }
+        shapes = {"q": 2, "k": key_heads, "v": key_heads}
+        return {n: torch.randn(1, h, length, width, generator=drawn).to(device, dtype) for n, h in shapes.items()}
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(tuning, "_ran", {})
         if tiles:
             monkeypatch.setattr(tuning, "candidate_tiles", lambda kernel, *_: (tiles[kernel],))
+            monkeypatch.setattr(triton_operator, "one_pass_tiles", lambda *_: tiles.get("one_pass"))
         verify(
             partial(attention, impl=impl),
             make,
@@ -140,7 +164,7 @@ def hold(impl: str, tiles: dict[str, Tiles], width: int, dtype: torch.dtype, mas
             plain=plain_attention,
             magnitudes=attention_magnitudes,
             gradient_of=("out",),
-            settings=MASKS[mask],
+            settings=(MASKS | ONE_PASS_MASKS)[mask],
         )
         ran = {str(key[0]): used for key, used in tuning.tiles_in_use().items()}
     assert not tiles or ran == tiles, f"{ran} ran"

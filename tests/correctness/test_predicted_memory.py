@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from perflab.attribution.held import held_bytes
 from perflab.base.reachable import reachable
+from perflab.lab.attention import attention
 from perflab.lab.train.skipping import Watch, WatchOnDevice, WatchOnHost
 from perflab.measure.calls.workload import Workload
 from perflab.measure.memory.peak import cpu_allocations, measure_memory
@@ -188,6 +189,29 @@ def differences(values: list[int]) -> tuple[list[int], list[int]]:
     """First and second ones."""
     first = [after - before for before, after in pairwise(values)]
     return first, [after - before for before, after in pairwise(first)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "takes_one"),
+    [((9, 0), 64, True), ((9, 0), 128, False), ((8, 0), 128, True), ((8, 9), 64, False)],
+)
+def test_a_backward_in_one_pass_is_predicted_with_its_float32_sum_on_gpus_that_take_it(
+    capability: tuple[int, int], head_dim: int, takes_one: bool
+) -> None:
+    pytest.importorskip("triton")
+    size = (2, 4, 1024, head_dim)
+
+    def step(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, impl: str) -> object:
+        return torch.autograd.grad(attention(q, k, v, is_causal=True, impl=impl), (q, k, v), upstream)
+
+    def peak_bytes(impl: str) -> int:
+        with on_a_gpu(capability):
+            inputs = [torch.zeros(size, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(4)]
+            trace = traced(work_of(Workload(step, (*inputs, impl), {})), ON_CUDA).trace
+            return account_of(trace, rounded=lambda size_bytes: size_bytes).peak_bytes
+
+    delta_bytes, sum_bytes = 2 * 4 * 1024 * 4, 2 * 4 * 1024 * head_dim * 4
+    assert peak_bytes("triton-one-pass") - peak_bytes("triton") == (delta_bytes + sum_bytes if takes_one else 0)
 
 
 def test_a_small_card_has_room_for_fused_attention_and_not_for_weights_of_every_pair_of_tokens() -> None:

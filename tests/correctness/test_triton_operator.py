@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from perflab.lab.attention import attention, flash_attention
 from perflab.lab.attention.triton_operator import (
     flash_attention_backward_op,
+    flash_attention_one_pass_op,
     flash_attention_op,
     flash_attention_tma_op,
 )
@@ -19,7 +20,7 @@ from perflab.lab.attention.triton_operator import (
 pytestmark = pytest.mark.correctness
 
 BATCH, HEADS, KEY_HEADS, LENGTH, HEAD_DIM = 1, 2, 1, 40, 16
-IMPLS = ("triton", "triton-tma")
+IMPLS = ("triton", "triton-tma", "triton-one-pass")
 RULES: list[tuple[Any, ...]] = [(0.25, None, None, None, 0), (0.25, 3.0, -7, 0, 0)]
 
 
@@ -42,7 +43,7 @@ def leaves(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Ten
 
 
 @pytest.mark.parametrize("rules", RULES, ids=["full", "window-and-softcap"])
-@pytest.mark.parametrize("op", [flash_attention_op, flash_attention_tma_op], ids=IMPLS)
+@pytest.mark.parametrize("op", [flash_attention_op, flash_attention_tma_op, flash_attention_one_pass_op], ids=IMPLS)
 def test_the_operators_keep_what_operators_promise(
     op: Callable[..., Any], rules: tuple[Any, ...], device: torch.device
 ) -> None:

@@ -44,6 +44,16 @@ def test_outputs_of_a_device_are_read_on_the_host() -> None:
             assert one.look().operators["aten::mm"] == 2
 
 
+def test_arguments_on_a_device_are_compared_with_what_was_given() -> None:
+    source = "import torch\ndef reads(x): return x + 1\ndef clears(x): return x.copy_(torch.zeros(4, 8)) + 1\n"
+    with held("cuda", 60.0, [], []) as holding:
+        for name, wanted in (("reads", []), ("clears", ["x"])):
+            with Stranger(Role.CANDIDATE, Entry(name=f"candidate:{name}", source=source), holding) as one:
+                given = torch.ones(4, 8)
+                one.span([[given]])
+                assert one.changed(["x"], [given]) == wanted
+
+
 SUITE = """
 import torch
 from perflab.correctness.run import Task, run_held

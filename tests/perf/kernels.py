@@ -16,7 +16,8 @@ from perflab.lab.recurrence.examples import launches as recurrence_launches
 def examples(arch: int | str) -> list[KernelExample]:
     """All that are shipped, as they would be launched on a GPU of that architecture."""
     limit = ARCHITECTURES[arch].shared_limit_bytes
-    launches = attention_launches(limit) | fused_launches(limit) | expert_launches(limit) | recurrence_launches(limit)
+    attention = attention_launches(limit, arch if isinstance(arch, int) else 0)
+    launches = attention | fused_launches(limit) | expert_launches(limit) | recurrence_launches(limit)
     return [example_of(name, launch) for name, launch in launches.items()]
 
 

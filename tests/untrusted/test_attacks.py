@@ -17,12 +17,14 @@ import torch
 
 from perflab.base.errors import PerflabError, UsageError
 from perflab.measurement.callables import BASE, CANDIDATE
-from perflab.untrusted import stranger
+from perflab.untrusted import kernel, stranger
 from perflab.untrusted.command import held
-from perflab.untrusted.judge import Case, Source, _Race, _RefusedError, judge, share_of_a_replaced_clock
+from perflab.untrusted.errors import RefusedError, UnfitError
+from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import ANSWERS, MOST_TEXT, Entry, Raised, Role, TensorAt
+from perflab.untrusted.race import Race, share_of_a_replaced_clock
 from perflab.untrusted.records import Finding, Judged, Reason
-from perflab.untrusted.stranger import Holding, Stranger, UnfitError
+from perflab.untrusted.stranger import Holding, Stranger
 from perflab.untrusted.worker import _raised
 from tests.untrusted import task
 from tests.untrusted.attacks import ATTACKS
@@ -277,7 +279,7 @@ def half_a_message(x, w):
 def test_what_the_process_does_to_the_conversation_is_wrong(
     name: str, reason: Reason, holding: Holding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stranger, "_filters", lambda _pid: None)  # as of a kernel that does not tell them
+    monkeypatch.setattr(kernel, "filters", lambda _pid: None)  # as of a kernel that does not tell them
     found = held_to_the_task(name, holding)
     assert (found.finding, found.reason) == (Finding.WRONG, reason), found
 
@@ -290,7 +292,7 @@ def held_to_the_task(name: str, holding: Holding) -> Judged:
 
 @pytest.mark.parametrize("name", ["child_later", "narrows_by_another_filter"])
 def test_a_process_that_only_says_that_it_has_given_up_its_rights_is_suspicious(name: str, holding: Holding) -> None:
-    if stranger._filters(1) is None:
+    if kernel.filters(1) is None:
         pytest.skip("this kernel does not tell how many filters a process has")
     found = held_to_the_task(name, holding)
     assert (found.finding, found.reason) == (Finding.SUSPICIOUS, Reason.LOOSE), found
@@ -304,7 +306,7 @@ def test_memory_that_may_not_be_read_is_the_candidate_s_fault_once_it_is_loaded(
 
     told = TensorAt(at=4096, size=8, dtype="float32", shape=[2], stride=[1], offset=0)
     with Stranger(Role.CONTROL, Entry(), holding) as one:
-        monkeypatch.setattr(stranger, "_read", refused)
+        monkeypatch.setattr(kernel, "read_memory", refused)
         with pytest.raises(UnfitError, match="does not let its memory be read"):
             one.result(told)
     with pytest.raises(PerflabError, match="of its own child"):
@@ -334,8 +336,8 @@ def test_a_candidate_has_no_variable_of_the_session_beyond_those_that_programs_n
                 assert found.tolist() == [0.0, 1.0]
 
 
-def race_of(alone_ns: list[float], further_ns: list[float]) -> _Race:
-    race = object.__new__(_Race)
+def race_of(alone_ns: list[float], further_ns: list[float]) -> Race:
+    race = object.__new__(Race)
     race._calls = 11
     race._alone = {BASE: [2e6, 2e6, 2e6], CANDIDATE: alone_ns}
     race._among = {BASE: [1.9e6], CANDIDATE: [1e6]}
@@ -346,7 +348,7 @@ def race_of(alone_ns: list[float], further_ns: list[float]) -> _Race:
 def test_a_candidate_is_faster_among_calls_only_if_no_further_call_alone_is_as_fast() -> None:
     slow = [11e6, 12e6, 13e6]
     race_of(list(slow), [14e6, 15e6, 1.1e6])._refuse_calls_ahead()
-    with pytest.raises(_RefusedError, match="a call alone takes 11"):
+    with pytest.raises(RefusedError, match="a call alone takes 11"):
         race_of(list(slow), [14e6] * 12)._refuse_calls_ahead()
     race_of([], [11e6, 12e6, 1.1e6])._refuse_calls_ahead()  # too few were alone by chance
     busy = race_of(list(slow), [])

@@ -216,6 +216,10 @@ def _triton_tma(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsum
     return _apply(import_triton_variant().FlashAttentionTritonTMA, q, k, v, settings, with_logsumexp)
 
 
+def _triton_one_pass(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
+    return _apply(import_triton_variant().FlashAttentionTritonOnePass, q, k, v, settings, with_logsumexp)
+
+
 def _decode(q: Tensor, k: Tensor, v: Tensor, settings: Settings, with_logsumexp: bool) -> Result:
     return split_attention(q, Stored(k.transpose(1, 2), v.transpose(1, 2)), make_scoring(q, k, **settings))
 
@@ -241,6 +245,7 @@ _WITHOUT_RANGES: dict[str, Variant] = {
     "tiled": _tiled,
     "triton": _triton,
     "triton-tma": _triton_tma,
+    "triton-one-pass": _triton_one_pass,
     "decode": _decode,
     "triton-decode": _triton_decode,
     "sdpa": _sdpa,

@@ -19,9 +19,15 @@ from perflab.lab.attention.decode import Stored
 from perflab.lab.attention.pattern import BlockLists
 from perflab.lab.attention.scoring import Scoring, default_scale
 from perflab.lab.attention.triton_decode import decode_launch, decode_tiles, merge_launch, splits_of
-from perflab.lab.attention.triton_launches import delta_launch, dk_dv_launch, dq_launch, forward_launch
+from perflab.lab.attention.triton_launches import (
+    delta_launch,
+    dk_dv_launch,
+    dq_launch,
+    forward_launch,
+    one_pass_launch,
+)
 from perflab.lab.attention.triton_pattern import pattern_launch, pattern_tiles
-from perflab.lab.attention.triton_tiles import NoTiles, Tiles, candidate_tiles
+from perflab.lab.attention.triton_tiles import NoTiles, Tiles, candidate_tiles, one_pass_tiles
 from perflab.lab.attention.triton_tma import tma_forward_launch
 from perflab.lab.launch import SHARED_BYTES, Launch
 
@@ -32,11 +38,12 @@ _WINDOW, _SOFTCAP, _GROUP, _SINKS = 512, 50.0, 4, 4
 _SEQUENCES, _QUERY_HEADS, _KEY_HEADS, _CAPACITY, _PAGE = 16, 32, 8, 8192, 64
 
 
-def launches(shared_limit_bytes: int) -> dict[str, Launch]:
+def launches(shared_limit_bytes: int, architecture: int) -> dict[str, Launch]:
     """Name -> launch, such as "attention_forward-bf16-d128-causal-128x64-w8", for a GPU with so much shared memory.
 
     All tiles that may be chosen, for each mask, without the kernels for which the memory has room for no tile. The TMA
-    kernel is there where the limit is Hopper's or more.
+    kernel is there where the limit is Hopper's or more, the backward in one pass where that compute capability (0:
+    another maker's) takes it.
     """
     limit = shared_limit_bytes
     out, ends = _meta(_HEADS, 128, torch.bfloat16), _ends()
@@ -50,6 +57,7 @@ def launches(shared_limit_bytes: int) -> dict[str, Launch]:
     decoded += [("bf16", 256, "windowed-many"), ("fp32", 128, "windowed-many")]
     groups = [
         *(partial(_each, *one, limit) for one in masked),
+        *(partial(_once, head_dim, mask, architecture) for head_dim in (64, 80, 128) for mask in ("full", "causal")),
         *(partial(_pattern, *one, limit) for one in patterns),
         *(partial(_decode, *one, limit) for one in decoded),
     ]
@@ -109,6 +117,19 @@ def _each(dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int) ->
             yield name, launch_of(kernel, head_dim, dtype, mask, tiles)
 
 
+def _once(head_dim: int, mask: str, architecture: int) -> Iterator[tuple[str, Launch]]:
+    tiles = one_pass_tiles_of(head_dim, architecture)
+    if tiles is not None:
+        name = f"attention_one_pass-bf16-d{head_dim}-{mask}-{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
+        yield name, launch_of("one_pass", head_dim, torch.bfloat16, mask, tiles)
+
+
+def one_pass_tiles_of(head_dim: int, architecture: int) -> Tiles | None:
+    """The tiles of the backward in one pass; None where it is not taken."""
+    q = _meta(_HEADS, head_dim, torch.bfloat16)
+    return one_pass_tiles(q, q, Scoring(default_scale(head_dim), None, None, None), architecture)
+
+
 def launch_of(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: Tiles) -> Launch:
     """`windowed` is causal with a window, a soft cap and grouped heads; `sinks` causal with a window and sinks."""
     windowed = mask == "windowed"
@@ -128,6 +149,8 @@ def launch_of(kernel: str, head_dim: int, dtype: torch.dtype, mask: str, tiles: 
         return tma_forward_launch(q, k, k, q, ends, scoring, tiles, num_programs=132)
     if kernel == "dk_dv":
         return dk_dv_launch(q, k, k, q, ends, ends, k, k, scoring, tiles)
+    if kernel == "one_pass":
+        return one_pass_launch(q, k, k, q, ends, ends, k, k, q.float(), scoring, tiles)
     return dq_launch(q, k, k, q, ends, ends, q, scoring, tiles)
 
 

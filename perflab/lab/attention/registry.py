@@ -98,6 +98,15 @@ _REGISTERED = {
             needs_triton=True,
         ),
         Implementation(
+            "triton-one-pass",
+            "triton with a backward in one pass where that takes fewer cycles",
+            dtypes=_UP_TO_32_BIT,
+            needs_triton=True,
+            # One pass adds up dQ with atomics; Triton's interpreter runs the programs one after another.
+            deterministic=False,
+            more_on={"cpu": {"deterministic": True}},
+        ),
+        Implementation(
             "decode",
             "for generating: keys split among programs, in plain PyTorch; forward only",
             features=_WITHOUT_SINKS,

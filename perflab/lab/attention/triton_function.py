@@ -9,7 +9,11 @@ from torch import Tensor
 from perflab.lab.attention.inputs import cast_as_autocast_does, check_inputs
 from perflab.lab.attention.registry import IMPLEMENTATIONS, require_features
 from perflab.lab.attention.scoring import make_scoring
-from perflab.lab.attention.triton_operator import flash_attention_op, flash_attention_tma_op
+from perflab.lab.attention.triton_operator import (
+    flash_attention_one_pass_op,
+    flash_attention_op,
+    flash_attention_tma_op,
+)
 from perflab.lab.attention.triton_tiles import check_head_dim
 
 
@@ -59,6 +63,13 @@ class FlashAttentionTritonTMA(FlashAttentionTriton):
 
     operator = flash_attention_tma_op
     name = "triton-tma"
+
+
+class FlashAttentionTritonOnePass(FlashAttentionTriton):
+    """The same with a backward in one pass where that takes fewer cycles; bits of dq may differ from run to run."""
+
+    operator = flash_attention_one_pass_op
+    name = "triton-one-pass"
 
 
 def flash_attention(

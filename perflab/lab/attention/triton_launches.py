@@ -4,6 +4,7 @@ Shapes
     q, out, d_out, dq          (B, H, N_q, D), any strides (transposed, sliced, expanded with stride 0)
     k, v, dk, dv               (B, H_kv, N_k, D), likewise
     logsumexp, delta           (B, H, N_q), contiguous float32; d_logsumexp likewise
+    dq_sum                     (B, H, N_q, D), contiguous float32
 
 Lengths and head dimensions up to 256 are any; float16, bfloat16 or float32. Nothing is allocated or run here: with
 tensors on `meta` these are what is compiled ahead of time. This module imports Triton.
@@ -22,6 +23,7 @@ from perflab.lab.attention.triton_backward_kernel import (
     attention_dq_kernel,
 )
 from perflab.lab.attention.triton_forward_kernel import attention_forward_kernel
+from perflab.lab.attention.triton_one_pass_kernel import attention_one_pass_kernel
 from perflab.lab.attention.triton_tiles import DELTA_ROWS, Tiles, padded_head_dim
 from perflab.lab.launch import Launch, emulates_bf16
 
@@ -85,6 +87,21 @@ def dq_launch(
         **common_arguments(q, k, scoring, tiles),
     }  # fmt: skip
     return _launch(attention_dq_kernel, q, triton.cdiv(q.shape[-2], tiles.block_q), arguments, tiles)
+
+
+def one_pass_launch(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    dq_sum: Tensor, scoring: Scoring, tiles: Tiles,
+) -> Launch:  # fmt: skip
+    """Write dk and dv, and add dq / scale to dq_sum; what `one_pass_tiles` takes alone."""
+    common = common_arguments(q, k, scoring, tiles)
+    arguments = {
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "d_out_ptr": d_out, "logsumexp_ptr": logsumexp, "delta_ptr": delta,
+        "dk_ptr": dk, "dv_ptr": dv, "dq_sum_ptr": dq_sum,
+        **strides_of(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
+        **{name: value for name, value in common.items() if name in attention_one_pass_kernel.arg_names},
+    }  # fmt: skip
+    return _launch(attention_one_pass_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
 
 
 def problem_class(q: Tensor, k: Tensor) -> int:

@@ -5,12 +5,17 @@ logsumexp (B, H, N_q) or (B, N_q), float32.
 
     perflab::flash_attention(q, k, v, scale, softcap, lower, upper) -> (out, logsumexp)
     perflab::flash_attention_tma, the same by way of Hopper's TMA
+    perflab::flash_attention_one_pass, the same with another derivative
     perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, scale, ...) -> (dq, dk, dv)
+    perflab::flash_attention_backward_one_pass(..., logsumexp, delta, dq_sum, scale, ...) -> (dq, dk, dv)
 
-with the band lower <= j - i <= upper of `scoring`, and its sinks. Each has an implementation for CUDA (and for the CPU,
-in Triton's interpreter), one that only makes shapes (fake tensors, torch.compile), its FLOPs
-(torch.utils.flop_counter); the first two have their derivative and a rule for autocast: inputs are cast to its dtype,
-as PyTorch does for its own attention.
+with the band lower <= j - i <= upper of `scoring`, and its sinks. The last adds up dq in dq_sum, float32 zeros
+before, (B, H, N_q, D), by atomics, and writes delta (as logsumexp): memory of the caller's, since predictions and
+torch.compile see none that an operator takes for itself.
+
+Each has an implementation for CUDA (and for the CPU, in Triton's interpreter), one that only makes shapes (fake
+tensors, torch.compile), and its FLOPs (torch.utils.flop_counter); the first three have their derivative and a rule for
+autocast: inputs are cast to its dtype, as PyTorch does for its own attention.
 
 They are defined by `torch.library.Library` rather than `custom_op`: its checks for aliases and changed inputs at every
 call are work on the host that short sequences would wait for. The tests make those checks.
@@ -23,6 +28,7 @@ This module imports Triton.
 # torch.library.Library has no types.
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,20 +39,24 @@ from torch.utils.flop_counter import register_flop_formula
 from perflab.lab.attention.scoring import Scoring, pairs_in_band
 from perflab.lab.attention.tiled import refuse_second_derivative
 from perflab.lab.attention.triton_launches import delta_launch
-from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward, run_forward_tma
-from perflab.lab.launch import require_runnable, run_prepared
+from perflab.lab.attention.triton_tiles import one_pass_tiles
+from perflab.lab.attention.triton_tuning import run_dk_dv, run_dq, run_forward, run_forward_tma, run_one_pass
+from perflab.lab.launch import architecture_of, require_runnable, run_prepared
 
 _RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper, SymInt sinks"
 _library = torch.library.Library("perflab", "FRAGMENT")
-for _name in ("flash_attention", "flash_attention_tma"):
+for _name in ("flash_attention", "flash_attention_tma", "flash_attention_one_pass"):
     _library.define(f"{_name}(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
-_library.define(
-    "flash_attention_backward(Tensor d_out, Tensor? d_logsumexp, Tensor q, Tensor k, Tensor v, "
-    f"Tensor out, Tensor logsumexp, {_RULES}) -> (Tensor, Tensor, Tensor)"
-)
+for _name, _sums in (("backward", ""), ("backward_one_pass", "Tensor(a!) delta, Tensor(b!) dq_sum, ")):
+    _library.define(
+        f"flash_attention_{_name}(Tensor d_out, Tensor? d_logsumexp, Tensor q, Tensor k, Tensor v, "
+        f"Tensor out, Tensor logsumexp, {_sums}{_RULES}) -> (Tensor, Tensor, Tensor)"
+    )
 flash_attention_op = torch.ops.perflab.flash_attention.default
 flash_attention_tma_op = torch.ops.perflab.flash_attention_tma.default
+flash_attention_one_pass_op = torch.ops.perflab.flash_attention_one_pass.default
 flash_attention_backward_op = torch.ops.perflab.flash_attention_backward.default
+flash_attention_backward_one_pass_op = torch.ops.perflab.flash_attention_backward_one_pass.default
 
 
 def _forward(run: Callable[..., None], name: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -94,6 +104,60 @@ def _backward(
     return results
 
 
+def _backward_one_pass(
+    d_out: Tensor,
+    d_logsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    delta: Tensor,
+    dq_sum: Tensor,
+    *rules: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = _empty_gradients(d_out, d_logsumexp, q, k, v)
+    scoring = Scoring(*rules)
+    tiles = one_pass_tiles(q, k, scoring, architecture_of(q.device))
+    assert tiles is not None, "_in_one_pass calls it where there are some"
+    d_ends = None if d_logsumexp is None else _with_heads(q, d_logsumexp.contiguous())[0]
+    dq, dk, dv, d_out, k, v, out, ends, delta, dq_sum, q = _with_heads(
+        q, *results, d_out, k, v, out, logsumexp, delta, dq_sum, q
+    )
+    run_prepared(delta_launch, out, d_out, d_ends, delta)
+    run_one_pass(q, k, v, d_out, ends, delta, dk, dv, dq_sum, scoring, tiles)
+    torch.mul(dq_sum, scoring.scale, out=dq)
+    return results
+
+
+def _in_one_pass(
+    d_out: Tensor, d_logsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
+    *rules: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients in one pass where it has tiles, and in two elsewhere or where the same bits are asked for."""
+    tiles = one_pass_tiles(q, k, Scoring(*rules), architecture_of(q.device))
+    if tiles is None or _must_repeat_bits():
+        return flash_attention_backward_op(d_out, d_logsumexp, q, k, v, out, logsumexp, *rules)  # type: ignore[no-any-return]
+    delta, dq_sum = torch.empty_like(logsumexp), q.new_zeros(q.shape, dtype=torch.float32)
+    return flash_attention_backward_one_pass_op(  # type: ignore[no-any-return]
+        d_out, d_logsumexp, q, k, v, out, logsumexp, delta, dq_sum, *rules
+    )
+
+
+def _must_repeat_bits() -> bool:
+    """Whether deterministic algorithms are asked for; with warn_only, as in PyTorch's attention, warn and say no."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return False
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        warnings.warn(
+            "attention impl 'triton-one-pass' adds up the gradient of q in an order that differs from run to run; "
+            "torch.use_deterministic_algorithms(True, warn_only=False) selects its backward in two passes",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
 def _empty_gradients(
     d_out: Tensor, d_logsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,13 +185,16 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, d_out: Tensor | None, d_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
-    refuse_second_derivative()
-    q, k, v, out, logsumexp = ctx.saved_tensors  # read once: activation checkpointing recomputes them for it
-    if d_out is None:
-        d_out = torch.zeros_like(out)
-    dq, dk, dv = flash_attention_backward_op(d_out, d_logsumexp, q, k, v, out, logsumexp, *ctx.rules)
-    return dq, dk, dv, None, None, None, None, None
+def _derivative(backward: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., tuple[Tensor | None, ...]]:
+    def differentiate(ctx: Any, d_out: Tensor | None, d_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
+        q, k, v, out, logsumexp = ctx.saved_tensors  # read once: activation checkpointing recomputes them for it
+        if d_out is None:
+            d_out = torch.zeros_like(out)
+        dq, dk, dv = backward(d_out, d_logsumexp, q, k, v, out, logsumexp, *ctx.rules)
+        return dq, dk, dv, None, None, None, None, None
+
+    return differentiate
 
 
 def _forward_flops(
@@ -141,21 +208,25 @@ def _forward_flops(
 
 def _backward_flops(d_out_shape: Sequence[int], d_logsumexp_shape: Any, *rest: Any, **others: Any) -> int:
     """Five products, where the forward has two: the scores again, dv, dp, dq and dk."""
-    q_shape, k_shape, v_shape, _, _, *rules = rest
-    return _forward_flops(q_shape, k_shape, v_shape, *rules) * 5 // 2
+    return _forward_flops(*rest[:3], *rest[-5:]) * 5 // 2
 
 
-for _op, _name, _run in (
-    (flash_attention_op, "triton", run_forward),
-    (flash_attention_tma_op, "triton-tma", run_forward_tma),
+for _op, _name, _run, _gradients in (
+    (flash_attention_op, "triton", run_forward, flash_attention_backward_op),
+    (flash_attention_tma_op, "triton-tma", run_forward_tma, flash_attention_backward_op),
+    (flash_attention_one_pass_op, "triton-one-pass", run_forward, _in_one_pass),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_op, _forward(_run, _name), _device)
         _library.impl(_op, _under_autocast(_op, _device.lower()), f"Autocast{_device}")
     torch.library.register_fake(_op, _empty_results, lib=_library)
-    torch.library.register_autograd(_op, _differentiate, setup_context=_keep_for_backward, lib=_library)
+    torch.library.register_autograd(_op, _derivative(_gradients), setup_context=_keep_for_backward, lib=_library)
     register_flop_formula(_op.overloadpacket)(_forward_flops)
-for _device in ("CPU", "CUDA"):
-    _library.impl(flash_attention_backward_op, _backward, _device)
-torch.library.register_fake(flash_attention_backward_op, _empty_gradients, lib=_library)
-register_flop_formula(flash_attention_backward_op.overloadpacket)(_backward_flops)
+for _op, _implementation in (
+    (flash_attention_backward_op, _backward),
+    (flash_attention_backward_one_pass_op, _backward_one_pass),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_op, _implementation, _device)
+    torch.library.register_fake(_op, _empty_gradients, lib=_library)
+    register_flop_formula(_op.overloadpacket)(_backward_flops)

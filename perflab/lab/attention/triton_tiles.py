@@ -5,6 +5,7 @@ Shapes, D padded to a power of two; num_stages pieces are on their way at once:
                output on its way out in as much again
     dk_dv      holds k and v (block_k, D), and walks over q and d_out in pieces (block_q, D)
     dq         holds q and d_out (block_q, D), and walks over k and v in pieces (block_k, D)
+    one_pass   as dk_dv, and its product for dq on its way to memory; for the GPUs of its table alone
     decode     as forward; block_q is the most rows that it takes
 
     shared bytes <= (rows held + rows walked over * num_stages) * D * itemsize; in dk_dv also
@@ -19,6 +20,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+from torch import Tensor
+
+from perflab.lab.attention.scoring import Scoring
 
 MAX_HEAD_DIM = 256
 CDNA4_SHARED_BYTES = 160 * 1024
@@ -106,6 +110,13 @@ _OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
 }
 _HOPPER_SHARED_BYTES = 227 * 1024
 """Shared memory of a block from Hopper on, by which its warp groups are known here."""
+# dk, dv and dq in one pass, by compute capability and head dimensions: where its loop takes fewer cycles for a pair of
+# query and key than those of dk_dv and dq together, and spills no register. docs/log.md has the counts.
+_ONE_PASS: dict[int, dict[range, Tiles]] = {
+    80: {range(64, 65): Tiles(32, 128, 4, 2), range(65, 129): Tiles(32, 64, 4, 2)},
+    90: {range(64, 65): Tiles(64, 128, 8, 2)},
+    100: {range(64, 65): Tiles(64, 128, 8, 2)},
+}
 DELTA_ROWS = 32
 """Queries a program of the delta kernel."""
 
@@ -152,6 +163,19 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
             f"and the device has {shared_limit_bytes}; choose impl='tiled'"
         )
     return tuple(fitting)
+
+
+def one_pass_tiles(q: Tensor, k: Tensor, scoring: Scoring, architecture: int) -> Tiles | None:
+    """The tiles of a backward in one pass on that compute capability (90: Hopper); None where two passes are better.
+
+    q is (B, H, N_q, D), k (B, H_kv, N_k, D), or both without heads.
+    """
+    # A soft cap, a window, sinks and grouped heads spill in the loop, and masks of rows beyond the end do.
+    spills = scoring.softcap is not None or scoring.lower is not None or q.shape[:-2] != k.shape[:-2]
+    by_width = {} if spills or q.dtype.itemsize != 2 else _ONE_PASS.get(architecture, {})
+    tiles = next((tiles for widths, tiles in by_width.items() if q.shape[-1] in widths), None)
+    is_whole = tiles is not None and q.shape[-2] % tiles.block_q == 0 and k.shape[-2] % tiles.block_k == 0
+    return tiles if is_whole else None
 
 
 def choose_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:

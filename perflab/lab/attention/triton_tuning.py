@@ -24,6 +24,7 @@ from perflab.lab.attention.triton_launches import (
     dq_launch,
     forward_launch,
     kernel_bounds,
+    one_pass_launch,
     problem_class,
 )
 from perflab.lab.attention.triton_tiles import Tiles, candidate_tiles, choose_tiles
@@ -77,6 +78,15 @@ def run_dq(
 ) -> None:
     """Write dq."""
     _run("dq", (q, k, v, d_out, logsumexp, delta, dq), scoring, dq_launch)
+
+
+def run_one_pass(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, logsumexp: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    dq_sum: Tensor, scoring: Scoring, tiles: Tiles,
+) -> None:  # fmt: skip
+    """Write dk and dv, and add dq / scale to dq_sum. Nothing is tuned: a kernel that ran twice would add twice."""
+    _ran["one_pass", *_kind(q, k, scoring)] = tiles
+    run_prepared(one_pass_launch, q, k, v, d_out, logsumexp, delta, dk, dv, dq_sum, scoring, tiles)
 
 
 def tiles_in_use() -> Mapping[tuple[Any, ...], Tiles]:

@@ -39,6 +39,7 @@ KEPT = frozenset(
         "aten::_scaled_dot_product_cudnn_attention",
         "perflab::flash_attention",
         "perflab::flash_attention_tma",
+        "perflab::flash_attention_one_pass",
     )
 )
 """Operators whose results the selective policy keeps."""
