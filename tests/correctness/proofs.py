@@ -1,9 +1,8 @@
 """Every tile that may be chosen for an attention kernel, run in the interpreter on poisoned memory, against float64.
 
 Shapes: q (B, H, N, D); k, v (B, H_kv, N, D); N is more than a tile and no multiple of one, but for the backward in one
-pass, which takes whole tiles. Kernels whose tile follows
-from the shape alone (fused kernels, scan, grouped and quantised products, chunks of the recurrence) run in theirs in
-their own suites, each time.
+pass, which takes whole tiles. Kernels whose tile follows from the shape alone (fused kernels, scan, grouped and
+quantised products, chunks of the recurrence) run in theirs in their own suites, each time.
 
 Run as a program it writes the committed digests, of these and of all that `perflab kernels` compiles; `make kernels`
 does that when all of it has passed.

@@ -1,4 +1,4 @@
-"""What every attention variant asks of its inputs.
+"""The requirements of every attention variant on its inputs.
 
 Shapes: q (B, H, N_q, D); k, v (B, H_kv, N_k, D), H a multiple of H_kv. The autograd functions also take (B, N, D).
 """

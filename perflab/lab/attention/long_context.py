@@ -1,4 +1,4 @@
-"""What mixing costs at a context of N tokens, for each way to mix: closed forms, exact at a million tokens too.
+"""The cost of mixing at a context of N tokens, for each way to mix: closed forms, exact at a million tokens too.
 
 N tokens, H heads of D numbers, d = H D; w window, s sinks, m block of two levels; E channels of S numbers of state.
 

@@ -91,7 +91,7 @@ class Pattern:
         return _lists(self, True, torch.device(device))
 
     def blocks_a_row(self) -> Tensor:
-        """How many blocks of keys each block of queries sees: (blocks,), without the matrix of `seen_blocks`."""
+        """Return how many blocks of keys each block of queries sees, (blocks,), without the matrix of `seen_blocks`."""
         i = torch.arange(self.num_blocks)
         behind = self.num_blocks - 1 - i
         seen = 1 + self._on_one_side(i) + self._global_alone(i)
@@ -116,7 +116,7 @@ class Pattern:
         return first - (i // self.stride - (i - first) // self.stride)
 
     def pairs(self) -> int:
-        """How many pairs of query and key are seen."""
+        """Return the number of pairs of query and key that are seen."""
         rows = self.blocks_a_row()
         last = self.length - (self.num_blocks - 1) * self.block
         short = self.block - last

@@ -1,4 +1,4 @@
-"""What attention variants there are, and what each claims. The correctness suite holds them to it.
+"""The attention variants, and what each claims. The correctness suite holds them to it.
 
 Shapes and equation: see the package. This module runs nothing.
 """

@@ -1,4 +1,4 @@
-"""How scores are made of q and k: the scale, the soft cap, and which keys a query sees.
+"""Scores of q and k: the scale, the soft cap, and which keys a query sees.
 
 Shapes: q (..., H, N_q, D); k, v (..., H_kv, N_k, D), H a multiple of H_kv; scores (..., H, N_q, N_k).
 
@@ -137,7 +137,7 @@ def dropout_probability(**settings: Unpack[Settings]) -> float:
 
 
 def pairs_in_band(num_queries: int, num_keys: int, lower: int | None, upper: int | None, sinks: int = 0) -> int:
-    """How many pairs of query and key the band lower <= j - i <= upper holds, and the first `sinks` keys below it."""
+    """Return the number of pairs of query and key in the band lower <= j - i <= upper, and the first `sinks` keys."""
     if lower is not None and sinks:
         in_reach = lower - 1 if upper is None else min(lower - 1, upper)
         of_sinks = max(0, _pairs_up_to(num_queries, min(sinks, num_keys), in_reach))

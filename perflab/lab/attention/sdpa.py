@@ -29,7 +29,7 @@ BACKENDS = {
 """The variants that pin a backend. What PyTorch chooses by itself differs between versions and GPUs."""
 
 _REFUSALS = ("No available kernel", "No viable backend")
-"""How PyTorch (2.11 to 2.13) begins to say that no backend that it may choose takes these inputs."""
+"""The beginning of PyTorch's message (2.11 to 2.13) that no backend that it may choose takes these inputs."""
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, **settings: Unpack[Settings]) -> Tensor:

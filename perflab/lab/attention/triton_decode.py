@@ -45,7 +45,7 @@ def decode_tiles(q: Tensor, key_heads: int, shared_limit_bytes: int) -> Tiles:
 
 
 def splits_of(q: Tensor, stored: Stored, tiles: Tiles) -> tuple[int, int]:
-    """How many splits there are, and how many keys each has."""
+    """Return the number of splits, and the number of keys in each."""
     num_keys = split_length(stored.capacity, _num_tiles(q, stored, tiles))
     return triton.cdiv(stored.capacity, num_keys), num_keys
 

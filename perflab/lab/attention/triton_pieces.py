@@ -1,4 +1,4 @@
-"""What the Triton attention kernels share: tiles, products, scores, which tiles are seen, rounding.
+"""The parts that the Triton attention kernels share: tiles, products, scores, which tiles are seen, rounding.
 
 Triton's interpreter keeps bfloat16 as 16-bit integers: its dot multiplies those as integers, and its
 casts truncate where a GPU rounds to nearest. EMULATE_BF16 does both by hand there.
@@ -107,7 +107,7 @@ def rising(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr, FLIPPED: t
 
 @triton.jit
 def softcap_slope(scores, softcap_log2):
-    """What a soft cap multiplies a score's gradient by, from the capped score: 1 - tanh^2."""
+    """Return the derivative of a soft cap at a score, from the capped score: 1 - tanh^2."""
     capped = scores * (1.0 / softcap_log2)
     return 1.0 - capped * capped
 
@@ -131,7 +131,7 @@ def stretches(
     own_start, num_others, lower, upper,
     HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, BLOCK_OWN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the positions [own_start, own_start + BLOCK_OWN) see of num_others, in tiles of BLOCK.
+    """Return the tiles of BLOCK of num_others that the positions [own_start, own_start + BLOCK_OWN) see.
 
     Position i sees j if lower <= j - i <= upper. Returns (first, whole, cut, stop): the tiles [first, whole) are cut
     by the lower edge of the band, [whole, cut) are seen whole by every position, and [cut, stop) are cut by the upper

@@ -1,4 +1,4 @@
-"""How the Triton kernels are cut into tiles, and what that costs in shared memory.
+"""The tiles of the Triton kernels, and what they cost in shared memory.
 
 Shapes, D padded to a power of two; num_stages pieces are on their way at once:
     forward    holds q (block_q, D), and walks over k and v in pieces (block_k, D); forward_tma too, with the

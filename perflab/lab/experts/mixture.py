@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """How the last forward used the experts: `counts` (E,), how often each was chosen, and `dropped`, rows left out."""
+    """The use of experts by the last forward: `counts` (E,), how often each was chosen; `dropped`, rows left out."""
 
     counts: Tensor
     dropped: Tensor
@@ -193,7 +193,7 @@ def collecting(layers: Sequence[MixtureOfExperts]) -> Iterator[list[RouterLosses
 
 
 def usage_facts(model: nn.Module) -> dict[str, float | int | str]:
-    """How the last forward used a model's experts, as facts of a perf case; without experts nothing.
+    """Return the use of a model's experts by the last forward, as facts of a perf case; without experts nothing.
 
     expert_counts  how often each expert was chosen, added up over the layers, as text
     busiest_ratio  the largest count over the mean of its layer, in the layer where that is largest

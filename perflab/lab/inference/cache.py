@@ -263,7 +263,7 @@ class KVCache:
 
     @property
     def _shape(self) -> tuple[int, int]:
-        """How a kernel sees the slots."""
+        """Return the slots as a kernel sees them."""
         return self.batch_size, self.capacity
 
     def _next_counts(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What generating costs, in closed form: bytes of the cache, bytes that a token reads, and the least time for that.
+"""The cost of generating, in closed form: bytes of the cache, bytes that a token reads, and the least time for that.
 
 B sequences, n tokens in each, L layers, K heads of keys and values, D head dimension, b bytes a number, d width, V
 vocabulary.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perflab.lab.inference.generate import LanguageModel
 
 HOW = ("eager", "compiled", "graph")
-"""How a step can run."""
+"""The ways to run a step."""
 
 
 class Decoding:

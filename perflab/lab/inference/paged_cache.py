@@ -100,7 +100,7 @@ class PagePool:
         return wanted > 0
 
     def pages_for(self, length: int) -> int:
-        """How many pages hold so many tokens."""
+        """Return the number of pages that hold so many tokens."""
         return -(-length // self.page_size)
 
     def release(self, sequence: Pages, keep: int = 0) -> None:

@@ -78,7 +78,7 @@ class QuantisedLinear(nn.Module):
         return unpack(self.weight, self.scales, self.bits).to(dtype)
 
     def error_bound(self, x: Tensor) -> Tensor:
-        """How far x Q^T can be from x W^T in exact arithmetic: sum_j |x_j| scale_nj / 2, (..., d_out) in float64."""
+        """Return a bound of |x Q^T - x W^T| in exact arithmetic: sum_j |x_j| scale_nj / 2, (..., d_out) in float64."""
         return x.double().abs() @ (self.scales.double() / 2).repeat_interleave(self.group_size, dim=1).mT
 
     def extra_repr(self) -> str:

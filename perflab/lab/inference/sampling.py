@@ -26,7 +26,7 @@ _MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """The choice of tokens.
 
     temperature  divides the logits; 0 is greedy, the largest logit
     top_k        only the k largest probabilities; None: all

@@ -134,7 +134,7 @@ def generate_speculatively(
 def verify(
     draft_p: Tensor, target_p: Tensor, drafts: Tensor, accepts: Tensor, following: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many drafts are accepted (B,), and the token after them (B,).
+    """Return the number of drafts that are accepted (B,), and the token after them (B,).
 
     Args:
         draft_p: q, (B, k, V).

@@ -1,4 +1,4 @@
-"""How weights lie in memory while a model decodes one token of one sequence.
+"""The layout of weights in memory while a model decodes one token of one sequence.
 
 A product of one row with W (d_out, d_in) reads W once and does nothing else, so that it takes as long as reading does.
 On a CPU, libraries read a matrix with more rows than columns faster column by column, and one with fewer row by row,

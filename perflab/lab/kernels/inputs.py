@@ -1,4 +1,4 @@
-"""What the fused kernels ask of their inputs, and how leading dimensions become rows.
+"""The requirements of the fused kernels on their inputs; leading dimensions become rows.
 
 Shapes: x (..., D) is seen as (R, D), R being the product of the leading dimensions.
 

@@ -1,4 +1,4 @@
-"""How a kernel becomes an operator of PyTorch: `torch.ops.perflab.<name>`.
+"""Registration of kernels as operators of PyTorch: `torch.ops.perflab.<name>`.
 
 An operator is a name, a schema, and what PyTorch may ask about it:
 

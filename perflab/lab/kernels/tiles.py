@@ -1,4 +1,4 @@
-"""How rows are cut into tiles, and how many programs add up a sum over rows.
+"""The tiles of rows, and the number of programs that add up a sum over rows.
 
 Shapes: x (R, D) is covered by tiles (rows, columns), both powers of two, as tl.arange wants them.
 
@@ -49,5 +49,5 @@ def row_tile(num_columns: int, *, max_columns: int = WALKING_COLUMNS, per_thread
 
 
 def num_partials(num_rows: int, rows_per_tile: int) -> int:
-    """How many programs share the row tiles: one each, MAX_PARTIALS at most."""
+    """Return the number of programs that share the row tiles: one each, MAX_PARTIALS at most."""
     return min(MAX_PARTIALS, -(-num_rows // rows_per_tile))

@@ -212,7 +212,7 @@ def rms_norm_backward_launches(
 
 
 def backward_partials(num_rows: int, num_columns: int) -> int:
-    """How many partial sums of dw there are."""
+    """Return the number of partial sums of dw."""
     return num_partials(num_rows, _backward_tile(num_columns).rows)
 
 

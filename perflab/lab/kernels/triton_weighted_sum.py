@@ -166,7 +166,7 @@ def weighted_sum_backward_launch(dy: Tensor, x: Tensor, weight: Tensor, dx: Tens
 
 
 def backward_partials(num_rows: int, num_columns: int) -> int:
-    """How many partial sums of dw there are."""
+    """Return the number of partial sums of dw."""
     tile: Tile = row_tile(num_columns)
     return num_partials(num_rows, tile.rows)
 

@@ -1,4 +1,4 @@
-"""What a block with another mixer than attention is made of: found by building its mixer without memory.
+"""The parts of a block with another mixer than attention: found by building its mixer without memory.
 
 B batch, T sequence, d model width, L layers.
 

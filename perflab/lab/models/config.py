@@ -1,4 +1,4 @@
-"""What a transformer is made of: its dimensions and switches, checked once, and how many parameters they come to.
+"""The configuration of a transformer: its dimensions and switches, checked once, and its number of parameters.
 
 B batch, T sequence, V vocab_size, C context_length, d d_model, F d_ff, L num_layers, H num_heads, D = d / H head
 dimension, K num_kv_heads.

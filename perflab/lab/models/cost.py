@@ -1,4 +1,4 @@
-"""What a pass through the model costs, before anything is built: operations in closed form, memory by tracing.
+"""The cost of a pass through the model, before anything is built: operations in closed form, memory by tracing.
 
 B batch, T sequence, n = B T tokens, d d_model, F d_ff, L num_layers, V vocab_size, H heads, K heads of keys and
 values, D head dimension; f 3 for SwiGLU, 2 for GELU.

@@ -1,4 +1,4 @@
-"""Where the peak memory of a pass comes from: the pass itself, run on fake tensors, and what it allocates added up.
+"""The parts of a pass's peak memory: the pass itself, run on fake tensors, and what it allocates added up.
 
 A fake tensor has a shape, a dtype and a storage of the right size, and no memory. The pass runs as it would on a CPU,
 and every storage is counted from where an operator returns it to where nothing holds it any more. So a mixer, a

@@ -1,4 +1,4 @@
-"""What mixes the tokens of a block, and what feeds each token forward: small tables of names.
+"""Tables of the mixers and feed-forward layers of a block, by name.
 
 B batch, T sequence, d model width.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 State = tuple[Tensor, ...]
 """A mixer's memory of the tokens before: tensors (B, ...) whose size does not depend on how many there were."""
 FORMS = ("definition", "chunked", "triton")
-"""How a mixer can be computed: token by token as the equation says, by parallel chunks, by a Triton kernel."""
+"""The ways to compute a mixer: token by token as the equation says, by parallel chunks, by a Triton kernel."""
 
 
 class StateMixer(Protocol):

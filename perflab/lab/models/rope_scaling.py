@@ -29,7 +29,7 @@ Kind = Literal["none", "linear", "ntk", "yarn", "yarn-rotations"]
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions are stretched: `ModelConfig.rope_scaling`, part of what function a model is.
+    """The stretching of rotary positions: `ModelConfig.rope_scaling`, part of what function a model is.
 
     kind                     see the module
     factor                   s: the new context length over the trained one, 1 or more; with kind="none" it is 1

@@ -63,7 +63,7 @@ C = TypeVar("C", bound=Cache)
 
 
 class Cached(NamedTuple, Generic[C]):
-    """How a layer sees a cache. `angles`: of the new tokens, without RoPE None; the same in all layers."""
+    """The cache as a layer sees it. `angles`: of the new tokens, without RoPE None; the same in all layers."""
 
     cache: C
     layer: int

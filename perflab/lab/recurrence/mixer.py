@@ -1,4 +1,4 @@
-"""What the recurrent mixers share: heads, the norm of each head, and a form by name.
+"""The parts that the recurrent mixers share: heads, the norm of each head, and a form by name.
 
 B batch, T sequence, d model width, H heads, V value width of a head.
 

@@ -31,7 +31,7 @@ from perflab.lab.recurrence.triton_recurrence_kernels import (
 # gradients, which hold most, in chunks of 64.
 _WIDEST = {2: 64, 4: 32}
 _NARROWEST = 16
-"""What tl.dot takes at least."""
+"""The smallest size that tl.dot takes."""
 # Offsets within a tile, of 64 rows and up to 64 columns, are 32 bits wide.
 _MOST_STRIDE = (2**31 - 1) // 128
 

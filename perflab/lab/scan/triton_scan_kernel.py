@@ -33,7 +33,7 @@ from perflab.lab.attention.triton_pieces import rounded
 
 @triton.jit
 def _wide(ptrs, inside):
-    """What stands there, in float32; zero outside, where it then leaves the state at zero."""
+    """Load values in float32; zero outside, where they then leave the state at zero."""
     return tl.load(ptrs, mask=inside, other=0.0).to(tl.float32)
 
 

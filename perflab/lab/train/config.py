@@ -18,12 +18,12 @@ from perflab.lab.train.precision import PRECISIONS
 COMPILE = ("eager", "default", "reduce-overhead", "max-autotune", "attention")
 """Values of `compile`: torch.compile gets nothing, the model in one of its modes, or each block's attention."""
 OPTIMIZERS = ("loop", "foreach", "fused")
-"""How AdamW goes over the parameters: one by one, operator by operator over all, all in one kernel."""
+"""The ways of AdamW over the parameters: one by one, operator by operator over all, all in one kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a step is done. The defaults are a plain float32 step with PyTorch's fused AdamW.
+    """The settings of a training step. The defaults are a plain float32 step with PyTorch's fused AdamW.
 
     Args:
         precision: one of `PRECISIONS`: fp32, tf32, fp16, bf16, pure-bf16.
