@@ -14,8 +14,7 @@ import torch
 
 from perflab.attention.candidate import KNOWN_DEFECTS, SUITE_FEATURES, Candidate
 from perflab.attention.grid import Case
-from perflab.attention.hold import complaint, hold
-from perflab.attention.tensors import inputs_of
+from perflab.attention.hold import complaint, hold, inputs_of
 from perflab.correctness import same_bits
 
 pytestmark = pytest.mark.correctness

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
 from perflab.base.errors import PerflabError
+from perflab.base.files import read_regular
 
 T = TypeVar("T")
 MOST_INT = 2**63 - 1
@@ -31,47 +34,83 @@ class _DamageError(ValueError):
     """An error in the content of valid JSON; its text describes the damage."""
 
 
-def decoded(
-    raw: bytes, kind: type[T], *, schema: int, file: str, wanted: str, remedy: str, error: type[PerflabError]
-) -> T:
-    """Return a file's content as ``kind``.
+@dataclass(frozen=True, kw_only=True)
+class FileKind(Generic[T]):
+    """A kind of perflab's JSON files: its content, and the words of the errors about such a file."""
 
-    Args:
-        raw: the bytes of the file.
-        kind: the type that the content must match, field by field.
-        schema: the version of the format that is understood.
-        file: the file's name in errors, including its path.
-        wanted: the kind of file that is expected: ``a perflab baseline file``.
-        remedy: what to do about a file that is damaged or of another kind.
-        error: the class of errors to raise.
+    content: type[T]
+    """The type that a file's content must match, field by field."""
+    schema: int
+    """The version of the format that is understood."""
+    what: str = ""
+    """The kind's name before a path, such as ``baseline``; empty: errors name the path alone."""
+    wanted: str
+    """The kind of file that is expected: ``a perflab baseline file``."""
+    check: str
+    """The remedy for a file that cannot be read."""
+    remedy: str
+    """The remedy for a file that is damaged or of another kind."""
+    error: type[PerflabError]
+    """The class of errors to raise."""
 
-    Raises:
-        PerflabError: of the class ``error``: the file is no JSON, is no such file of perflab, or is damaged.
-    """
-    try:
-        text = raw.decode("utf-8")
-        tree = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_key_twice)
-        written = msgspec.json.decode(text, type=_Header).schema
-        if written > schema:
-            raise error(f"{file} was written by a newer perflab", "upgrade perflab")
-        if written < schema:
-            raise error(f"{file} has schema {written}, and perflab reads schema {schema} only", remedy)
-        found = msgspec.json.decode(text, type=kind)
-        for place in _absurd_numbers(tree, "$"):
-            raise _DamageError(place)
-        return found
-    except UnicodeDecodeError as problem:
-        raise error(f"{file} is damaged: not UTF-8 at byte {problem.start}", remedy) from problem
-    except json.JSONDecodeError as problem:
-        # json's errors have a line and a column, msgspec's only an offset
-        place = f"line {problem.lineno}, column {problem.colno}: {problem.msg}"
-        raise error(f"{file} is damaged at {place}", remedy) from problem
-    except _DamageError as problem:
-        raise error(f"{file} is damaged: {problem}", remedy) from problem
-    except (msgspec.DecodeError, RecursionError) as problem:
-        raise error(f"{file} is not {wanted}: {problem}", remedy) from problem
-    except ValueError as problem:  # an integer with more digits than Python accepts
-        raise error(f"{file} is damaged: a number in it is too long: {problem}", remedy) from problem
+    def read(self, path: Path) -> T | None:
+        """Return a file's content; None if there is no such file.
+
+        Raises:
+            PerflabError: of the class ``error``: the file cannot be read, or ``decoded`` refuses it.
+        """
+        try:
+            return self.decoded(self.raw(path), path)
+        except FileNotFoundError:
+            return None
+
+    def raw(self, path: Path) -> bytes:
+        """Return the bytes of a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            PerflabError: of the class ``error``: the file cannot be read.
+        """
+        try:
+            return read_regular(path)
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            named = f"the {self.what} file {path}" if self.what else str(path)
+            raise self.error(f"cannot read {named}: {problem.strerror}", self.check) from problem
+
+    def decoded(self, raw: bytes, path: Path) -> T:
+        """Return the content of a file that has these bytes.
+
+        Raises:
+            PerflabError: of the class ``error``: the file is no JSON, is no such file of perflab, or is damaged.
+        """
+        error, remedy = self.error, self.remedy
+        file = f"{self.what} file {path}" if self.what else str(path)
+        try:
+            text = raw.decode("utf-8")
+            tree = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_key_twice)
+            written = msgspec.json.decode(text, type=_Header).schema
+            if written > self.schema:
+                raise error(f"{file} was written by a newer perflab", "upgrade perflab")
+            if written < self.schema:
+                raise error(f"{file} has schema {written}, and perflab reads schema {self.schema} only", remedy)
+            found = msgspec.json.decode(text, type=self.content)
+            for place in _absurd_numbers(tree, "$"):
+                raise _DamageError(place)
+            return found
+        except UnicodeDecodeError as problem:
+            raise error(f"{file} is damaged: not UTF-8 at byte {problem.start}", remedy) from problem
+        except json.JSONDecodeError as problem:
+            # json's errors have a line and a column, msgspec's only an offset
+            place = f"line {problem.lineno}, column {problem.colno}: {problem.msg}"
+            raise error(f"{file} is damaged at {place}", remedy) from problem
+        except _DamageError as problem:
+            raise error(f"{file} is damaged: {problem}", remedy) from problem
+        except (msgspec.DecodeError, RecursionError) as problem:
+            raise error(f"{file} is not {self.wanted}: {problem}", remedy) from problem
+        except ValueError as problem:  # an integer with more digits than Python accepts
+            raise error(f"{file} is damaged: a number in it is too long: {problem}", remedy) from problem
 
 
 def refuse_key_twice(raw: bytes) -> None:

@@ -33,8 +33,7 @@ from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.verdicts import failure_of
 from perflab.running.config.marker import for_case
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.stale import moved_from
 from perflab.turns import evidence
 from perflab.turns.checkout import Tree

@@ -112,35 +112,9 @@ class Server:
             while True:
                 question = self._heard()
                 if isinstance(question, messages.Warm):
-                    outputs = outputs_of(workload)
-                    warmup = turns.warm_up()
-                    if warmup.call_lasts_ns <= 0:
-                        raise no_time(state)
-                    if not workload.phases and is_as_fast_as_none(
-                        workload, warmup.call_lasts_ns, warmup.repetitions, device
-                    ):
-                        raise no_work(state)
-                    self._say(
-                        messages.Warmed(
-                            repetitions=warmup.repetitions,
-                            sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
-                            calls=warmup.calls,
-                            settled=warmup.settled,
-                            outputs=outputs,
-                        )
-                    )
+                    self._say(_warmed(state, workload, device, turns))
                 elif isinstance(question, messages.Turn):
-                    samples = turns.take(
-                        question.repetitions, question.samples, rewarm=question.rewarm, core=question.core
-                    )
-                    phases_ns = {name: [sample.phases_ns[name] for sample in samples] for name in workload.phases}
-                    self._say(
-                        messages.Taken(
-                            samples_ns=[sample.total_ns for sample in samples],
-                            phases_ns=phases_ns,
-                            waited_ns=[sample.waited_ns for sample in samples],
-                        )
-                    )
+                    self._say(_turn_taken(turns, workload, question))
                 elif isinstance(question, messages.Weigh):
                     found = turns.weigh()
                     self._say(
@@ -299,6 +273,36 @@ class Server:
             if any(place.startswith(foreign) for place in (file, _resolved(file)))
             and not any(place.startswith((own, *here)) for place in (file, _resolved(file)))
         )
+
+
+def _warmed(state: CaseState, workload: Workload, device: torch.device, turns: Turns) -> messages.Warmed:
+    """Warm a case up, and return what was found out about its calls.
+
+    Raises:
+        UsageError: a call takes no time, or no longer than an empty one.
+    """
+    outputs = outputs_of(workload)
+    warmup = turns.warm_up()
+    if warmup.call_lasts_ns <= 0:
+        raise no_time(state)
+    if not workload.phases and is_as_fast_as_none(workload, warmup.call_lasts_ns, warmup.repetitions, device):
+        raise no_work(state)
+    return messages.Warmed(
+        repetitions=warmup.repetitions,
+        sample_ns=round(warmup.call_lasts_ns * warmup.repetitions),
+        calls=warmup.calls,
+        settled=warmup.settled,
+        outputs=outputs,
+    )
+
+
+def _turn_taken(turns: Turns, workload: Workload, turn: messages.Turn) -> messages.Taken:
+    samples = turns.take(turn.repetitions, turn.samples, rewarm=turn.rewarm, core=turn.core)
+    return messages.Taken(
+        samples_ns=[sample.total_ns for sample in samples],
+        phases_ns={name: [sample.phases_ns[name] for sample in samples] for name in workload.phases},
+        waited_ns=[sample.waited_ns for sample in samples],
+    )
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def machine_code_command(parser: argparse.ArgumentParser) -> Run:
     )
 
     def run(given: argparse.Namespace) -> int:
-        from perflab.compiled.run.machine_code import describe_kernels
+        from perflab.compiled.machine.library import describe_kernels
 
         try:
             arch, *others = parse_architectures(given.arch)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from perflab.base.data import changed as with_data
 from perflab.base.gpu_names import Arch, name_of_arch
-from perflab.compiled.machine.telling import loop_lines
+from perflab.compiled.machine.reading import loop_lines
 from perflab.results.compiled import CompiledCase, KernelResources, case_of
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result

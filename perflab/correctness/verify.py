@@ -86,15 +86,75 @@ def verify(
     if unknown:
         raise ValueError(f"gradient_of names {unknown}, which are not among the outputs {list(outputs)}")
     task = Task(tuple(outputs), tuple(gradient_of), upstream, dict(settings or {}))
+    ran = _run_twice(candidate, make_inputs, task, seeds, (reference, plain))
 
+    def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], *, sized: bool = True) -> _Answer:
+        inputs64, upstream64 = upcast(inputs), upcast(upstream)
+        return _Answer(
+            run_plainly(reference, inputs64, task, upstream64),
+            run_plainly(plain, inputs, task, upstream),
+            magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes and sized else {},
+        )
+
+    answers = [answer(one.copies, one.run.upstream) for one in ran]
+    draws = [answer.plain_errors() for answer in answers]
+    while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
+        seed = seeds[1] + len(draws)
+        fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
+        draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
+    reports = tuple(
+        compare_all(
+            one.run.results,
+            answer.reference,
+            answer.plain,
+            multiple=multiple,
+            magnitudes=answer.magnitudes,
+            other_draws=draws,
+        )
+        for one, answer in zip(ran, answers, strict=True)
+    )
+    if all(report.ok for report in reports):
+        return reports
+    lines = _complaints(reports, seeds, *(one.run for one in ran))
+    if explain is not None:
+        number = 1 if not reports[1].ok else 0
+        one, wrong = ran[number], tuple(tensor.name for tensor in reports[number].tensors if not tensor.ok)
+        right = answers[number].reference
+        evidence = Evidence(one.inputs, one.run.upstream, task.settings, one.run.results, right, wrong)
+        lines = _explained(explain, evidence) + lines
+    raise AssertionError("\n".join(lines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A run of the candidate, on a device that has float64."""
+
+    run: Run
+    copies: Mapping[str, Tensor]
+    """Copies of the inputs that the candidate had."""
+    inputs: Mapping[str, Tensor]
+    """The inputs as the candidate had them; of the first run copies, since the second run has overwritten them."""
+
+
+def _run_twice(
+    candidate: Function,
+    make_inputs: Callable[[int], Mapping[str, Tensor]],
+    task: Task,
+    seeds: tuple[int, int],
+    answering: tuple[Function, Function],
+) -> tuple[_Ran, _Ran]:
+    """Run the candidate twice, the second time with other values in the memory of the first run's inputs.
+
+    Raises AssertionError if the second run overwrites what the first one returned.
+    """
     first_inputs = dict(make_inputs(seeds[0]))
     first_copies = _copies(first_inputs)
-    first = run_held(candidate, first_inputs, task, seeds[0], "run 1", (reference, plain))
+    first = run_held(candidate, first_inputs, task, seeds[0], "run 1", answering)
 
     second_inputs = _into_the_same_memory(make_inputs(seeds[1]), first_inputs)
     second_copies = _copies(second_inputs)
     kept = {name: tensor.clone() for name, tensor in first.live.items()}
-    second = run_held(candidate, second_inputs, task, seeds[1], "run 2", (reference, plain))
+    second = run_held(candidate, second_inputs, task, seeds[1], "run 2", answering)
     overwritten = [name for name, tensor in first.live.items() if not same_bits(tensor, kept[name])]
     if overwritten:
         raise AssertionError(
@@ -106,43 +166,7 @@ def verify(
         Run(with_float64(run.results), with_float64(run.live), with_float64(run.upstream)) for run in (first, second)
     )
     first_copies, second_copies, second_inputs = map(with_float64, (first_copies, second_copies, second_inputs))
-
-    def answer(inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], *, sized: bool = True) -> _Answer:
-        inputs64, upstream64 = upcast(inputs), upcast(upstream)
-        return _Answer(
-            run_plainly(reference, inputs64, task, upstream64),
-            run_plainly(plain, inputs, task, upstream),
-            magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes and sized else {},
-        )
-
-    answers = [answer(first_copies, first.upstream), answer(second_copies, second.upstream)]
-    draws = [answer.plain_errors() for answer in answers]
-    while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
-        seed = seeds[1] + len(draws)
-        fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
-        draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
-    reports = tuple(
-        compare_all(
-            run.results,
-            answer.reference,
-            answer.plain,
-            multiple=multiple,
-            magnitudes=answer.magnitudes,
-            other_draws=draws,
-        )
-        for run, answer in zip((first, second), answers, strict=True)
-    )
-    if all(report.ok for report in reports):
-        return reports
-    lines = _complaints(reports, seeds, first, second)
-    if explain is not None:
-        # The second run's inputs are as the candidate had them; the first run's inputs were overwritten.
-        number = 1 if not reports[1].ok else 0
-        run, inputs = ((first, first_copies), (second, second_inputs))[number]
-        wrong = tuple(tensor.name for tensor in reports[number].tensors if not tensor.ok)
-        evidence = Evidence(inputs, run.upstream, task.settings, run.results, answers[number].reference, wrong)
-        lines = _explained(explain, evidence) + lines
-    raise AssertionError("\n".join(lines))
+    return _Ran(first, first_copies, first_copies), _Ran(second, second_copies, second_inputs)
 
 
 @dataclass(frozen=True, slots=True)

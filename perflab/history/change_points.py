@@ -21,7 +21,7 @@ from math import exp, log
 import numpy as np
 
 from perflab.history import steps
-from perflab.history.noise import LONGEST, Floats
+from perflab.history.steps import LONGEST, Floats
 
 FALSE_ALARMS = 0.01
 """The largest share of unchanged series in which a change is found."""

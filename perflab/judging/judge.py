@@ -13,7 +13,7 @@ A slowdown is distinguished from a disturbance of the machine in these steps:
    the whole interval of the ratio lies past the threshold; every fresh process was slower than all of the baseline's;
    even the fastest sample of the fresh processes is past the threshold, since a busy machine delays most samples but
    not all; fixed pieces of work, timed between the samples, do not show that the machine itself became slower by as
-   much; and no disturbance that the baseline did not have could be the cause (``interference.py``).
+   much; and no disturbance that the baseline did not have could be the cause (``doubts.py``).
    If the case looks worse and one of these conditions fails, it is ``inconclusive``, with the reason. Against a
    machine's own history of fewer than ``ENOUGH_RUNS``, the report says so once for all such cases (``few_runs``), and
    memory and counts decide the verdict, unless everything but the baseline's number of processes indicates a slowdown.
@@ -39,10 +39,18 @@ from statistics import median
 
 from perflab.base.data import changed
 from perflab.judging.counts import CALLGRIND, exactly_worse, verdict_on
-from perflab.judging.doubts import TOO_NOISY, Sides, difference_doubts, evidence_against, hidden, single_process
+from perflab.judging.doubts import (
+    TOO_NOISY,
+    Sides,
+    difference_doubts,
+    disturbances,
+    evidence_against,
+    hidden,
+    is_witnessed,
+    single_process,
+)
 from perflab.judging.exact import Comparable, comparable, judge_exact, needed_more, unless_calls_differ
 from perflab.judging.finding import NOT_COMPARED, Finding, after_turns, is_unsettled, worse_of_two, worst_of
-from perflab.judging.interference import disturbances, is_witnessed
 from perflab.judging.memory_texts import out_of_memory_texts
 from perflab.judging.statistics import compare, robust_spread
 from perflab.results.environment import differences, stands_for_itself

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from perflab.base.data import changed
-from perflab.judging.doubts import SEEN_AT_LEAST
+from perflab.judging.doubts import SEEN_AT_LEAST, disturbances
 from perflab.judging.exact import judge_memory
-from perflab.judging.interference import disturbances
 from perflab.judging.judge import judge, latency_change
 from perflab.results.environment import differences
 from perflab.results.measured import Accepted, Anchor, Baseline, Entry, Exact, MeasuredCase, MemoryAnchor

@@ -348,7 +348,9 @@ def latency_findings(
         elif standing[name] is Stage.CLEARED:
             one = _of_screen(case, usual, control[name], policies[name])
         else:
-            one = _unfinished(case, policy)
+            change, pairs = _screen_change(case, policy), format_count(len(case.pairs), "pair")
+            reason = f"{format_change(change.ratio)} after {pairs}; the comparison ended before it was decided"
+            one = PairedFinding(Verdict.INCONCLUSIVE, change, [reason])
         # The limit that is shown is the run's; for a case with a floor, a reason explains why it is not slower.
         found[name] = replace(one, change=msgspec.structs.replace(one.change, limit=1.0 + policy.threshold))
     return found
@@ -403,13 +405,6 @@ def _of_screen(case: PairedCase, usual: float, control: null_control.Control, po
     if not case.confirm and noticeable(max(usual, spread_of(case.screen)), policy) > RESOLUTION * policy.bound:
         return PairedFinding(Verdict.INCONCLUSIVE, change, [_differ(least, policy)], least)
     return PairedFinding(Verdict.OK, change, [], least)
-
-
-def _unfinished(case: PairedCase, policy: PairedPolicy) -> PairedFinding:
-    change = _screen_change(case, policy)
-    pairs = format_count(len(case.pairs), "pair")
-    reason = f"{format_change(change.ratio)} after {pairs}; the comparison ended before it was decided"
-    return PairedFinding(Verdict.INCONCLUSIVE, change, [reason])
 
 
 def _screen_change(case: PairedCase, policy: PairedPolicy) -> Change:

@@ -1,25 +1,33 @@
 """Stored numbers of measured cases: exact quantities for all machines, times by machine, and a machine's own history.
 
 Committed times have precedence. A machine without committed times keeps the times of its runs in a separate folder,
-which is not committed, so that a second run has something to compare with. Here are also the files in a directory, for
-pruning and joining, and the judgement on a run whose baseline is another run.
+which is not committed, so that a second run has something to compare with. A profile is stored with all of its rows, as
+one line of text: as JSON some hundred rows take 30 to 60 kB, and compressed, since they are much alike, a tenth. Here
+are also the files in a directory, for pruning and joining, and the judgement on a run whose baseline is another run.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from perflab.base.data import changed
+import msgspec
+
+from perflab.base.data import changed, to_json
 from perflab.judging.exact import DECIDES
 from perflab.judging.judge import judge
 from perflab.judging.kept import Reading, Step, next_step, unexplained
 from perflab.measured.exact import ExactStore, split
 from perflab.measured.exact import Variants as Exacts
+from perflab.profiles.parts import launches_and_waits
 from perflab.results.environment import differences, differing, exact_environment, exact_slug, slug, whole_slug
 from perflab.results.measured import Baseline, Entry, Exact
 from perflab.results.measurement import Record, Replicate
+from perflab.results.profile import Profile
 from perflab.results.records import Environment, Judgement, Policy
 from perflab.results.result import Result
 from perflab.store.case_files import CaseFiles, Part, case_at, name_of
@@ -218,3 +226,33 @@ def _join(store: CaseFiles[tuple[One, ...]], path: Path, joined: dict[str, tuple
             if one.environment not in latest or one.recorded >= latest[one.environment].recorded:
                 latest[one.environment] = one
         joined[case] = tuple(latest.values())
+
+
+_DIGITS = 3
+"""Significant digits of stored times: further digits differ from save to save and cost half of the bytes."""
+_MOST_BYTES = 1 << 24
+"""The greatest size of unpacked JSON in bytes: a damaged or hostile file must not fill the memory."""
+
+
+def packed(profile: Profile) -> str:
+    """Return the profile as compressed JSON in base64.
+
+    FLOPs and those calls of CUDA that are not counted by metrics are left out; times are shortened to a few digits.
+    """
+    rows = [changed(row, time_ns=_short(row.time_ns), spread_ns=_short(row.spread_ns), flops=0) for row in profile.rows]
+    calls = [changed(one, time_ns=_short(one.time_ns)) for one in launches_and_waits(profile.cuda_calls)]
+    plain = to_json(changed(profile, rows=rows, cuda_calls=calls))
+    return base64.b64encode(zlib.compress(plain, 9)).decode("ascii")
+
+
+def unpacked(text: str) -> Profile | None:
+    """Return the profile that ``packed`` made a text of; None for any other text."""
+    try:
+        plain = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+        return msgspec.json.decode(plain, type=Profile)
+    except (binascii.Error, zlib.error, msgspec.MsgspecError):
+        return None
+
+
+def _short(time_ns: float) -> float:
+    return float(f"{time_ns:.{_DIGITS}g}")

@@ -134,7 +134,7 @@ def measure(
         results = timing.compared(weight.result)
         profiled, problem = try_profile(workload, device, profile, progress) if profile is not None else (None, None)
         if isinstance(workload, nvtx.RangedWorkload):
-            from perflab.profiles.operator_ranges import run_with_operator_ranges
+            from perflab.profiles.recording import run_with_operator_ranges
 
             progress(nvtx.OPERATORS)
             with nvtx.nvtx_range(f"{label}: {nvtx.OPERATORS}", device):

@@ -1,14 +1,23 @@
-"""``perflab nsys``: its arguments, and how a run or a file becomes text."""
+"""``perflab nsys``: its arguments, how it runs ``nsys``, and how a run or a file becomes text."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perflab.base.errors import UsageError
+from perflab.measure.calls.nvtx import ASKED
+from perflab.nsys.export import ExportError
+from perflab.processes.lifeline import with_lifeline
 from perflab.report.summary import progress
 from perflab.results.documents import read_document
 from perflab.results.result import Document
@@ -50,8 +59,6 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
     parser.set_defaults(hint="write -- before the command to profile: perflab nsys -- pytest -m perf")
 
     def run(given: argparse.Namespace) -> int:
-        from perflab.nsys import capture
-
         if len(given.target) > 1 and all(map(_is_profile, given.target)):
             raise UsageError(
                 f"{len(given.target)} files to read: {', '.join(given.target)}",
@@ -60,10 +67,10 @@ def nsys_command(parser: argparse.ArgumentParser) -> Run:
         status, results = 0, given.results
         target = Path(given.target[0])
         if len(given.target) == 1 and _is_profile(given.target[0]):
-            export = capture.exported(target) if target.suffix in _REPORTS else target
+            export = exported(target) if target.suffix in _REPORTS else target
         else:
-            status, report, found = capture.profile(given.target, given.output)
-            export, results = capture.exported(report), results if results is not None else found
+            status, report, found = profile(given.target, given.output)
+            export, results = exported(report), results if results is not None else found
         timers = _timers(read_document(results)) if results is not None else {}
         for line in _read(export, given, timers):
             print(line)
@@ -110,3 +117,140 @@ def _timers(document: Document) -> dict[tuple[str, str], float]:
         if summary is not None
         for phase, time_ns in {"": summary.median_ns, **summary.phases_ns}.items()
     }
+
+
+FLAGS = (
+    "--trace=cuda,nvtx",  # calls of the operating system's library are many, and no part of any table here
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--cuda-graph-trace=node",  # by default a graph is one piece, without its kernels
+    "--force-overwrite=true",
+)
+OLDEST = (2022, 2)
+"""Year and number of the first version of nsys that knows ``FLAGS``."""
+REPORT = ".nsys-rep"
+_ELSEWHERE = "or export it where nsys is (nsys export --type=sqlite FILE) and read that: perflab nsys FILE.sqlite"
+
+
+def nsys_program() -> str:
+    """Return the path of ``nsys``, after a check of its version.
+
+    Raises:
+        ExportError: nsys is not installed, does not run, or has a version that is too old or not understood.
+    """
+    program = shutil.which("nsys")
+    if program is None:
+        raise ExportError("nsys is not installed", f"install NVIDIA Nsight Systems and add it to PATH; {_ELSEWHERE}")
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ExportError(f"{program} --version does not run: {error}", f"install it anew; {_ELSEWHERE}") from error
+    said = done.stdout.strip()
+    found = re.search(r"version (\d{4})\.(\d+)", said)
+    if found is None:
+        raise ExportError(
+            f"{program} --version says {said or 'nothing'!r}, which is no version that perflab knows",
+            f"install Nsight Systems {OLDEST[0]}.{OLDEST[1]} or newer; {_ELSEWHERE}",
+        )
+    if (int(found[1]), int(found[2])) < OLDEST:
+        raise ExportError(
+            f"{program} is version {found[1]}.{found[2]}", f"install {OLDEST[0]}.{OLDEST[1]} or newer; {_ELSEWHERE}"
+        )
+    return program
+
+
+def profile(command: Sequence[str], output: Path) -> tuple[int, Path, Path | None]:
+    """Run a command under ``nsys profile``; return exit status, report, and the results file if one was written.
+
+    Raises:
+        ExportError: nsys is missing, or wrote no report.
+        UsageError: the command cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"{command[0]}: no such program", "name a command: perflab nsys -- pytest -m perf")
+    program = nsys_program()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    report = output.with_name(output.name + REPORT)
+    for earlier in (report, _export_of(report)):
+        earlier.unlink(missing_ok=True)
+    results = _results_of(command, output)
+    before_ns = _written_ns(results)
+    status = subprocess.run(
+        with_lifeline([program, "profile", *FLAGS, f"--output={output}", *command]), env=_environment(command, results)
+    ).returncode
+    if not report.exists():
+        raise ExportError(
+            f"nsys ended with status {status} and wrote no {report}",
+            "see its messages above; nsys profile needs write access there, and no other profiler in the process",
+        )
+    return status, report, results if _written_ns(results) != before_ns else None
+
+
+def exported(report: Path) -> Path:
+    """Return the SQLite export of a report: the file beside the report if it is newer, else a new export.
+
+    Raises:
+        ExportError: the report or nsys is missing, or nsys cannot read the report.
+    """
+    if not report.exists():
+        raise ExportError(f"{report} does not exist", "give a .sqlite or .nsys-rep file")
+    export = _export_of(report)
+    if export.exists() and export.stat().st_mtime >= report.stat().st_mtime:
+        return export
+    partial = report.with_suffix(".part.sqlite")  # so that an old or partial export is never taken for a new one
+    partial.unlink(missing_ok=True)
+    done = subprocess.run(
+        [nsys_program(), "export", "--type=sqlite", "--force-overwrite=true", f"--output={partial}", str(report)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode != 0 or not partial.exists():
+        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode} and wrote nothing"]
+        raise ExportError(
+            f"nsys cannot export {report}: {said[-1]}",
+            "a newer nsys reads reports of older ones: export it with the version that wrote it",
+        )
+    return partial.replace(export)
+
+
+def _export_of(report: Path) -> Path:
+    return report.with_suffix(".sqlite")
+
+
+def is_pytest(command: Sequence[str]) -> bool:
+    """Whether a command is ``pytest ...`` or ``python -m pytest ...``, with or without a program that starts it."""
+    names = [os.path.basename(one) for one in command]
+    return "pytest" in (names[0], *(after for one, after in pairwise(names) if one in ("-m", "--", "run", "exec")))
+
+
+def _results_of(command: Sequence[str], output: Path) -> Path | None:
+    """Return the path of the run's results: the value of ``--perf-json``, else for pytest a file beside the report.
+
+    None: the command writes no results.
+    """
+    for at, one in enumerate(command):
+        if one.startswith("--perf-json="):
+            return Path(one.partition("=")[2])
+        if one == "--perf-json" and at + 1 < len(command):
+            return Path(command[at + 1])
+    if not is_pytest(command):
+        return None
+    return output.with_name(output.name + ".json").absolute()
+
+
+def _written_ns(results: Path | None) -> int | None:
+    return results.stat().st_mtime_ns if results is not None and results.exists() else None
+
+
+def _environment(command: Sequence[str], results: Path | None) -> Mapping[str, str]:
+    """Return the environment of the command, which opens ranges for each call and names pytest's results file.
+
+    With these ranges, pytest judges and saves nothing. Environment variables reach pytest whatever program starts it.
+    """
+    environment = {**os.environ, ASKED: "1"}
+    if is_pytest(command) and results is not None:
+        given = environment.get("PYTEST_ADDOPTS", "")
+        environment["PYTEST_ADDOPTS"] = f"{given} {shlex.quote(f'--perf-json={results}')}".strip()
+    return environment

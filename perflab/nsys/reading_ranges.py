@@ -17,7 +17,7 @@ from perflab.measure.calls.nvtx import MEMORY, OPERATORS, SAMPLES, WARM_UP
 from perflab.nsys.export import API, LONGEST_NS, RANGES, STRINGS, WORK, Export
 from perflab.nsys.ranges import Opened, Ranges
 from perflab.profiles.events import NODE
-from perflab.profiles.operator_ranges import AT, BETWEEN
+from perflab.profiles.recording import AT, BETWEEN
 from perflab.units import format_count
 
 NOT_OPERATOR = (

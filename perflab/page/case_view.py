@@ -10,7 +10,7 @@ from perflab.page.table import LONGEST_VALUE, TONES, PageTable, page_table, quan
 from perflab.results.measurement import Evidence
 from perflab.tables.beside_text import amount
 from perflab.tables.contents import CALIBRATION, Case, Table
-from perflab.tables.kernel_code_text import kernel_code_text
+from perflab.tables.failing import kernel_code_text
 from perflab.tables.lines import said_of
 from perflab.units import format_change, format_count, format_ns, format_percent
 

@@ -2,21 +2,165 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import perflab
 from perflab.base.git import commit_page
-from perflab.page.case_tables import compared_table, identity, rank, run_table
-from perflab.page.case_view import case_view, disturbances_of
-from perflab.page.pictures import differences
+from perflab.base.identity import file_of
+from perflab.page.case_view import CaseView, case_view, disturbances_of
+from perflab.page.pictures import differences, sets_of
 from perflab.page.render import render
-from perflab.page.sets import sets_of
-from perflab.page.table import TONES, Cell, Column, PageTable, Row, number_cell, short
+from perflab.page.table import (
+    LONGEST_VALUE,
+    TONES,
+    Cell,
+    Choice,
+    Column,
+    Filter,
+    PageTable,
+    Row,
+    change_cell,
+    change_text,
+    interval_text,
+    number_cell,
+    order,
+    short,
+    title_of,
+)
 from perflab.results.records import Environment, Verdict
-from perflab.tables.beside_text import run_facts
-from perflab.tables.contents import Contents, RunContents
-from perflab.tables.lines import ACCEPTED, MARKED, said_of
-from perflab.units import format_names
+from perflab.tables.beside_text import cases_of, name_in, run_facts
+from perflab.tables.contents import Case, Compared, Contents, RunContents
+from perflab.tables.lines import ACCEPTED, LOOK_FIRST, MARKED, said_of, with_mark
+from perflab.units import format_change, format_names
+
+_SEEN = ("latency", "peak", "bound", "flops", "registers", "spill_store_bytes", "shared_bytes", "warps_per_sm")
+"""The quantities whose columns are visible at first."""
+_MOST_COLUMNS = 48
+"""The most columns of quantities; with the other columns, no more than a page can hide."""
+
+
+def identity(number: int, at: int, several: bool) -> str:
+    """Return the id of a case's section on the page."""
+    return f"run-{number}-case-{at + 1}" if several else f"case-{at + 1}"
+
+
+def rank(verdict: str, others: Sequence[str] = ()) -> int:
+    """Return a verdict's place in the order: verdicts that need a look come first; ``others`` orders the rest."""
+    ranked = [*LOOK_FIRST, *(one for one in others if one not in LOOK_FIRST)]
+    return ranked.index(verdict) if verdict in ranked else len(LOOK_FIRST)
+
+
+def run_table(run: RunContents, views: Sequence[CaseView]) -> PageTable:
+    """Return the table of a run, with a row for each case; rarely needed columns are hidden at first."""
+    names = list(dict.fromkeys(name for case in run.cases for name in case.quantities))
+    names = sorted(names, key=lambda name: _SEEN.index(name) if name in _SEEN else len(_SEEN))[:_MOST_COLUMNS]
+    tiers = list(dict.fromkeys(case.tier for case in run.cases if case.tier))
+    latencies = [case.quantities[name] for case in run.cases for name in ("latency",) if name in case.quantities]
+    compared = any(one.ratio is not None for one in latencies)
+    columns = [Column("case", "case"), Column("verdict", "verdict")]
+    for name in names:
+        columns.append(Column(title_of(name), name.replace(" ", "_"), number=True, hidden=name not in _SEEN))
+        if name == "latency":
+            columns.append(Column("change", "change", number=True, hidden=not compared))
+            columns.append(Column("95 % interval", "interval", number=True, hidden=not compared))
+            columns.append(Column("noise", "noise", number=True, hidden=compared))
+    columns += [Column("file", "file", hidden=True), Column("parameters", "parameters", hidden=True)]
+    columns += [*([Column("tier", "tier")] if len(tiers) > 1 else []), Column("why", "why", hidden=True)]
+    rows = [Row(_cells(one, names, tiers=len(tiers) > 1), verdict=one.verdict) for one in views]
+    counts = Counter(one.verdict for one in views)
+    choices = [Choice(name, counts[name], TONES.get(name, "")) for name in sorted(counts, key=rank)]
+    return PageTable(columns, rows, [Filter("Verdict", choices)] if len(choices) > 1 else [])
+
+
+def _cells(view: CaseView, names: Sequence[str], *, tiers: bool) -> list[Cell]:
+    case = view.case
+    variant = case.variant if case.variant not in case.name else ""
+    behind = with_mark(variant, disturbed=bool(case.beside)).strip()
+    cells = [Cell(short(case.name), href=f"#{view.id}", more=behind), Cell(view.verdict, tone=view.tone)]
+    for name in names:
+        one = case.quantities.get(name)
+        change = change_text(one) if one is not None and name != "latency" else ""
+        tone = "bad" if one is not None and one.worse else ""
+        more = change if change != "same" else ""
+        cells.append(number_cell(one.now, one.unit, more, tone) if one is not None else Cell(number=True))
+        if name == "latency":
+            cells += _latency_cells(case, tone)
+    file = file_of(case.case)
+    parameters = ", ".join(f"{name}={value}" for name, value in case.parameters.items())
+    tier = [Cell(case.tier or "")] if tiers else []
+    return [*cells, Cell(short(file)), Cell(short(parameters, LONGEST_VALUE)), *tier, Cell("; ".join(case.reasons))]
+
+
+def _latency_cells(case: Case, tone: str) -> list[Cell]:
+    one, times = case.quantities.get("latency"), case.times
+    noise = times.noise if times is not None and times.samples > 1 else None
+    if one is None or one.ratio is None:
+        return [Cell(number=True), Cell(number=True), number_cell(noise, "noise")]
+    return [
+        change_cell(format_change(one.ratio), tone, one.ratio),
+        Cell(interval_text(one), order(one.low) if one.low is not None else None, number=True),
+        number_cell(noise, "noise"),
+    ]
+
+
+def compared_table(contents: Contents) -> PageTable:
+    """Return the table of all runs, a row for each case. A run that cannot be compared has the reason as its ratio."""
+    columns = [Column("case", "case")]
+    for number in range(1, len(contents.runs) + 1):
+        columns += [
+            Column(f"verdict {number}", f"verdict{number}", hidden=len(contents.runs) > 3),
+            Column(f"time {number}", f"time{number}", number=True),
+            *([Column("against 1", f"ratio{number}", number=True)] if number > 1 else []),
+            Column(f"peak {number}", f"peak{number}", number=True),
+        ]
+    pairs = [(one, _verdicts(contents, one)) for one in contents.compared]
+    pairs.sort(key=lambda pair: min((rank(said) for _, said in pair[1]), default=0))
+    rows = [Row(_compared_cells(contents, one), ",".join(f"{at} {said}" for at, said in own)) for one, own in pairs]
+    counts = Counter(one for _, own in pairs for one in own)
+    order_of = sorted(counts, key=lambda one: rank(one[1]))
+    filters = [
+        Filter(
+            f"Run {number}",
+            [Choice(said, counts[at, said], TONES.get(said, "")) for at, said in order_of if at == number],
+            f"{number} ",
+        )
+        for number in sorted({at for at, _ in counts})
+    ]
+    return PageTable(columns, rows, filters)
+
+
+def _verdicts(contents: Contents, compared: Compared) -> list[tuple[int, str]]:
+    """Return the values by which a row is filtered: the number of each run, and the case's verdict in the run."""
+    cases = enumerate(cases_of(contents, compared), 1)
+    return [(number, said_of(case.verdict, saved=case.saved)) for number, case in cases if case is not None]
+
+
+def _compared_cells(contents: Contents, compared: Compared) -> list[Cell]:
+    newest = max(number for number, at in enumerate(compared.cases, 1) if at is not None)
+    place = identity(newest, compared.cases[newest - 1] or 0, True)
+    cells = [Cell(short(name_in(contents, compared)), href=f"#{place}", more=compared.variant)]
+    for number, case in enumerate(cases_of(contents, compared), 1):
+        at = compared.cases[number - 1]
+        if case is None or at is None:
+            cells += [Cell()] + [Cell(number=True)] * (3 if number > 1 else 2)
+            continue
+        verdict = said_of(case.verdict, saved=case.saved)
+        cells.append(Cell(verdict, href=f"#{identity(number, at, True)}", tone=TONES.get(verdict, "")))
+        latency, peak = case.quantities.get("latency"), case.quantities.get("peak")
+        mark = with_mark("", disturbed=bool(case.beside)).strip()
+        cells.append(number_cell(latency.now, latency.unit, mark) if latency is not None else Cell(number=True))
+        if number > 1:
+            ratio, why = compared.ratios.get("latency", [None] * number)[number - 1], compared.elsewhere[number - 1]
+            if ratio is not None:
+                cells.append(Cell(format_change(ratio), order(ratio), number=True))
+            else:
+                cells.append(Cell("", number=True, more=why) if why is not None else Cell(number=True))
+        change = compared.ratios.get("peak", [None] * number)[number - 1]
+        more = format_change(change) if change is not None and change != 1.0 else ""
+        cells.append(number_cell(peak.now, peak.unit, more) if peak is not None else Cell(number=True))
+    return cells
+
 
 MOST_FINDINGS = 60
 """The most cases whose evidence stands above the table; the section of each case has the evidence too."""

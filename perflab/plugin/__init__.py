@@ -42,7 +42,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         enter(early_config)
     job_file = getattr(early_config.known_args_namespace, "perf_sweep_job", None)
     if job_file is not None:
-        from perflab.sweeps.reports import read_job_file
+        from perflab.sweeps.jobs import read_job_file
 
         if read_job_file(job_file).baselines is None:  # it saves nothing, as a worker of pytest-xdist
             early_config.workerinput = {"workerid": "gw0"}  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
         config.pluginmanager.register(FreshProcess(config, read_job(path)), "perflab-fresh-process")
     elif config.getoption("perf_sweep_job", default=None) is not None:
-        from perflab.sweeps.reports import become_a_job
+        from perflab.sweeps.jobs import become_a_job
 
         become_a_job(config)
 

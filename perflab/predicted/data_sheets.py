@@ -110,257 +110,141 @@ class Gpu(DataSheet):
 
 
 def _rates(
-    *,
     float64: float,
     float32: float,
-    tf32: float | None = None,
-    bfloat16: float | None = None,
+    tf32: float | None,
+    bfloat16: float | None,
     float16: float,
     float8: float | None = None,
 ) -> Mapping[str, float]:
     """Convert TFLOP/s to FLOP/s by dtype, without dtypes whose rate is None. Both formats of float8 have one rate."""
-    teras = {
-        "float64": float64,
-        "float32": float32,
-        "tf32": tf32,
-        "bfloat16": bfloat16,
-        "float16": float16,
-        "float8_e4m3fn": float8,
-        "float8_e5m2": float8,
-    }
+    teras = {"float64": float64, "float32": float32, "tf32": tf32, "bfloat16": bfloat16, "float16": float16}
+    teras |= {"float8_e4m3fn": float8, "float8_e5m2": float8}
     return MappingProxyType({dtype: tera * 1e12 for dtype, tera in teras.items() if tera is not None})
 
 
-# float64: A100 and Hopper use tensor cores. Chips with GDDR reach 1/64 of the float32 rate, Turing 1/32; the sheets do
-# not state these rates, the whitepapers do.
-_A100 = _rates(float64=19.5, float32=19.5, tf32=156, bfloat16=312, float16=312)
-_HOPPER = _rates(float64=66.9, float32=66.9, tf32=494.7, bfloat16=989.4, float16=989.4, float8=1978.9)
-_H100_TABLE = 'NVIDIA H100 Tensor Core GPU Architecture (whitepaper), "H100 Tensor Core GPU Performance Specs", '
+def _nvidia(
+    name: str,
+    architecture: int,
+    sms: int,
+    memory_mib: int,
+    gigabytes_per_s: float,
+    l2_mib: float,
+    rates: Mapping[str, float],
+    source: str,
+    device_name: str,
+    *other_device_names: str,
+) -> Gpu:
+    return Gpu(
+        name=name,
+        device_name=device_name,
+        other_device_names=other_device_names,
+        architecture=architecture,
+        memory_bytes=memory_mib * _MIB,
+        bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
+        rates=rates,
+        l2_bytes=int(l2_mib * _MIB),
+        sms=sms,
+        source=source,
+    )
 
-GPUS: Mapping[str, DataSheet] = MappingProxyType(
-    {
-        gpu.name: gpu
-        for gpu in (
-            Gpu(
-                name="a100-40gb",
-                device_name="NVIDIA A100-SXM4-40GB",
-                other_device_names=("A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
-                architecture=80,
-                memory_bytes=40_325 * _MIB,
-                bandwidth_bytes_per_s=1555e9,
-                rates=_A100,
-                l2_bytes=40 * _MIB,
-                sms=108,
-                source='NVIDIA A100 Tensor Core GPU (data sheet), "System Specifications", A100 40GB',
-            ),
-            Gpu(
-                name="a100-80gb",
-                device_name="NVIDIA A100-SXM4-80GB",
-                other_device_names=("A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-SXM-80GB"),
-                architecture=80,
-                memory_bytes=81_038 * _MIB,
-                bandwidth_bytes_per_s=2039e9,
-                rates=_A100,
-                l2_bytes=40 * _MIB,
-                sms=108,
-                source='NVIDIA A100 Tensor Core GPU (data sheet), "Technical Specifications", A100 80GB SXM',
-            ),
-            Gpu(
-                name="h100",
-                device_name="NVIDIA H100 80GB HBM3",
-                architecture=90,
-                memory_bytes=80_998 * _MIB,
-                bandwidth_bytes_per_s=3352e9,
-                rates=_HOPPER,
-                l2_bytes=50 * _MIB,
-                sms=132,
-                source=_H100_TABLE + "H100 SXM5; bandwidth: GH100 GPU comparison",
-            ),
-            Gpu(
-                name="h100-pcie",
-                device_name="NVIDIA H100 PCIe",
-                architecture=90,
-                memory_bytes=80_998 * _MIB,
-                bandwidth_bytes_per_s=2039e9,
-                rates=_rates(float64=51.2, float32=51.2, tf32=378, bfloat16=756, float16=756, float8=1513),
-                l2_bytes=50 * _MIB,
-                sms=114,
-                source=_H100_TABLE + "H100 PCIe; bandwidth: GH100 GPU comparison",
-            ),
-            Gpu(
-                name="h200",
-                device_name="NVIDIA H200",
-                architecture=90,
-                memory_bytes=143_073 * _MIB,
-                bandwidth_bytes_per_s=4.8e12,
-                rates=_HOPPER,
-                l2_bytes=60 * _MIB,
-                sms=132,
-                source='NVIDIA H200 Tensor Core GPU (data sheet), "Technical Specifications", H200 SXM',
-            ),
-            Gpu(
-                name="b200",
-                device_name="NVIDIA B200",
-                architecture=100,
-                memory_bytes=182_630 * _MIB,
-                bandwidth_bytes_per_s=8e12,
-                # Half of the sparse rates. The sheet rounds TF32's to 2.2 PFLOP/s: half of bfloat16's, as on all GPUs.
-                rates=_rates(float64=40, float32=80, tf32=1125, bfloat16=2250, float16=2250, float8=4500),
-                l2_bytes=132_644_864,
-                sms=148,
-                source='NVIDIA Blackwell Architecture (technical brief), "System Specifications", HGX B200',
-            ),
-            Gpu(
-                name="l4",
-                device_name="NVIDIA L4",
-                architecture=89,
-                memory_bytes=22_476 * _MIB,
-                bandwidth_bytes_per_s=300e9,
-                rates=_rates(float64=30.3 / 64, float32=30.3, tf32=60, bfloat16=121, float16=121, float8=242.5),
-                l2_bytes=48 * _MIB,
-                sms=58,
-                source='NVIDIA L4 Tensor Core GPU (data sheet), "Technical Specifications"',
-            ),
-            Gpu(
-                name="l40s",
-                device_name="NVIDIA L40S",
-                architecture=89,
-                memory_bytes=45_455 * _MIB,
-                bandwidth_bytes_per_s=864e9,
-                # The sheet has 362.05 | 733 for bfloat16. Half of the sparse rate is used: it fits TF32 and float8.
-                rates=_rates(float64=91.6 / 64, float32=91.6, tf32=183.2, bfloat16=366.5, float16=366.5, float8=733),
-                l2_bytes=96 * _MIB,
-                sms=142,
-                source='NVIDIA L40S (data sheet), "Technical Specifications"',
-            ),
-            Gpu(
-                name="a10",
-                device_name="NVIDIA A10",
-                architecture=86,
-                memory_bytes=22_589 * _MIB,
-                bandwidth_bytes_per_s=600e9,
-                rates=_rates(float64=31.2 / 64, float32=31.2, tf32=62.5, bfloat16=125, float16=125),
-                l2_bytes=6 * _MIB,
-                sms=72,
-                source='NVIDIA A10 Tensor Core GPU (data sheet), "Specifications"',
-            ),
-            Gpu(
-                name="rtx4090",
-                device_name="NVIDIA GeForce RTX 4090",
-                architecture=89,
-                memory_bytes=24_081 * _MIB,
-                bandwidth_bytes_per_s=1008e9,
-                rates=_rates(float64=82.6 / 64, float32=82.6, tf32=82.6, bfloat16=165.2, float16=165.2, float8=330.3),
-                l2_bytes=72 * _MIB,
-                sms=128,
-                source="NVIDIA Ada GPU Architecture (whitepaper), specifications of the GeForce RTX 4090",
-            ),
-            Gpu(
-                name="rtx3090",
-                device_name="NVIDIA GeForce RTX 3090",
-                architecture=86,
-                memory_bytes=24_124 * _MIB,
-                bandwidth_bytes_per_s=936e9,
-                rates=_rates(float64=35.6 / 64, float32=35.6, tf32=35.6, bfloat16=71, float16=71),
-                l2_bytes=6 * _MIB,
-                sms=82,
-                source="NVIDIA Ampere GA102 GPU Architecture (whitepaper), specifications of the GeForce RTX 3090",
-            ),
-            Gpu(
-                name="rtx5090",
-                device_name="NVIDIA GeForce RTX 5090",
-                architecture=120,
-                memory_bytes=32_102 * _MIB,
-                bandwidth_bytes_per_s=1792e9,
-                rates=_rates(float64=104.8 / 64, float32=104.8, tf32=104.8, bfloat16=209.5, float16=209.5, float8=419),
-                l2_bytes=96 * _MIB,
-                sms=170,
-                source="NVIDIA RTX Blackwell GPU Architecture (whitepaper), specifications of the GeForce RTX 5090",
-            ),
-            Gpu(
-                name="v100-32gb",
-                device_name="Tesla V100-SXM2-32GB",
-                other_device_names=("Tesla V100-PCIE-32GB", "Tesla V100-SXM3-32GB"),
-                architecture=70,
-                memory_bytes=32_491 * _MIB,
-                bandwidth_bytes_per_s=900e9,
-                rates=_rates(float64=7.8, float32=15.7, float16=125),
-                l2_bytes=6 * _MIB,
-                sms=80,
-                source='NVIDIA V100 Tensor Core GPU (data sheet), "Specifications", V100 SXM2',
-            ),
-            Gpu(
-                name="t4",
-                device_name="Tesla T4",
-                architecture=75,
-                memory_bytes=14_909 * _MIB,
-                bandwidth_bytes_per_s=320e9,
-                rates=_rates(float64=8.1 / 32, float32=8.1, float16=65),
-                l2_bytes=4 * _MIB,
-                sms=40,
-                source='NVIDIA T4 Tensor Core GPU (data sheet), "Specifications"',
-            ),
-            DataSheet(
-                name="mi300x",
-                device_name="AMD Instinct MI300X",
-                memory_bytes=192 * _GIB,
-                bandwidth_bytes_per_s=5324.8e9,
-                rates=_rates(float64=163.4, float32=163.4, tf32=653.7, bfloat16=1307.4, float16=1307.4, float8=2614.9),
-                l2_bytes=(256 + 8 * 4) * _MIB,
-                source='AMD Instinct MI300X Accelerator (data sheet), "Specifications"; caches: AMD CDNA 3 whitepaper',
-            ),
-            DataSheet(
-                name="mi355x",
-                device_name="AMD Instinct MI355X",
-                memory_bytes=288 * _GIB,
-                bandwidth_bytes_per_s=8192e9,
-                # TF32 has no instruction there: float32's rate is used.
-                rates=_rates(float64=78.6, float32=157.3, bfloat16=2516.6, float16=2516.6, float8=5033.2),
-                l2_bytes=(256 + 8 * 4) * _MIB,
-                source='AMD Instinct MI355X GPU (data sheet), "Specifications"; caches: AMD CDNA 4 whitepaper',
-            ),
-            DataSheet(
-                name="max1550",
-                device_name="Intel(R) Data Center GPU Max 1550",
-                memory_bytes=128 * _GIB,
-                bandwidth_bytes_per_s=3276.8e9,
-                rates=_rates(float64=52.4, float32=52.4, tf32=419.4, bfloat16=838.9, float16=838.9),
-                l2_bytes=408 * _MIB,
-                source="Intel Data Center GPU Max Series (technical overview), Max 1550, both stacks; a stack has half",
-            ),
-            DataSheet(
-                name="b60",
-                device_name="Intel(R) Arc(TM) Pro B60 Graphics",
-                memory_bytes=24 * _GIB,
-                bandwidth_bytes_per_s=456e9,
-                # The page has float32 and INT8; float16 is half of INT8, and float64 1/16 of float32.
-                rates=_rates(float64=12.28 / 16, float32=12.28, tf32=49.2, bfloat16=98.5, float16=98.5),
-                l2_bytes=18 * _MIB,
-                source="Intel Arc Pro B60 Graphics (product specifications); caches: Xe2 overview",
-            ),
-            # Of Apple's chips the bandwidth is published, and the most memory that one is sold with; rates of few, and
-            # none of a dtype's products. Without a rate only bytes bound the time.
-            *(
-                DataSheet(
-                    name=chip.lower().replace(" ", "-"),
-                    device_name=f"Apple {chip}",
-                    memory_bytes=most_gib * _GIB,
-                    bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
-                    rates=MappingProxyType({}),
-                    l2_bytes=cache_mib * _MIB,
-                    source=f"Mac (Apple, technical specifications), {chip}: unified memory and its bandwidth",
-                )
-                for chip, most_gib, gigabytes_per_s, cache_mib in (
-                    ("M1 Max", 64, 409.6, 64),
-                    ("M2 Ultra", 192, 819.2, 128),
-                    ("M3 Ultra", 512, 819.2, 128),
-                    ("M4", 32, 120, 32),
-                    ("M4 Max", 128, 546.1, 64),
-                )
-            ),
-        )
-    }
+
+def _other(
+    name: str,
+    memory_gib: int,
+    gigabytes_per_s: float,
+    cache_mib: int,
+    rates: Mapping[str, float],
+    source: str,
+    device_name: str,
+) -> DataSheet:
+    return DataSheet(
+        name=name,
+        device_name=device_name,
+        memory_bytes=memory_gib * _GIB,
+        bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
+        rates=rates,
+        l2_bytes=cache_mib * _MIB,
+        source=source,
+    )
+
+
+def _apple(chip: str, most_gib: int, gigabytes_per_s: float, cache_mib: int) -> DataSheet:
+    """Return the sheet of a chip: its bandwidth is published, and the most memory that one is sold with.
+
+    Rates are published of few chips, and none of a dtype's products. Without a rate only bytes bound the time.
+    """
+    source = f"Mac (Apple, technical specifications), {chip}: unified memory and its bandwidth"
+    name, rates = chip.lower().replace(" ", "-"), MappingProxyType[str, float]({})
+    return _other(name, most_gib, gigabytes_per_s, cache_mib, rates, source, f"Apple {chip}")
+
+
+_H100_TABLE = 'NVIDIA H100 Tensor Core GPU Architecture (whitepaper), "H100 Tensor Core GPU Performance Specs", '
+# fmt: off
+_SHEETS = (
+    # float64: A100 and Hopper use tensor cores. Chips with GDDR reach 1/64 of the float32 rate, Turing 1/32; the sheets
+    # do not state these rates, the whitepapers do.
+    # name                sm  SMs      MiB  GB/s L2 MiB  TFLOP/s: float64, float32, TF32, bfloat16, float16, float8
+    _nvidia("a100-40gb",  80, 108,  40_325, 1555,    40, _rates(19.5, 19.5, 156, 312, 312),
+        'NVIDIA A100 Tensor Core GPU (data sheet), "System Specifications", A100 40GB',
+        "NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+    _nvidia("a100-80gb",  80, 108,  81_038, 2039,    40, _rates(19.5, 19.5, 156, 312, 312),
+        'NVIDIA A100 Tensor Core GPU (data sheet), "Technical Specifications", A100 80GB SXM',
+        "NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-SXM-80GB"),
+    _nvidia("h100",       90, 132,  80_998, 3352,    50, _rates(66.9, 66.9, 494.7, 989.4, 989.4, 1978.9),
+        _H100_TABLE + "H100 SXM5; bandwidth: GH100 GPU comparison", "NVIDIA H100 80GB HBM3"),
+    _nvidia("h100-pcie",  90, 114,  80_998, 2039,    50, _rates(51.2, 51.2, 378, 756, 756, 1513),
+        _H100_TABLE + "H100 PCIe; bandwidth: GH100 GPU comparison", "NVIDIA H100 PCIe"),
+    _nvidia("h200",       90, 132, 143_073, 4800,    60, _rates(66.9, 66.9, 494.7, 989.4, 989.4, 1978.9),
+        'NVIDIA H200 Tensor Core GPU (data sheet), "Technical Specifications", H200 SXM', "NVIDIA H200"),
+    # Half of the sparse rates. The sheet rounds TF32's to 2.2 PFLOP/s: half of bfloat16's, as on all GPUs.
+    _nvidia("b200",      100, 148, 182_630, 8000, 126.5, _rates(40, 80, 1125, 2250, 2250, 4500),
+        'NVIDIA Blackwell Architecture (technical brief), "System Specifications", HGX B200', "NVIDIA B200"),
+    _nvidia("l4",         89,  58,  22_476,  300,    48, _rates(30.3 / 64, 30.3, 60, 121, 121, 242.5),
+        'NVIDIA L4 Tensor Core GPU (data sheet), "Technical Specifications"', "NVIDIA L4"),
+    # The sheet has 362.05 | 733 for bfloat16. Half of the sparse rate is used: it fits TF32 and float8.
+    _nvidia("l40s",       89, 142,  45_455,  864,    96, _rates(91.6 / 64, 91.6, 183.2, 366.5, 366.5, 733),
+        'NVIDIA L40S (data sheet), "Technical Specifications"', "NVIDIA L40S"),
+    _nvidia("a10",        86,  72,  22_589,  600,     6, _rates(31.2 / 64, 31.2, 62.5, 125, 125),
+        'NVIDIA A10 Tensor Core GPU (data sheet), "Specifications"', "NVIDIA A10"),
+    _nvidia("rtx4090",    89, 128,  24_081, 1008,    72, _rates(82.6 / 64, 82.6, 82.6, 165.2, 165.2, 330.3),
+        "NVIDIA Ada GPU Architecture (whitepaper), specifications of the GeForce RTX 4090",
+        "NVIDIA GeForce RTX 4090"),
+    _nvidia("rtx3090",    86,  82,  24_124,  936,     6, _rates(35.6 / 64, 35.6, 35.6, 71, 71),
+        "NVIDIA Ampere GA102 GPU Architecture (whitepaper), specifications of the GeForce RTX 3090",
+        "NVIDIA GeForce RTX 3090"),
+    _nvidia("rtx5090",   120, 170,  32_102, 1792,    96, _rates(104.8 / 64, 104.8, 104.8, 209.5, 209.5, 419),
+        "NVIDIA RTX Blackwell GPU Architecture (whitepaper), specifications of the GeForce RTX 5090",
+        "NVIDIA GeForce RTX 5090"),
+    _nvidia("v100-32gb",  70,  80,  32_491,  900,     6, _rates(7.8, 15.7, None, None, 125),
+        'NVIDIA V100 Tensor Core GPU (data sheet), "Specifications", V100 SXM2',
+        "Tesla V100-SXM2-32GB", "Tesla V100-PCIE-32GB", "Tesla V100-SXM3-32GB"),
+    _nvidia("t4",         75,  40,  14_909,  320,     4, _rates(8.1 / 32, 8.1, None, None, 65),
+        'NVIDIA T4 Tensor Core GPU (data sheet), "Specifications"', "Tesla T4"),
+    # name            GiB    GB/s caches MiB  TFLOP/s: float64, float32, TF32, bfloat16, float16, float8
+    _other("mi300x",  192, 5324.8, 256 + 8 * 4, _rates(163.4, 163.4, 653.7, 1307.4, 1307.4, 2614.9),
+        'AMD Instinct MI300X Accelerator (data sheet), "Specifications"; caches: AMD CDNA 3 whitepaper',
+        "AMD Instinct MI300X"),
+    # TF32 has no instruction there: float32's rate is used.
+    _other("mi355x",  288,   8192, 256 + 8 * 4, _rates(78.6, 157.3, None, 2516.6, 2516.6, 5033.2),
+        'AMD Instinct MI355X GPU (data sheet), "Specifications"; caches: AMD CDNA 4 whitepaper',
+        "AMD Instinct MI355X"),
+    _other("max1550", 128, 3276.8,         408, _rates(52.4, 52.4, 419.4, 838.9, 838.9),
+        "Intel Data Center GPU Max Series (technical overview), Max 1550, both stacks; a stack has half",
+        "Intel(R) Data Center GPU Max 1550"),
+    # The page has float32 and INT8; float16 is half of INT8, and float64 1/16 of float32.
+    _other("b60",      24,    456,          18, _rates(12.28 / 16, 12.28, 49.2, 98.5, 98.5),
+        "Intel Arc Pro B60 Graphics (product specifications); caches: Xe2 overview",
+        "Intel(R) Arc(TM) Pro B60 Graphics"),
+    # chip            GiB   GB/s caches MiB
+    _apple("M1 Max",    64, 409.6,  64),
+    _apple("M2 Ultra", 192, 819.2, 128),
+    _apple("M3 Ultra", 512, 819.2, 128),
+    _apple("M4",        32,   120,  32),
+    _apple("M4 Max",   128, 546.1,  64),
 )
+# fmt: on
+GPUS: Mapping[str, DataSheet] = MappingProxyType({one.name: one for one in _SHEETS})
 """The data sheets of all known GPUs, by name."""
 MODELLED: Mapping[str, Gpu] = MappingProxyType({name: one for name, one in GPUS.items() if isinstance(one, Gpu)})
 """The GPUs for which calls are predicted; for all others there are bounds alone."""

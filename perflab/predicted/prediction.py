@@ -22,14 +22,14 @@ from perflab.internals.of_torch.dispatch import without_torch_function
 from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.kernels import OnCuda
 from perflab.predicted.gpus import DataSheet, Gpu, bound_ns, roofline_ns
-from perflab.predicted.layers.patterns import NotPeriodic
-from perflab.predicted.layers.unroll import same, unroll
 from perflab.predicted.memory.account import account_of, timeline_of
 from perflab.predicted.memory.replay import replay
 from perflab.predicted.trace.modules import FEW, ModuleBook, Written, book_of, holdings
 from perflab.predicted.trace.operators import Hidden, is_operator, multiplies
+from perflab.predicted.trace.patterns import NotPeriodic
 from perflab.predicted.trace.trace import Op, Trace
 from perflab.predicted.trace.tracer import Run, Tracer
+from perflab.predicted.trace.unroll import same, unroll
 from perflab.predicted.trace.watch import CalledOff, Watch
 from perflab.predicted.world.lone_rank import calls_until_steady, lone_rank
 from perflab.results.predicted import Cost, Prediction

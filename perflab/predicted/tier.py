@@ -55,7 +55,7 @@ class PredictedTier(Tier):
 
     @override
     def explain(self, result: Result, accept: str | None) -> str:
-        from perflab.predicted.report.failure import explain_prediction
+        from perflab.predicted.report.detail import explain_prediction
 
         return explain_prediction(result, accept)
 

@@ -113,15 +113,7 @@ def explain(
     told_ns = sum(part.change_ns for part in parts)
     rest_ns = round((change_ns if change_ns is not None else seen_ns) - told_ns, 1)
     if change_ns is not None and problem is None and _outside(told_ns, least_ns, most_ns):
-        if change_ns * rest_ns < 0:
-            problem = (
-                "these parts are more than the change: something became faster that is not among them, or they take "
-                "longer under the profiler"
-            )
-        elif abs(rest_ns) > _AGREE * whole_ns:
-            problem = "most of the change is spread, or within the noise of single operators"
-        else:
-            problem = "these parts are not all of the change: what is left is more than its interval leaves open"
+        problem = _why_not_all(change_ns, rest_ns)
     return Explanation(
         base=against,
         before_ns=base.timer_ns,
@@ -130,6 +122,18 @@ def explain(
         rest_ns=rest_ns,
         problem=problem,
     )
+
+
+def _why_not_all(change_ns: float, rest_ns: float) -> str:
+    """Return why the parts do not add up to the change, of which ``rest_ns`` are left."""
+    if change_ns * rest_ns < 0:
+        return (
+            "these parts are more than the change: something became faster that is not among them, or they take "
+            "longer under the profiler"
+        )
+    if abs(rest_ns) > _AGREE * abs(change_ns):
+        return "most of the change is spread, or within the noise of single operators"
+    return "these parts are not all of the change: what is left is more than its interval leaves open"
 
 
 def _without_plain(profile: Profile) -> tuple[dict[Key, Total], list[ProfileRow]]:

@@ -234,7 +234,9 @@ def _facts(key: Key, before: Total | None, now: Total | None, shifts: Shifts) ->
     old, new = before or Total(), now or Total()
     if key[0] in UNNAMED or not all(is_whole(one.instances) for one in (old, new)):
         return  # the work differs from call to call, such as logging every few steps
-    more, apart = new.instances - old.instances, _apart(old, new, shifts)
+    # Shapes that vary from call to call are ignored.
+    calls, calls_now = (_without_shapes(one) if old.varies or new.varies else one.calls for one in (old, new))
+    more, apart = new.instances - old.instances, unmatched(calls, calls_now, shifts)
     if abs(more) > HALF:
         by_line = apart.by_line(shifts)
         if not all(is_whole(one.more) for one in by_line.values()):
@@ -268,12 +270,6 @@ def _caller(old: Total, new: Total, more: float, shifts: Shifts, spot: str | Non
         callers[name] -= often if spot in (None, shifts.now(line)) else 0.0
     most = max(callers, key=lambda one: callers[one] * more, default="")
     return most if more and callers[most] / more > HALF else ""
-
-
-def _apart(old: Total, new: Total, shifts: Shifts) -> Unmatched:
-    """Return the calls that only one of two totals has. Shapes that vary from call to call are ignored."""
-    before, now = (_without_shapes(one) if old.varies or new.varies else one.calls for one in (old, new))
-    return unmatched(before, now, shifts)
 
 
 def _without_shapes(total: Total) -> dict[Place, Calls]:

@@ -1,4 +1,4 @@
-"""Runs a call under PyTorch's profiler and reads its raw events."""
+"""Runs a call under PyTorch's profiler and reads its raw events; or with NVTX ranges, for Nsight Systems."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perflab.attribution.places import Places, module_names
 from perflab.base.errors import UsageError
 from perflab.base.gpu_names import kernel_name
+from perflab.base.reachable import reachable
 from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
 from perflab.measure.clocks.clock import wait_for_devices
 from perflab.measure.counts.events import profiler
+from perflab.measure.machine.devices import synchronize
 from perflab.profiles.divided import Kernel
 from perflab.profiles.events import CALL, COMPILED_REGION, PHASE, Call, Event, name_and_scope, nested, shown_shapes
 from perflab.profiles.flops import flops_of
 from perflab.profiles.placed import Phase, operators
 
 if TYPE_CHECKING:
+    import torch
+
     from perflab.measure.calls.workload import Workload
 
 _DTYPES = {
@@ -243,3 +248,35 @@ def _shown(event: Any, shapes: Sequence[Sequence[int]]) -> str:
     dtypes = event.dtypes()
     first = dtypes[at] if at < len(dtypes) else ""
     return f"{shown_shapes(shapes)} {_DTYPES.get(first, first.removeprefix('c10::'))}".strip()
+
+
+AT = "perflab: at "
+"""The beginning of a range's name; the module and the line follow, separated by ``BETWEEN``."""
+BETWEEN = " | "
+
+
+class NamedPlaces(Places):
+    """Places whose ranges have the module and the line in their names, since another process reads the names."""
+
+    def mark(self, line: str, stack: tuple[str, ...] = ()) -> str:
+        """Return the name of a range for a line of the module that runs."""
+        return f"{AT}{self.module}{BETWEEN}{line}"
+
+
+def run_with_operator_ranges(workload: Workload, device: torch.device, calls: int) -> None:
+    """Call the workload with PyTorch's own ranges, which carry each operator's name, shapes and autograd number.
+
+    A workload with compiled code gets no ranges for modules and lines: they would make PyTorch compile it again.
+    """
+    from torch.autograd.profiler import emit_nvtx
+
+    marking = NamedPlaces(module_names(reachable(workload.roots))).marking
+    with recording("cpu") as profiler:
+        workload.run()
+    if any(event.name.startswith(COMPILED_REGION) for event in profiler.function_events):
+        marking = contextlib.nullcontext  # type: ignore[assignment]
+    workload.make_ready(calls)
+    with emit_nvtx(record_shapes=True), marking():  # type: ignore[no-untyped-call]
+        for _ in range(calls):
+            workload.run()
+        synchronize(device)

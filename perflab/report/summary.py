@@ -11,11 +11,9 @@ from dataclasses import replace
 from perflab.results.documents import ended_early
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result
-from perflab.tables.escaping import code, escape, fenced, for_reading, in_html, lines_of
-from perflab.tables.failing import REASON_TO_FILL_IN
+from perflab.tables.escaping import code, escape, fenced, fitting, for_reading, in_html, lines_of, link
+from perflab.tables.failing import REASON_TO_FILL_IN, not_run
 from perflab.tables.lines import LOOK_FIRST, Line, Row, counted, short_name, shown_verdict, tally, wrap_facts
-from perflab.tables.markdown import fitting, link
-from perflab.tables.not_run import not_run
 from perflab.tables.view import DEFAULT_VIEW, View
 from perflab.tiers.interface import by_table, tier
 from perflab.units import format_count, format_names

@@ -16,8 +16,8 @@ import msgspec
 import perflab
 from perflab.base.data import changed, to_json
 from perflab.base.errors import DocumentError
-from perflab.base.files import read_regular, write_whole
-from perflab.base.reading import decoded
+from perflab.base.files import write_whole
+from perflab.base.reading import FileKind
 from perflab.results.records import Verdict
 from perflab.results.result import Document, Result, by_study
 
@@ -28,6 +28,22 @@ SCHEMA = 4
 _REPORT, _HEAD = b'"perflab report"', 200
 """The mark of a JSON report, which appears within the first ``_HEAD`` bytes."""
 _WANTED = "name a file that pytest wrote with --perf-json=FILE"
+_RESULTS = FileKind(
+    content=Document,
+    schema=SCHEMA,
+    wanted="a file of perflab's results",
+    check=_WANTED,
+    remedy="write it again: pytest -m perf --perf-json=FILE",
+    error=DocumentError,
+)
+_JOURNALS = FileKind(
+    content=Document,
+    schema=SCHEMA,
+    wanted="a journal of perflab's runs",
+    check="name a journal, .perflab/runs/*.jsonl",
+    remedy="name another one of .perflab/runs, or what pytest wrote with --perf-json=FILE",
+    error=DocumentError,
+)
 PASSED, FAILED, NOTHING_RUN = 0, 1, 5
 """pytest's exit statuses of a complete run; a run with any other status ended early."""
 SUFFIX = ".jsonl"
@@ -42,25 +58,15 @@ def read_document(path: Path) -> Document:
         DocumentError: the file is missing, damaged, from a newer perflab, or not a results file.
     """
     try:
-        raw = read_regular(path)
+        raw = _RESULTS.raw(path)
     except FileNotFoundError as error:
         raise DocumentError(f"there is no file {path}", _WANTED) from error
-    except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror}", _WANTED) from error
     if _REPORT in raw[:_HEAD]:
         raise DocumentError(
             f"{path} is a report, which perflab report --format=json wrote from a results file",
             "name that results file; a report's JSON is read by perflab history, and by programs",
         )
-    return decoded(
-        raw,
-        Document,
-        schema=SCHEMA,
-        file=str(path),
-        wanted="a file of perflab's results",
-        remedy="write it again: pytest -m perf --perf-json=FILE",
-        error=DocumentError,
-    )
+    return _RESULTS.decoded(raw, path)
 
 
 def write_document(document: Document, path: Path) -> None:
@@ -231,12 +237,10 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         DocumentError: the journal is missing, or is damaged in another way.
     """
     try:
-        raw = read_regular(path)
+        raw = _JOURNALS.raw(path)
         written = datetime.fromtimestamp(min(path.stat().st_mtime, _LATEST_S), UTC)
     except FileNotFoundError as error:
         raise DocumentError(f"there is no file {path}", "journals are .perflab/runs/*.jsonl") from error
-    except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror}", "name a journal, .perflab/runs/*.jsonl") from error
     lines = raw.split(b"\n")
     half = lines.pop()
     notes = ["read from the journal of a run: it has the cases that finished, but not how the run ended"]
@@ -260,15 +264,7 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         }
     )
     text = head.encode()[:-1] + b', "results": [' + b",".join(whole.values()) + b"]}"
-    document = decoded(
-        text,
-        Document,
-        schema=SCHEMA,
-        file=str(path),
-        wanted="a journal of perflab's runs",
-        remedy="name another one of .perflab/runs, or what pytest wrote with --perf-json=FILE",
-        error=DocumentError,
-    )
+    document = _JOURNALS.decoded(text, path)
     commits = {result.commit for result in document.results}
     commit = commits.pop() if len(commits) == 1 else None
     plain = [changed(result, commit=None) for result in document.results]

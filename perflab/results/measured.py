@@ -65,7 +65,7 @@ class Timed(Data, frozen=True):
     accepted: list[Accepted] = []
     """The latest accepted changes, oldest first."""
     profile: str | None = None
-    """The profile of a call, as `perflab.profiles.stored` packs it; None if no profile was taken."""
+    """The profile of a call, as `perflab.measured.baselines` packs it; None if no profile was taken."""
     noisy: list[str] = []
     """Problems of the replicates, as sentences: what disturbed them, and that they differ too much."""
     commit: str | None = None

@@ -60,7 +60,10 @@ def places_of(environment: Environment | None, variant: str) -> tuple[Place, Pla
 
 def exact_place(exact: ExactEnvironment) -> Place:
     """Return the place of exact quantities that were stored with their exact environment."""
-    return Place(_exact_text(exact), repr(exact), is_exact=True)
+    named = f"{exact.device}: {exact.device_name}" if exact.device_name else exact.device
+    threads = f"{exact.threads} thread{'s' * (exact.threads != 1)}"
+    text = f"{named}, {exact.isa}, {threads}, any machine · torch {exact.torch} · Python {exact.python}"
+    return Place(text, repr(exact), is_exact=True)
 
 
 def prediction_text(place: str, torch: str) -> str:
@@ -80,12 +83,6 @@ def _times_text(environment: Environment) -> str:
     machine = [f"machine {environment.machine}"] if environment.machine else []
     named = f"{environment.device}: {environment.device_name}"
     return " · ".join([f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine])
-
-
-def _exact_text(exact: ExactEnvironment) -> str:
-    named = f"{exact.device}: {exact.device_name}" if exact.device_name else exact.device
-    threads = f"{exact.threads} thread{'s' * (exact.threads != 1)}"
-    return f"{named}, {exact.isa}, {threads}, any machine · torch {exact.torch} · Python {exact.python}"
 
 
 class Reading(NamedTuple):

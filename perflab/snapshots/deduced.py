@@ -138,7 +138,7 @@ def steps_of(stages: Sequence[Stage]) -> list[Stage]:
     """
     if not stages:
         return []
-    names = [_plain(stage.name) for stage in stages]
+    names = [re.sub(r"\d+", "#", stage.name) for stage in stages]
     times = Counter(names)
     first = next((name for name in names if times[name] > 1), "")
     starts = [number for number, name in enumerate(names) if name == first]
@@ -150,10 +150,6 @@ def steps_of(stages: Sequence[Stage]) -> list[Stage]:
         return []
     edges = [stages[starts[0]].start, *(stages[end].end for end in ends)]
     return [Stage(f"step {number}", begin, end) for number, (begin, end) in enumerate(pairwise(edges), start=1)]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
 
 
 MOST_FOREIGN = 12

@@ -103,7 +103,7 @@ class Notes:
 
 
 def notes_of(content: dict[str, Any]) -> Notes:
-    """Read notes from content in the form that ``perflab.measure.memory.known_blocks`` writes.
+    """Read notes from content in the form that ``perflab.measure.memory.histories`` writes.
 
     Raises:
         ValueError, TypeError: the content has another form.

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from perflab.base.data import speakable, speakable_throughout
 from perflab.base.errors import BaselineError
-from perflab.base.files import read_regular, remove_if_abandoned, write_whole
-from perflab.base.reading import decoded
+from perflab.base.files import remove_if_abandoned, write_whole
+from perflab.base.reading import FileKind
 from perflab.results.environment import EXACT
 
 T = TypeVar("T")
@@ -43,21 +43,15 @@ def read_checked(path: Path, kind: type[T], schema: int, *, what: str, remedy: s
     Raises:
         BaselineError: the file cannot be read, is no JSON, or is not one of ours.
     """
-    try:
-        raw = read_regular(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise BaselineError(f"cannot read the {what} file {path}: {error.strerror}", f"check it; {remedy}") from error
-    return decoded(
-        raw,
-        kind,
+    return FileKind(
+        content=kind,
         schema=schema,
-        file=f"{what} file {path}",
+        what=what,
         wanted=f"a perflab {what} file",
+        check=f"check it; {remedy}",
         remedy=remedy,
         error=BaselineError,
-    )
+    ).read(path)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,7 @@ from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
 from perflab.running.session.workers import log_reports, report_of, report_of_lost
 from perflab.store.case_files import join_baselines
-from perflab.sweeps.jobs import Case, Cluster, Job, Submitted, command_of, pack, read_cluster
-from perflab.sweeps.reports import JobFile, Reader
+from perflab.sweeps.jobs import Case, Cluster, Job, JobFile, Reader, Submitted, command_of, pack, read_cluster
 from perflab.tiers.interface import by_folder
 from perflab.units import format_count
 

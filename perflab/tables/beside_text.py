@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from perflab.results.records import Environment
 from perflab.tables.contents import Case, Compared, Contents, Quantity, RunContents
-from perflab.tables.escaping import code, escape, one_line
+from perflab.tables.escaping import code, escape, fitting, link, one_line
 from perflab.tables.lines import MARKED, shorten, with_mark, wrap_facts
-from perflab.tables.markdown import fitting, link
 from perflab.units import format_bytes, format_change, format_ns, format_si
 
 NOTHING = "–"

@@ -14,8 +14,7 @@ from perflab.base.data import changed
 from perflab.base.git import current_commit
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 
 _HAS_NOTHING_SAVED = (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.OOM)
 

@@ -1,24 +1,23 @@
-"""Turns the rounds of an A/B comparison into results for each test."""
+"""Turns the rounds of an A/B comparison into results for each test, and compares both sides' machine code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from perflab.base.data import changed
 from perflab.base.errors import UsageError
 from perflab.judging.counts import FAILS_ALREADY, judge_counts, values_of, verdict_on
+from perflab.judging.doubts import disturbances, is_witnessed
 from perflab.judging.exact import judge_peaks, peaks_of, unless_calls_differ
 from perflab.judging.finding import as_ratios, worst_of
-from perflab.judging.interference import disturbances, is_witnessed
 from perflab.judging.judge import launching
-from perflab.judging.kernel_code import compare_code
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings, log_of
 from perflab.measure.calls.outputs import distance
 from perflab.measurement.measurement import replicate_of
 from perflab.results.measured import ComparedCase
-from perflab.results.measurement import CallTimes, Evidence, Measurement, Paired, Replicate
+from perflab.results.measurement import CallTimes, Evidence, KernelCode, LaunchedKernel, Measurement, Paired, Replicate
 from perflab.results.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results.result import Result
 from perflab.running.case.verdicts import compared_with, unless_beyond
@@ -283,3 +282,36 @@ def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, 
         base_ns=round(one.median_ns(BASE), 3),
         kernels=compare_code(launched[BASE], launched[HEAD]),
     )
+
+
+Launched = tuple[Sequence[LaunchedKernel], Mapping[str, int]]
+"""The Triton kernels that a call launched in one process, and the counts of that call."""
+
+
+def compare_code(base: Sequence[Launched], head: Sequence[Launched]) -> KernelCode | None:
+    """Return which kernels have the same machine code on both sides; None if a side launched none, as far as is known.
+
+    Code that only some processes of a side launch, as when an autotuner decides by times, is not the same.
+    """
+    if not all(kernels for kernels, _ in (*base, *head)) or not (base and head):
+        return None
+    before, now = _digests(base), _digests(head)
+    both = sorted(before.keys() & now.keys())
+    same = [name for name in both if before[name] == now[name] and len(now[name]) == 1]
+    return KernelCode(
+        same=same,
+        changed=[name for name in both if name not in same],
+        gone=sorted(before.keys() - now.keys()),
+        new=sorted(now.keys() - before.keys()),
+        is_all=all(
+            counts.get("kernel_launches") == sum(one.launches for one in kernels) for kernels, counts in (*base, *head)
+        ),
+    )
+
+
+def _digests(side: Sequence[Launched]) -> dict[str, set[frozenset[str]]]:
+    """Return by kernel the digests that a process launched, one set for each different choice of processes."""
+    names = {one.name for kernels, _ in side for one in kernels}
+    return {
+        name: {frozenset(one.digest for one in kernels if one.name == name) for kernels, _ in side} for name in names
+    }

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from perflab.attention.candidate import Candidate
 from perflab.attention.grid import HEADS, MASKS, SOFTCAPS, Case, feature_of_mask
+from perflab.attention.hold import inputs_of
 from perflab.attention.plain import attention_magnitudes
-from perflab.attention.tensors import inputs_of
 
 pytestmark = pytest.mark.correctness
 

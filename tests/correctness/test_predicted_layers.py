@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from perflab.predicted.cuda.kernels import ON_CUDA
-from perflab.predicted.layers.unroll import same
 from perflab.predicted.memory.sizes import Interpolated, Outline, outline_of
 from perflab.predicted.prediction import traced
 from perflab.predicted.run.exploring import Search
+from perflab.predicted.trace.unroll import same
 from tests.correctness.predicted import on_a_gpu, setup_of, work
 
 pytestmark = pytest.mark.correctness

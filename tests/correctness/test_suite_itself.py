@@ -14,8 +14,8 @@ from perflab.attention.candidate import CandidateError, from_callable
 from perflab.attention.chosen import find_candidates, load
 from perflab.attention.faults import Fault, with_fault
 from perflab.attention.grid import HEAD_DIMS, LENGTHS, RELATIONS, Case, Claims, cases_for, factors_for
-from perflab.attention.tally import tally
-from perflab.attention.tensors import inputs_of, upstream_of
+from perflab.attention.hold import inputs_of, upstream_of
+from perflab.attention.plugin import tally
 from perflab.correctness import Evidence
 from perflab.correctness.covering import cover, pairs_in, pairs_of
 from perflab.lab.attention import reference_attention

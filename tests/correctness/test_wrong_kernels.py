@@ -5,8 +5,7 @@ import torch
 
 from perflab.attention.candidate import from_callable
 from perflab.attention.grid import Case
-from perflab.attention.hold import complaint
-from perflab.attention.tensors import inputs_of
+from perflab.attention.hold import complaint, inputs_of
 from perflab.lab.attention import reference_attention
 from tests.studies.write_table import PAGE, with_table
 

@@ -20,7 +20,7 @@ from perflab.devices.cpu import Cpu
 from perflab.devices.cuda import Cuda, Rocm
 from perflab.devices.kinds import KINDS, all_devices, backend_of, block_bytes_on, kind_of, resolve_device
 from perflab.devices.untried import Mps, Xpu
-from perflab.judging.interference import SLOWED_DOWN
+from perflab.judging.doubts import SLOWED_DOWN
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.device_clock import events_fail, wait_of_the_host
 from perflab.measure.counts.events import Event, Span, count_fallbacks, count_launches

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perflab.history.change_points import SCORES, SHORTEST, Change, chance, creep, find_changes, find_exact_changes
-from perflab.history.noise import LONGEST, MODELS, whitened
+from perflab.history.steps import LONGEST, MODELS, whitened
 from tests.harness.made_series import NOISE, Floats, white
 from tests.studies import change_table
 from tests.studies.change_sizes import Step, bimodal, holds_place, holds_size

@@ -11,7 +11,7 @@ import pytest
 
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler import KernelExample
-from perflab.compiled.compiler.registration import load_examples
+from perflab.compiled.compiler.example import load_examples
 from perflab.compiled.run.kernels import choices_of
 
 

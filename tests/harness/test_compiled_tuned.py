@@ -11,8 +11,8 @@ import triton
 from perflab.base.data import changed
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler import KernelExample
+from perflab.compiled.compiler.example import load_examples
 from perflab.compiled.compiler.pool import CompilerPool
-from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.run.kernels import is_to_be_saved, result_of
 from perflab.compiled.store import KernelStore

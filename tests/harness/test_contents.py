@@ -22,7 +22,7 @@ from perflab.results.profile import Explanation
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
 from perflab.tables.contents import STEPS, quantiles
-from perflab.tables.markdown import LONGEST_COMMENT
+from perflab.tables.escaping import LONGEST_COMMENT
 from tests.harness.command import Command
 from tests.harness.large_page import large_run
 from tests.harness.make import (

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from perflab.devices.environment import current_environment, nccl
+from perflab.devices.kinds import current_environment, nccl
 from perflab.results import environment as module
 from perflab.results.environment import cpu_name, differences, is_fleeting, slug, this_machine, usable_cores, whole_slug
 from perflab.results.records import Environment

@@ -16,7 +16,7 @@ from perflab.base.data import changed
 from perflab.cli import main
 from perflab.history import change_points
 from perflab.history.change_points import Change as Shift
-from perflab.history.choice import chosen, newest_alarm
+from perflab.history.command import chosen, newest_alarm
 from perflab.history.contents import Contents
 from perflab.history.events import Event, gather
 from perflab.history.judging import (

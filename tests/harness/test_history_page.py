@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perflab.history.chart import thinned
+from perflab.history.page import thinned
 from perflab.history.text import as_text, since_start
 from perflab.history.wording import value_text
 from perflab.units import format_change

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from perflab.cli import main
-from perflab.history.choice import chosen
+from perflab.history.command import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
 from perflab.history.wording import break_text, pair_text

@@ -98,7 +98,7 @@ ROOMS = {
     "compiled.run": Room(packages=_PYTEST),
     "compiled.tier": Room(packages="pytest"),
     "predicted": Room(packages="msgspec pytest"),
-    **{f"predicted.{one}": Room(torch=When.IMPORTED) for one in ["cuda", "layers", "memory", "prediction", "trace"]},
+    **{f"predicted.{one}": Room(torch=When.IMPORTED) for one in ["cuda", "memory", "prediction", "trace"]},
     "predicted.dry_run": Room(packages=f"{_PYTEST} nocuda", torch=When.IMPORTED),
     "predicted.judge": Room(packages="msgspec"),
     "predicted.report": Room(),
@@ -109,7 +109,7 @@ ROOMS = {
     "sweeps": Room(packages="pytest msgspec submitit"),
     "plugin": Room(packages="pytest", torch=When.CALLED),
     "history": Room(packages="msgspec markupsafe"),
-    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "noise", "steps"]},
+    **{f"history.{one}": Room(packages="numpy") for one in ["change_points", "steps"]},
     "cli": Room(packages="msgspec", torch=When.CALLED),
     "__main__": Room(),
     "perflab": Room(),
@@ -138,7 +138,7 @@ class Import:
 
 
 def room_of(module: str) -> str | None:
-    """``perflab.measure.clocks.clock`` -> ``measure``, ``perflab.predicted.cuda.patching`` -> ``predicted.cuda``.
+    """``perflab.measure.clocks.clock`` -> ``measure``, ``perflab.predicted.cuda.kernels`` -> ``predicted.cuda``.
 
     The package's own ``__init__`` is ``perflab``; a module without a room has None.
     """

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from perflab.judging.doubts import KEPT_CORE, SHARING_AT_MOST
-from perflab.judging.interference import NEIGHBOURS_CORES, disturbances, is_witnessed
+from perflab.judging.doubts import KEPT_CORE, NEIGHBOURS_CORES, SHARING_AT_MOST, disturbances, is_witnessed
 from perflab.report.summary import markdown, summary
 from perflab.results.measured import Entry
 from perflab.results.measurement import Replicate

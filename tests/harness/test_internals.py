@@ -19,11 +19,12 @@ import pytest
 import torch
 
 from perflab.base.errors import InternalsError
-from perflab.devices.environment import current_environment
+from perflab.devices.kinds import current_environment
 from perflab.internals import lookup as internals
 from perflab.internals import of_torch as torch_internals
 from perflab.internals.lookup import TORCH, TRITON, version_warnings
 from perflab.internals.of_torch import compiler, dispatch, machine, patched, tracing
+from perflab.internals.of_torch.patched import attributes_replaced, shape_rules_replaced
 from perflab.measure.calls.workload import Workload
 from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.stopping import Plan
@@ -36,7 +37,6 @@ from perflab.predicted.cuda.attention import Asked, backend
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.fake import fake_tensors
-from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 from perflab.results.measurement import Measurement
 
 if TYPE_CHECKING:

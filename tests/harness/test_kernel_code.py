@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from perflab.judging.kernel_code import compare_code
-from perflab.measure.counts.kernels import kernels_launched
+from perflab.measure.counts.counter import kernels_launched
 from perflab.measured.report.failure import explain
 from perflab.results.measurement import KernelCode, LaunchedKernel, Paired
 from perflab.results.records import Change, Judgement, Verdict
-from perflab.tables.kernel_code_text import kernel_code_text
+from perflab.tables.failing import kernel_code_text
+from perflab.turns.conclusions import compare_code
 from tests.harness.make import record, result
 
 KERNEL = """
@@ -32,7 +32,7 @@ import importlib.util, json, sys, threading
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
-from perflab.measure.counts.kernels import kernels_launched
+from perflab.measure.counts.counter import kernels_launched
 
 def compiled(file, target, **options):
     spec = importlib.util.spec_from_file_location("kernels", file)

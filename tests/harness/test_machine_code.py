@@ -12,15 +12,12 @@ import pytest
 
 from perflab.base.errors import KernelError
 from perflab.compiled.machine.bound import Bound, bound_of
-from perflab.compiled.machine.copies import most_in_flight_bytes
 from perflab.compiled.machine.disassembly import _JOINED, Function, Instruction, disassemble, parse
-from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of
+from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of, use_of
 from perflab.compiled.machine.library import kernels_in
 from perflab.compiled.machine.loops import Loop, loops_of
 from perflab.compiled.machine.pipes import PIPES
-from perflab.compiled.machine.reading import read_loops
-from perflab.compiled.machine.registers import use_of
-from perflab.compiled.machine.telling import loop_lines
+from perflab.compiled.machine.reading import loop_lines, most_in_flight_bytes, read_loops
 from perflab.predicted.data_sheets import GPUS
 
 FOLDER = Path(__file__).parent / "machine_code"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from perflab.report.summary import markdown
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Document, Result
-from perflab.tables.escaping import code
-from perflab.tables.markdown import bars_block, text_bars
+from perflab.tables.escaping import bars_block, code, text_bars
 from tests.harness.make import cuda_environment, document, entry, judge, quiet, record, replicate, result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perflab.report.summary import markdown, summary
 from perflab.results.records import Judgement, Shortage, Verdict
 from perflab.results.result import Result
-from perflab.tables.not_run import not_run
+from perflab.tables.failing import not_run
 from perflab.tables.view import View
 from tests.harness.make import document, result
 

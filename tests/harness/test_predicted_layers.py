@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perflab.predicted.layers.unroll import same
 from perflab.predicted.prediction import Traced, Work, traced
 from perflab.predicted.trace.operators import Hidden
+from perflab.predicted.trace.unroll import same
 from tests.harness.traced import stepped, work
 
 WIDTH, LAYERS = 8, 9

@@ -6,7 +6,7 @@ from typing import Any
 
 from perflab.measured.report.side_by_side import side_by_side
 from perflab.measured.report.studies import studies
-from perflab.predicted.report.failure import explain_prediction
+from perflab.predicted.report.detail import explain_prediction
 from perflab.predicted.report.table import prediction_head, prediction_notes, prediction_table
 from perflab.report.summary import markdown, summary
 from perflab.results.predicted import Prediction

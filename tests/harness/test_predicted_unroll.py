@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from perflab.predicted.layers.patterns import NotPeriodic
-from perflab.predicted.layers.unroll import same, unroll
+from perflab.predicted.trace.patterns import NotPeriodic
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Place, Trace, Use
+from perflab.predicted.trace.unroll import same, unroll
 from tests.harness.layered_runs import Program, Tape, Work, drawn, run
 
 WORK = (

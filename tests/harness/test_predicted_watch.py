@@ -16,9 +16,9 @@ from perflab.measure.clocks import clock
 from perflab.predicted.cuda.as_cuda import as_cuda
 from perflab.predicted.cuda.fake import fake_tensors
 from perflab.predicted.cuda.kernels import ON_CUDA
-from perflab.predicted.layers.unroll import same
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.prediction import Proofs, Traced, Work, traced
+from perflab.predicted.trace.unroll import same
 from perflab.predicted.trace.watch import SHOW_EVERY, CalledOff, TracingTime
 from tests.harness.traced import phased
 from tests.harness.virtual_clock import VirtualClock

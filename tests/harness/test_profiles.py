@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from perflab.attribution.places import MARK, Where
 from perflab.base.data import changed, to_json, to_plain
 from perflab.base.errors import UsageError
+from perflab.measured.baselines import packed, unpacked
 from perflab.profiles.alignment import STRANGER, aligned
 from perflab.profiles.categories import BACKWARD_SCOPE, categories
 from perflab.profiles.cost import Cost
@@ -26,7 +27,6 @@ from perflab.profiles.flops import flops_where_done
 from perflab.profiles.placed import Phase, operators, placed, within
 from perflab.profiles.reading import Reading, known_of, summed_up
 from perflab.profiles.recording import Recorded
-from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.take import LEAST_CALLS, _turns
 from perflab.profiles.text import by_category, lines, notes_of
 from perflab.results.profile import Profile, ProfileRow

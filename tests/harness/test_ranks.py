@@ -12,7 +12,7 @@ import torch
 
 from perflab.base.errors import UsageError
 from perflab.measure.counts.collectives import Collective, communicates, counts_of
-from perflab.measured.run.remeasure import PROCESS_BYTES, no_room
+from perflab.measured.run.replicates import PROCESS_BYTES, no_room
 from perflab.ranks.group import ALONE, together
 from perflab.ranks.run import RankError, in_ranks
 from perflab.results.measurement import Measurement, RankFigures
@@ -183,9 +183,9 @@ def test_memory_is_that_of_all_ranks_where_they_share_a_device(
     )
     one = record(measurement=measurement)
     of_all = needed * ((1 << 30) + PROCESS_BYTES)
-    monkeypatch.setattr("perflab.measured.run.remeasure.available_bytes", lambda _device: of_all)
+    monkeypatch.setattr("perflab.measured.run.replicates.available_bytes", lambda _device: of_all)
     assert no_room(one, torch.device(device), 3) is None
-    monkeypatch.setattr("perflab.measured.run.remeasure.available_bytes", lambda _device: of_all - 1)
+    monkeypatch.setattr("perflab.measured.run.replicates.available_bytes", lambda _device: of_all - 1)
     assert no_room(one, torch.device(device), 3) is not None
 
 

@@ -17,7 +17,7 @@ from perflab.processes.peer import Ending, How
 from perflab.results.measurement import Measurement
 from perflab.running.case import fresh_process
 from perflab.running.case.fresh_process import measure_fresh
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.tiers.job import JobResult
 from tests.harness.make import MS, record, replicate, result
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.running.session.case_order import Step, in_rounds
-from perflab.settings.total_budget import SHARE_AT_LEAST_S, TotalBudget
+from perflab.settings.settings import SHARE_AT_LEAST_S, TotalBudget
 
 
 class Clock:

@@ -170,7 +170,7 @@ def test_slower(perf):
 )
 TIME_IS_WHAT_IS_SPENT = """
 import os
-import perflab.settings.total_budget as total_budget
+import perflab.settings.settings as total_budget
 
 def left_s(self):
     spent_s = sum(map(float, Path(os.environ["SPENT"]).read_text().split()))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perflab.profiles.stored import unpacked
+from perflab.measured.baselines import unpacked
 from tests.plugin.conftest import Project, begin_repository, commit, one_line
 
 NET = """

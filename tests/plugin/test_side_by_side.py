@@ -147,7 +147,7 @@ def test_a_row_that_was_disturbed_alone_is_as_fast_as_the_same_code_in_turns(
 
 
 LATE = """
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 
 def pytest_runtest_teardown(nextitem):
     if nextitem is None:

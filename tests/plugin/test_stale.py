@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from perflab.base.data import Parameters
-from perflab.devices.environment import current_environment
+from perflab.devices.kinds import current_environment
 from perflab.noting import Notes
 from perflab.predicted.store import PredictedStore
 from perflab.running.session import starting

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import SettingError
-from perflab.sweeps.jobs import Case, Cluster, pack, read_cluster
-from perflab.sweeps.reports import Reader
+from perflab.sweeps.jobs import Case, Cluster, Reader, pack, read_cluster
 from tests.plugin.slurm import Slurm, missing, slurm
 
 CASES = """

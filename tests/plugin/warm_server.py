@@ -52,7 +52,7 @@ LEFT_OUT = (
     "perflab.instruments",
     "perflab.cli",
     "perflab.compiled.compiler",
-    "perflab.settings.total_budget",
+    "perflab.settings.settings",
     # memory that is shared with forks is made when it is imported
     "perflab.measure.calls.strays",
     # run with -m

@@ -64,7 +64,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stolen time excuses",
-        "judging/interference.py",
+        "judging/doubts.py",
         "if steal > STEAL_SHARE and",
         "if steal < STEAL_SHARE and",
         "tests/harness/test_interference.py",

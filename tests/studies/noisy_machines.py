@@ -20,7 +20,7 @@ from itertools import islice
 
 import msgspec
 
-from perflab.measured.run.remeasure import cleared, processes_wanted
+from perflab.measured.run.replicates import cleared, processes_wanted
 from perflab.results.measurement import Replicate
 from perflab.results.records import Policy, Verdict
 from tests.harness.make import MS, entry, judge, record, replicate

@@ -34,11 +34,11 @@ from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.counts.counter import CallCounter, compiler_state
 from perflab.measure.machine.devices import keep_freed_memory
 from perflab.measure.memory.peak import measure_memory
+from perflab.measured.baselines import packed, unpacked
 from perflab.measurement.measurement import stopwatch_for
 from perflab.profiles.difference import explain
 from perflab.profiles.explanation_text import explanation_texts, peak_texts
 from perflab.profiles.peak import explain_peak
-from perflab.profiles.stored import packed, unpacked
 from perflab.profiles.take import ProfilePlan, take_profile
 from perflab.profiles.take_peak import take_peak
 from perflab.results.peak import Peak

@@ -44,7 +44,7 @@ ANSWERS: msgspec.json.Decoder[Answer | Alive] = msgspec.json.Decoder(Answer | Al
 
 @cache
 def _examples(registration: str, arch: Arch) -> dict[str, KernelExample]:
-    from perflab.compiled.compiler.registration import load_examples
+    from perflab.compiled.compiler.example import load_examples
 
     return {example.name: example for example in load_examples(registration, arch)}
 

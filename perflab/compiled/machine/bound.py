@@ -12,10 +12,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from perflab.compiled.machine.disassembly import Instruction
-from perflab.compiled.machine.kinds import Kind, Product, bytes_of, kind_of, product_of
+from perflab.compiled.machine.kinds import Kind, Product, Use, bytes_of, kind_of, product_of, use_of
 from perflab.compiled.machine.loops import Loop
 from perflab.compiled.machine.pipes import Pipe, Pipes
-from perflab.compiled.machine.registers import Use, use_of
 
 _WARP = 32
 _SETTLED = 8

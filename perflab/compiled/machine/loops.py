@@ -69,7 +69,8 @@ def loops_of(function: Function, smallest: int = 1) -> list[Loop]:
             continue
         surely = [one for one in sorted(body) if all(one in dominators[latch] for latch in latches[head])]
         rest = sorted(body.difference(surely))
-        found.append(Loop(_start(blocks, head), _joined(blocks, surely), _joined(blocks, rest)))
+        start = blocks[head].instructions[0].address
+        found.append(Loop(start, _joined(blocks, surely), _joined(blocks, rest)))
     return found
 
 
@@ -143,7 +144,3 @@ def _waits(blocks: Sequence[_Block], body: set[int]) -> bool:
 
 def _joined(blocks: Sequence[_Block], numbers: Sequence[int]) -> tuple[Instruction, ...]:
     return tuple(one for number in numbers for one in blocks[number].instructions)
-
-
-def _start(blocks: Sequence[_Block], number: int) -> int:
-    return blocks[number].instructions[0].address

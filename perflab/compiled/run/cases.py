@@ -16,11 +16,10 @@ import pytest
 
 from perflab.base.data import to_plain
 from perflab.base.errors import KernelError, PerflabError, UsageError
+from perflab.compiled.compiler.example import load_examples
 from perflab.compiled.compiler.pool import CompilerPool
-from perflab.compiled.compiler.registration import load_examples
 from perflab.compiled.judge import is_broken
-from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, result_of
-from perflab.compiled.settings import Compiling
+from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, Compiling, choices_of, result_of
 from perflab.compiled.store import KernelStore
 from perflab.noting import case_id
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelResources
@@ -34,8 +33,7 @@ from perflab.running.case.verdicts import failure_of, unless_unchecked, unmeasur
 from perflab.running.config.kinds import is_worker, tier_asked_by
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.json_files import check_writable
 
 CHOICES = pytest.StashKey[list[Choice]]()

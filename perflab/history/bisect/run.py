@@ -18,9 +18,9 @@ from typing import Literal
 
 from perflab.base.data import Data, changed, to_readable_json
 from perflab.base.errors import PerflabError, UsageError
-from perflab.base.files import read_regular, write_whole
+from perflab.base.files import write_whole
 from perflab.base.git import ask_git, commit_named, run_git
-from perflab.base.reading import decoded
+from perflab.base.reading import FileKind
 from perflab.history.bisect.trials import Bench, UntestableError
 from perflab.history.wording import pair_text, value_text
 from perflab.results.records import Change, Verdict
@@ -76,29 +76,25 @@ class StateError(PerflabError):
     """Raised for a state file that cannot be read."""
 
 
+_STATES = FileKind(
+    content=State,
+    schema=SCHEMA,
+    wanted="a state of perflab history --bisect",
+    check="remove it",
+    remedy="remove it: the bisection then starts again",
+    error=StateError,
+)
+
+
 def resumed(wanted: State, root: Path) -> State:
     """Return the saved state of this very bisection; ``wanted`` itself if no state, or another one's, is saved.
 
     Raises:
         StateError: the file is damaged, or cannot be read.
     """
-    try:
-        raw = read_regular(root / PLACE)
-    except FileNotFoundError:
-        return wanted
-    except OSError as error:
-        raise StateError(f"cannot read {root / PLACE}: {error.strerror}", "remove it") from error
-    found = decoded(
-        raw,
-        State,
-        schema=SCHEMA,
-        file=str(root / PLACE),
-        wanted="a state of perflab history --bisect",
-        remedy="remove it: the bisection then starts again",
-        error=StateError,
-    )
+    found = _STATES.read(root / PLACE)
     same = ("case", "quantity", "good", "bad", "options")
-    return found if all(getattr(found, name) == getattr(wanted, name) for name in same) else wanted
+    return found if found and all(getattr(found, name) == getattr(wanted, name) for name in same) else wanted
 
 
 def keep(state: State, root: Path) -> None:

@@ -17,21 +17,29 @@ plain events, and the counts are pure functions of these (``measure/counts/event
   earlier test compiled were counted there, and would be missing here.
 - ``recompiles``: frames that Dynamo compiled during the counted call; 0 in the steady state.
 - ``instructions`` (CPU, in one thread): see ``measure/counts/instructions.py``; not quite the same from run to run.
+
+The Triton kernels that a call launches are noted too, each with a digest of its machine code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
+import struct
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from perflab.base.errors import InternalsError
 from perflab.devices.backend import Backend, Quantity
 from perflab.devices.kinds import backend_of
+from perflab.internals import of_triton
 from perflab.internals.lookup import switched_off
 from perflab.internals.of_torch.compiler import dynamo_counters
 from perflab.internals.of_torch.machine import host_events, kineto_results
@@ -53,7 +61,6 @@ from perflab.measure.counts.events import (
     spans,
 )
 from perflab.measure.counts.instructions import count_events, instructions_are_counted
-from perflab.measure.counts.kernels import kernels_launched
 from perflab.measure.machine.devices import release_memory, synchronize
 from perflab.results.measurement import LaunchedKernel
 
@@ -293,3 +300,50 @@ def _is_own(region: str, before: CompilerState, after: CompilerState) -> bool:
         return True  # torch._dynamo.reset() was called since: numbers begin anew, and every compilation is newer
     frame, compilation = int(match[1]), int(match[2])
     return compilation >= before.compilations.get(frame, 0)
+
+
+_PROGRAM = 1
+"""The type of an ELF section that the program defines (SHT_PROGBITS)."""
+_LOADED = 2
+"""The flag of an ELF section that is loaded (SHF_ALLOC); debug information is not."""
+
+
+@contextmanager
+def kernels_launched(into: list[LaunchedKernel]) -> Iterator[None]:
+    """Add the Triton kernels that the block launches to ``into``, by name. Nothing is added if this Triton is unknown.
+
+    Kernels in a CUDA graph, and those that torch.compile made, are launched by others and not seen.
+    """
+    seen: list[Any] = []
+    with ExitStack() as around:
+        if "triton" in sys.modules:
+            with suppress(InternalsError):
+                seen = around.enter_context(of_triton.launches_seen())
+        yield
+    with suppress(InternalsError):
+        digests = {id(one): digest_of(*of_triton.machine_code_of(one)) for one in seen}
+        counted = Counter((str(one.name), digests[id(one)]) for one in seen)
+        into += [
+            LaunchedKernel(name=name, digest=digest, launches=many) for (name, digest), many in sorted(counted.items())
+        ]
+
+
+def digest_of(binary: bytes, num_warps: int, shared_bytes: int) -> str:
+    """Return the SHA-256 of what a GPU loads of a kernel: code, constants, registers, warps, dynamic shared memory.
+
+    Names, lines and paths stand in other sections of the file (64-bit ELF, little-endian: NVIDIA's and AMD's), except
+    those of ``tl.device_assert`` under ``debug=True``, which a kernel prints. Of any other file all bytes count.
+    """
+    found = hashlib.sha256(f"{num_warps} {shared_bytes}".encode())
+    if not binary.startswith(b"\x7fELF"):
+        found.update(binary)
+        return found.hexdigest()
+    (table,) = struct.unpack_from("<Q", binary, 0x28)
+    size, number = struct.unpack_from("<HH", binary, 0x3A)
+    for place in range(number):
+        header = struct.unpack_from("<IIQQQQIIQQ", binary, table + place * size)
+        kind, flags, offset, length, info = header[1], header[2], header[4], header[5], header[7]
+        if kind == _PROGRAM and flags & _LOADED:
+            found.update(struct.pack("<BQ", info >> 24, length))  # NVIDIA's files note the registers of code there
+            found.update(binary[offset : offset + length])
+    return found.hexdigest()

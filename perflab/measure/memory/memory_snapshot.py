@@ -1,7 +1,7 @@
 """Records the allocations of a block or a call to a file, for ``memory_snapshot`` and ``--perf-snapshots``.
 
 Recorders know sizes and stacks. The objects that the code holds know what a block is for, and the names of modules.
-These objects are asked at the beginning, at the end, and between phases (``known_blocks``), and the answers are written
+These objects are asked at the beginning, at the end, and between phases (``histories``), and the answers are written
 into the file: on CUDA behind the end of PyTorch's pickle, where no other reader looks.
 """
 

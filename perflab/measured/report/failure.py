@@ -14,8 +14,17 @@ from perflab.results.profile import Explanation
 from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.tables.escaping import result_for_reading
-from perflab.tables.failing import IMPROVED, WIDTH, Quantity, changed, count_row, failing_table, headline, wrapped
-from perflab.tables.kernel_code_text import kernel_code_text
+from perflab.tables.failing import (
+    IMPROVED,
+    WIDTH,
+    Quantity,
+    changed,
+    count_row,
+    failing_table,
+    headline,
+    kernel_code_text,
+    wrapped,
+)
 from perflab.tables.lines import name_of
 from perflab.units import (
     format_bytes,

@@ -28,8 +28,8 @@ from perflab.results.environment import slug
 from perflab.results.profile import Profile
 from perflab.results.records import Environment, Verdict
 from perflab.results.result import Document, Result
+from perflab.tables.failing import without_skipped
 from perflab.tables.lines import MARKED, Line, Section, name_of, names_of, short_name, wrap_facts
-from perflab.tables.not_run import without_skipped
 from perflab.tables.view import View, unknown_columns
 from perflab.units import format_count, format_names, format_ns, format_percent, format_rate
 

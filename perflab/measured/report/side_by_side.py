@@ -30,9 +30,8 @@ from perflab.measured.report.table import is_disturbed, said_instead
 from perflab.results.measurement import Record
 from perflab.results.records import Environment
 from perflab.results.result import Result, parameters_of
-from perflab.tables.escaping import escape
+from perflab.tables.escaping import bars_block, escape
 from perflab.tables.lines import Line, cut, short_name, with_mark, wrap_facts
-from perflab.tables.markdown import bars_block
 from perflab.units import format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")

@@ -11,9 +11,8 @@ from perflab.base.data import to_plain
 from perflab.measured.report.columns import Column, Value, in_blocks
 from perflab.measured.report.studies import Study, StudyRow, StudyTable
 from perflab.results.records import Environment
-from perflab.tables.escaping import code, escape
+from perflab.tables.escaping import bars_block, code, escape
 from perflab.tables.lines import Line, cut, shorten, wrap_facts
-from perflab.tables.markdown import bars_block
 from perflab.tables.view import CHARTED
 
 _GAP = 2

@@ -1,7 +1,11 @@
-"""Hooks before a case's fixtures: they skip a case that is too late, and hold the device until it is judged.
+"""Hooks around a case: they skip one that is too late, hold the device until it is judged, and tell subtests apart.
 
 A case's preparation loads the machine as much as its measurement: it builds, trains and compiles models, and probes the
 device's matmul rate. The case therefore holds the lock for all of it, and no case begins while another one runs.
+
+Subtests are parts of a test that pytest's ``subtests`` or ``unittest``'s ``subTest`` report while the test runs. pytest
+makes their reports with the same hook that makes the reports on the test's three phases, and logs them itself. So a
+call of that hook while a phase of the test is running is about a subtest.
 """
 
 from __future__ import annotations
@@ -12,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perflab.predicted.run.predicting import Instead
 from perflab.running.case.perf import STATE
-from perflab.settings.total_budget import GRACE_S, TotalBudget
+from perflab.settings.settings import GRACE_S, TotalBudget
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +75,7 @@ class CaseTurns:
 
 
 class Before:
-    """Skips a case, or has it fail, before anything of it is set up.
+    """Skips a case that is too late before anything of it is set up.
 
     ``Cases`` cannot: its hook is a wrapper, and an exception before a wrapper yields keeps other hooks from their
     teardown.
@@ -83,7 +86,7 @@ class Before:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a case that would begin when the run's time is long over, and raise why its rank cannot be played.
+        """Skip a case that would begin when the run's time is long over.
 
         If the run's time is over by little, the test itself handles it: the test may state its cost (perf.requires). A
         test that does much work before that, or never states its cost, must not delay the end of the run.
@@ -91,6 +94,26 @@ class Before:
         state, left_s = item.stash.get(STATE, None), self._budget.measuring_s()
         if state is not None and left_s is not None and left_s < -GRACE_S:
             state.skip_for_time()
-        error = state.part(Instead).not_joined if state is not None else None
-        if error is not None:
-            raise error
+
+
+_RUNS = pytest.StashKey[bool]()
+
+
+class Phases:
+    """A plugin that notes whether a phase of a test is running."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Note that a phase of the test is running: set-up, call or teardown, since fixtures may have subtests too."""
+        item.stash[_RUNS] = True
+        try:
+            return (yield)
+        finally:
+            item.stash[_RUNS] = False
+
+    pytest_runtest_call = pytest_runtest_teardown = pytest_runtest_setup
+
+
+def is_of_a_subtest(item: pytest.Item) -> bool:
+    """Whether a report that is made now is about a subtest, and not about a phase of the test."""
+    return item.stash.get(_RUNS, False)

@@ -1,8 +1,8 @@
 """Runs measured cases in pytest: checks before the first test, measures, judges, reports.
 
 It gives each case its ``Perf``, judges the case when its body has ended, fails the test that got worse, and attaches
-the result to the test's own report as plain data. The reports of a case that needs a re-check wait:
-``recheck.py``.
+the result to the test's own report as plain data. The reports of a case that needs a re-check wait: ``recheck.py``.
+A case that is predicted, because the run asks for it or because it does not fit here, is left to ``Predictions``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perflab.base.data import changed, to_plain
-from perflab.base.errors import PerflabError, UsageError
+from perflab.base.errors import UsageError
 from perflab.base.identity import identity
-from perflab.devices.environment import current_environment
-from perflab.devices.kinds import resolve_device
+from perflab.devices.kinds import current_environment, resolve_device
 from perflab.judging.counts import exactly_worse
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.measure.stopping import Progress
-from perflab.measured.run.before import Before, CaseTurns
+from perflab.measured.run.before import Before, CaseTurns, Phases, is_of_a_subtest
 from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.recheck import HeldReports, Recheck, needs_recheck
 from perflab.measured.run.state import Learned, no_graph_for
@@ -32,8 +31,7 @@ from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judge
 from perflab.measured.run.ways import Callgrind, InRank, InStep, Local, Replicate, Served, Serves, profile_plan
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
-from perflab.predicted.run.predicting import Instead, Predicted, Predictions
-from perflab.predicted.settings import predicts_by_itself
+from perflab.predicted.run.predicting import Predictions
 from perflab.processes.channel import say
 from perflab.ranks.group import together
 from perflab.running.case import ranked
@@ -41,13 +39,11 @@ from perflab.running.case.hanging import expect, suspended
 from perflab.running.case.locks import device_turn
 from perflab.running.case.perf import STATE, CaseState, NothingComparedError, Perf, Way, device_of
 from perflab.running.case.progress import ProgressLine
-from perflab.running.case.subtests import Phases, is_of_a_subtest
 from perflab.running.case.tools import PERF_FOR
 from perflab.running.config.kinds import measures_elsewhere, tier_asked_by, worker_number
 from perflab.running.config.marker import for_case
 from perflab.running.session.prune import Moved
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.json_files import check_writable
 from perflab.tiers.job import Job, JobResult, Stated
 from perflab.turns.evidence import kept_s
@@ -80,12 +76,11 @@ class Cases:
         self._recheck = Recheck(config, settings.baselines, self._progress, self._budget, self._turn)
         self._held_reports = HeldReports(config, self._recheck, self._keep, self._attach)
         self._predictions = Predictions(config, settings, self._progress)
-        self._by_itself = False
         self._turns = CaseTurns(self._device_to_take, self._turn)
         config.pluginmanager.register(Phases(), "perflab-phases")
         if job is None:
             config.pluginmanager.register(self._held_reports, "perflab-held-reports")
-            config.pluginmanager.register(PredictedCases(settings, self._predictions, STATE), "perflab-predicted")
+            config.pluginmanager.register(PredictedCases(settings, self._predictions), "perflab-predicted")
             config.pluginmanager.register(self._turns, "perflab-turns")  # a fresh process uses its parent's device
             config.pluginmanager.register(Before(self._budget), "perflab-before")
 
@@ -106,15 +101,13 @@ class Cases:
         in_tables = sum(one.versus is not None or one.side_by_side is not None for one in self._case_settings.values())
         self._budget.cases = len(items) + in_tables
         self._budget.processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        device = resolve_device(
-            "cpu" if self._settings.predict and not self._settings.dry_run else self._settings.device
-        )
+        predicts = self._settings.predict
+        device = resolve_device("cpu" if predicts and not self._settings.dry_run else self._settings.device)
         if self._job is not None:
             return
-        self._by_itself = predicts_by_itself(self._settings)
         if self._settings.update or self._settings.update_new:
             check_writable(self._settings.baselines)
-        if self._settings.predict:
+        if predicts:
             self._predictions.check([case_id(item) for item in items])
             return  # nothing is measured
         if self._settings.instructions == "callgrind":
@@ -130,8 +123,6 @@ class Cases:
     def perf_for(self, item: pytest.Item, device: torch.device) -> Perf:
         """Return the value of the ``perf`` fixture for a test."""
         state = item.stash[STATE]
-        # The finalizer also covers a fixture that asked for a prediction before a body that never ran.
-        item.addfinalizer(state.part(Instead).until_judged.close)
         device = state.device = device_of(item, device)
         if not state.predicts:
             if self._job is None:
@@ -145,11 +136,10 @@ class Cases:
         if together().world_size > 1 and (job is None or job.cases is None):
             return InStep(state, device, progress, self._config)
         if state.predicts:
-            return Predicted(state, self._predictions, self._budget)
+            return self._predictions.way(state, self._budget)
         if job is None:
-            instead = self._predictions if self._by_itself else None
             saves = settings.update or settings.update_new
-            return Local(state, device, progress, self._config, self._budget, instead=instead, saves=saves)
+            return Local(state, device, progress, self._config, self._budget, self._predictions, saves)
         if self._server is not None:
             return Served(state, device, progress, self._config, self._budget, self._server)
         if job.place is not None:
@@ -212,27 +202,10 @@ class Cases:
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
         """Give a perf case its state before anything else happens to it."""
         if item.get_closest_marker("perf") is not None and tier_asked_by(item) is None:
-            self._begin(item)
+            settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
+            state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=parameters_of(item))
+            state.part(Learned)  # creates this part: the compiler's state is read now
         return (yield)
-
-    def _begin(self, item: pytest.Item) -> None:
-        settings = self._case_settings.get(case_id(item)) or for_case(self._settings, item)
-        state = item.stash[STATE] = CaseState(case_id(item), settings, parameters=parameters_of(item))
-        state.part(Learned)  # creates this part: the compiler's state is read now
-        if settings.predict and settings.world_size > 1:
-            try:
-                self._predictions.play_rank(item, state)  # before tensors are fake, until they no longer are
-            except PerflabError as error:
-                state.part(Instead).not_joined = error
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        """Leave the group that the case's process has joined alone, once the case's fixtures are torn down."""
-        try:
-            return (yield)
-        finally:
-            if (state := item.stash.get(STATE, None)) is not None:
-                state.part(Instead).group.close()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -241,37 +214,33 @@ class Cases:
         if state is None:
             return (yield)
         learned = state.part(Learned)
-        with state.part(Instead).until_judged:
-            try:
-                outcome = yield
-            except pytest.skip.Exception:
-                if learned.out_of_memory is None:
-                    raise
-                self._conclude(item, state)
+        try:
+            outcome = yield
+        except pytest.skip.Exception:
+            if learned.out_of_memory is None:
                 raise
-            except NothingComparedError:
-                outcome = None
-            except Exception as error:
-                learned.out_of_memory = as_out_of_memory(error) if learned.environment is not None else None
-                if learned.out_of_memory is None:
-                    raise
-            if learned.out_of_memory is not None:  # outside of perf(), for example while the model was built
-                self._conclude(item, state)
-                pytest.skip("out of memory")
-            if getattr(item, "_excinfo", None) or state.subtest_failures:
-                return outcome  # a unittest.TestCase keeps its failure to itself until the report
-            if state.outcome is not None:
-                state.result = self._predictions.judged(state)
-                self._predictions.fail_if_worse(state.result, settings=state.settings)
-            elif learned.measurement is not None:
-                self._conclude(item, state)
-            elif not (state.done or measures_elsewhere(item)):
-                state.problem = "no work"
-                raise UsageError(
-                    f"{item.nodeid} is marked perf, but measured nothing",
-                    "call perf(fn, *args) in it, or remove the marker",
-                )
-            return outcome
+            self._conclude(item, state)
+            raise
+        except NothingComparedError:
+            outcome = None
+        except Exception as error:
+            learned.out_of_memory = as_out_of_memory(error) if learned.environment is not None else None
+            if learned.out_of_memory is None:
+                raise
+        if learned.out_of_memory is not None:  # outside of perf(), for example while the model was built
+            self._conclude(item, state)
+            pytest.skip("out of memory")
+        if getattr(item, "_excinfo", None) or state.subtest_failures:
+            return outcome  # a unittest.TestCase keeps its failure to itself until the report
+        if learned.measurement is not None:
+            self._conclude(item, state)
+        elif not (state.done or measures_elsewhere(item)):
+            state.problem = "no work"
+            raise UsageError(
+                f"{item.nodeid} is marked perf, but measured nothing",
+                "call perf(fn, *args) in it, or remove the marker",
+            )
+        return outcome
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -10,14 +10,14 @@ import pytest
 from perflab.base.errors import FreshProcessError, RivalError
 from perflab.base.git import CodeOf
 from perflab.measure.machine.devices import release_memory
+from perflab.measured.baselines import unpacked
 from perflab.measured.run.settle import Saved, limits_of
 from perflab.measured.run.verdict import Judged
-from perflab.profiles.stored import unpacked
 from perflab.results.peak import PeakExplanation
 from perflab.results.profile import Explanation, Profile
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.progress import ProgressLine
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.turns import evidence
 from perflab.turns.conclusions import in_short
 from perflab.turns.start_sides import two_sides

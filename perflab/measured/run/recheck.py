@@ -18,16 +18,15 @@ from _pytest.runner import runtestprotocol
 
 from perflab.base.data import changed
 from perflab.judging.counts import exactly_worse
-from perflab.measured.run.before import Take
+from perflab.measured.run.before import Take, is_of_a_subtest
 from perflab.measured.run.evidence import Evidence
-from perflab.measured.run.remeasure import Remeasuring
+from perflab.measured.run.replicates import Remeasuring
 from perflab.measured.run.settle import Settling, may_settle
 from perflab.measured.run.verdict import Judged, failure_of
 from perflab.results.records import Judgement, Verdict
 from perflab.running.case.progress import ProgressLine
-from perflab.running.case.subtests import is_of_a_subtest
 from perflab.running.config.kinds import is_worker
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.turns.evidence import kept_s
 
 _ENDED = "the run ended before it was measured again"

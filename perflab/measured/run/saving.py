@@ -20,11 +20,10 @@ from perflab.judging.kept import (
     times_successor,
 )
 from perflab.measure.calls.nvtx import ranges_asked
-from perflab.measured.baselines import Baselines
+from perflab.measured.baselines import Baselines, packed
 from perflab.measured.exact import split
 from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
 from perflab.measured.run.verdict import baselines_of
-from perflab.profiles.stored import packed
 from perflab.results.environment import differing, is_fleeting
 from perflab.results.measured import Entry, Exact, MeasuredCase
 from perflab.results.measurement import OutOfMemory, Record, Replicate

@@ -16,12 +16,12 @@ from perflab.base.identity import file_of
 from perflab.judging.finding import turns_policy
 from perflab.judging.paired import Stage, latency_findings
 from perflab.measure.machine.devices import release_memory
-from perflab.measured.run.remeasure import looks_faster, no_room
+from perflab.measured.run.replicates import looks_faster, no_room
 from perflab.measured.run.verdict import Judged
 from perflab.results.measured import Anchor, Entry, Exact, MemoryAnchor
 from perflab.results.records import Verdict
 from perflab.running.case.progress import ProgressLine
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.turns.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
 from perflab.turns.conclusions import in_short, paired_of, timed_otherwise, with_evidence, with_outputs
 from perflab.turns.start_sides import turns_ns, two_sides, witness_of_host

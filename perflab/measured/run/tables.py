@@ -23,7 +23,7 @@ from perflab.measure.calls.nvtx import ranges_asked
 from perflab.measured.report.columns import shown_ns
 from perflab.measured.report.side_by_side import levels_with_bases
 from perflab.measured.report.studies import rows_with_bases
-from perflab.measured.run.remeasure import no_room
+from perflab.measured.run.replicates import no_room
 from perflab.measured.run.settle import CALLS_IN_A_PAIR, LEAST_S
 from perflab.results.measurement import Beside, Ratio
 from perflab.results.result import Result

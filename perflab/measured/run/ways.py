@@ -47,7 +47,7 @@ from perflab.running.case.reference import WRONG, refuse_wrong
 from perflab.running.case.refusals import only_compiled_kernels, refuse_nan, refuse_unfinished
 from perflab.running.case.statements import Claim, Needs
 from perflab.running.config.folder import file_name_for, own_folder
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import TotalBudget
 from perflab.tiers.job import Job
 
 if TYPE_CHECKING:
@@ -279,8 +279,8 @@ class Local(Measuring):
     """Measures in the session's own process, if there is room and time, or in a fresh one if the case asks for that."""
 
     budget: TotalBudget
-    instead: Predictions | None
-    """Predicts a case that does not fit; None if such a case is skipped."""
+    predictions: Predictions
+    """Predicts a case that does not fit, in a run that predicts by itself."""
     saves: bool
     """Whether the run saves baselines: each case then gets its whole budget."""
 
@@ -292,9 +292,9 @@ class Local(Measuring):
         self.state.short_of, unmet = needs.short_of(), needs.unmet()
         if unmet is None:
             return self
-        if self.instead is None or not (needs.can_be_predicted and self.state.settings.is_predictable):
+        if not (needs.can_be_predicted and self.state.settings.is_predictable and self.predictions.by_itself):
             pytest.skip(unmet)
-        return self.instead.from_here_on(self.state, unmet, self.budget)
+        return self.predictions.from_here_on(self.state, unmet, self.budget)
 
     def of(self, workload: Workload) -> Any:
         """Take the case's measurement, or skip the case if the run's time is over."""

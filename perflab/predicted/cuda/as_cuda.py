@@ -16,13 +16,17 @@ import torch.amp
 import torch.optim
 
 from perflab.internals.of_torch import FakeTensor
-from perflab.internals.of_torch.patched import devices_of_foreach, initial_scale, steps_of_grad_scaler
+from perflab.internals.of_torch.patched import (
+    attributes_replaced,
+    devices_of_foreach,
+    initial_scale,
+    steps_of_grad_scaler,
+)
 from perflab.internals.of_torch.tracing import foreach_types
 from perflab.predicted.cuda.autocast import cuda_autocast
 from perflab.predicted.cuda.composites import cuda_composites
 from perflab.predicted.cuda.devices import cuda_means_cpu
 from perflab.predicted.cuda.kernels import check_operators
-from perflab.predicted.cuda.patching import attributes_replaced
 
 AMPERE = (8, 0)
 

@@ -30,9 +30,8 @@ from perflab.internals.of_torch.dispatch import (
     registered_for,
     schema_of,
 )
-from perflab.internals.of_torch.patched import casts_of_custom_functions, casts_of_custom_operators
+from perflab.internals.of_torch.patched import attributes_replaced, casts_of_custom_functions, casts_of_custom_operators
 from perflab.internals.of_torch.tracing import is_view
-from perflab.predicted.cuda.patching import attributes_replaced
 
 _KEY = "AutocastCPU"
 

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from perflab.internals.of_torch import FakeTensorMode
 from perflab.internals.of_torch.dispatch import aten, kernels_registered, without_dispatch_modes
-from perflab.internals.of_torch.patched import enter_without_gradients
+from perflab.internals.of_torch.patched import attributes_replaced, enter_without_gradients, shape_rules_replaced
 from perflab.internals.of_torch.tracing import shape_rule_replaced_in
 from perflab.predicted.cuda.attention import Asked, attend
-from perflab.predicted.cuda.patching import attributes_replaced, shape_rules_replaced
 
 _SOFTMAX = "predict softmax as CUDA runs it"
 _ON_CUDA_ALONE = ("_fused_rms_norm", "_fused_rms_norm_backward")

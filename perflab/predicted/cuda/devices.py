@@ -22,9 +22,13 @@ from torch.overrides import TorchFunctionMode
 
 from perflab.internals.of_torch import FakeTensor
 from perflab.internals.of_torch.dispatch import function_mode_beneath, is_function_mode_on
-from perflab.internals.of_torch.patched import backward_of_the_engine, device_of_a_fake_tensor, ranges_of_nvtx
-from perflab.predicted.cuda.constants import call
-from perflab.predicted.cuda.patching import attributes_replaced
+from perflab.internals.of_torch.patched import (
+    attributes_replaced,
+    backward_of_the_engine,
+    device_of_a_fake_tensor,
+    ranges_of_nvtx,
+)
+from perflab.predicted.cuda.fake import call
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 

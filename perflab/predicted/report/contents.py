@@ -14,8 +14,8 @@ from perflab.predicted.report.table import by_gpu, prediction_head, prediction_n
 from perflab.results.predicted import Cost, PredictedCase, Prediction
 from perflab.results.result import Document, Result
 from perflab.tables.contents import Case, MemoryTimeline, Quantity, Table, exact_quantities, first_rows, quantity
+from perflab.tables.failing import without_skipped
 from perflab.tables.lines import Line, Section, wrap_facts
-from perflab.tables.not_run import without_skipped
 from perflab.tables.view import View
 
 ROWS = 12

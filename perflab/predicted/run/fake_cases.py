@@ -22,7 +22,7 @@ from perflab.internals.lookup import switched_off
 from perflab.measure.machine.devices import as_out_of_memory
 from perflab.predicted.dry_run.plugins import VALUES, ValuesRead
 from perflab.predicted.run.predicting import Instead, Predictions
-from perflab.running.case.perf import CaseState, NothingComparedError
+from perflab.running.case.perf import STATE, CaseState, NothingComparedError
 from perflab.running.case.refusals import line_of_launch
 from perflab.running.config.kinds import FAKING, measures_elsewhere
 from perflab.settings.settings import Settings
@@ -48,10 +48,9 @@ _REGISTER_KERNEL = (
 class PredictedCases:
     """The pytest hooks around the cases of this process."""
 
-    def __init__(self, settings: Settings, predictions: Predictions, key: pytest.StashKey[CaseState]) -> None:
+    def __init__(self, settings: Settings, predictions: Predictions) -> None:
         self._settings = settings
         self._predictions = predictions
-        self._key = key
         self._fake_ones: weakref.WeakSet[Any] = weakref.WeakSet()
         """The fixtures that were made while tensors were fake."""
 
@@ -66,13 +65,19 @@ class PredictedCases:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:
-        """Set up a predicted case's fixtures with fake tensors; skip a case that is marked as not predictable."""
-        state = item.stash.get(self._key, None)
+        """Set up a predicted case's fixtures with fake tensors; skip a case that is marked as not predictable.
+
+        Raises:
+            UsageError: the case has no such rank as is to be played.
+        """
+        state = item.stash.get(STATE, None)
         if state is not None:
             state.predicts = self._settings.predict and not measures_elsewhere(item)
             if state.predicts and not state.settings.is_predictable:
                 state.predicts = False
                 raise pytest.skip.Exception("not to be predicted: perf(predict=False)", _use_item_location=True)
+            if state.predicts:
+                self._predictions.play_rank(item, state)  # before tensors are fake, until they no longer are
         self._clear(item, is_fake=state is not None and state.predicts)
         if state is None:
             return (yield)
@@ -85,11 +90,23 @@ class PredictedCases:
                 self._tell(item, state, error)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
-        """Run a predicted case's body with fake tensors; a body that needs values after the prediction ends there."""
-        state = item.stash.get(self._key, None)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Run a predicted case's body with fake tensors, then judge the prediction.
+
+        A body that needs values after the prediction ends there. A test that fails by itself is not judged.
+        """
+        state = item.stash.get(STATE, None)
         if state is None:
             return (yield)
+        with state.part(Instead).until_judged:
+            outcome = yield from self._body(item, state)
+            fails = getattr(item, "_excinfo", None) or state.subtest_failures
+            if state.outcome is not None and not fails:
+                state.result = self._predictions.judged(state)
+                self._predictions.fail_if_worse(state.result, settings=state.settings)
+            return outcome
+
+    def _body(self, item: pytest.Item, state: CaseState) -> Generator[None, object, object]:
         with self._fake_for(state):
             try:
                 outcome = yield
@@ -110,10 +127,17 @@ class PredictedCases:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
-        """Tear down a predicted case's fixtures with fake tensors."""
-        state = item.stash.get(self._key, None)
-        with self._fake_for(state) if state is not None else contextlib.nullcontext():
+        """Tear down a predicted case's fixtures with fake tensors, then leave the group that it has joined alone."""
+        state = item.stash.get(STATE, None)
+        if state is None:
             return (yield)
+        instead = state.part(Instead)
+        instead.until_judged.close()  # still open if a fixture asked for a prediction and the body never ran
+        try:
+            with self._fake_for(state):
+                return (yield)
+        finally:
+            instead.group.close()
 
     def _clear(self, item: pytest.Item, *, is_fake: bool) -> None:
         """Tear down the fixtures that a test cannot use: pytest makes a fixture anew when a test requests it.
@@ -165,7 +189,8 @@ class PredictedCases:
         if isinstance(told, PerflabError):
             said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
         else:
-            said = f"{type(told).__name__}: {_first_line(told)}".removesuffix(": ")
+            first_line = " ".join(str(told).strip().partition("\n")[0].split())
+            said = f"{type(told).__name__}: {first_line}".removesuffix(": ")
         raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
 
 
@@ -199,10 +224,6 @@ def _is_of_fake_tensors(error: Exception) -> bool:
     from perflab.predicted.cuda.fake_errors import unpredictable, what_needs_numbers
 
     return any(about(error) is not None for about in (what_needs_numbers, unpredictable, line_of_launch))
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).strip().partition("\n")[0].split())
 
 
 _DEVICE = "device"

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from perflab.base.data import changed
-from perflab.base.errors import BaselineError, InternalsError, PerflabError, UsageError
+from perflab.base.errors import BaselineError, InternalsError, UsageError
 from perflab.base.reachable import reachable
 from perflab.measure.counts.collectives import WAITS
 from perflab.measure.machine.devices import current_device
@@ -26,7 +26,7 @@ from perflab.predicted.judge.explanation import explain_broken, unless_broken
 from perflab.predicted.judge.judge import judge_predicted
 from perflab.predicted.memory.sizes import Outline, outline_of
 from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, with_estimate, work_of, worlds_of
-from perflab.predicted.settings import Predicting
+from perflab.predicted.settings import Predicting, predicts_by_itself
 from perflab.predicted.store import PredictedStore
 from perflab.predicted.trace.watch import CalledOff, TracingTime
 from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing, with_mismatches
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
 
     from perflab.measure.calls.workload import Workload
     from perflab.measure.memory.memory_snapshot import MemorySnapshot
-    from perflab.predicted.prediction import Proofs
+    from perflab.predicted.prediction import Proofs, Traced
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
     from perflab.running.case.statements import Claim
-    from perflab.settings.total_budget import TotalBudget
+    from perflab.settings.settings import TotalBudget
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -71,8 +71,6 @@ class Instead:
     """The outline of the case's own call, once it is traced, and the time of tracing."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps this process one rank of the case's group until the case is torn down."""
-    not_joined: PerflabError | None = None
-    """Why this process could not become a rank."""
 
     def skip(self, why: str) -> NoReturn:
         """Skip the case because it cannot be predicted; ``why`` is the reason."""
@@ -125,13 +123,24 @@ class Predictions:
                 if was_on:
                     gc.enable()
 
+    @property
+    def by_itself(self) -> bool:
+        """Whether the run predicts a case that does not fit this machine, although no prediction was requested."""
+        return predicts_by_itself(self._settings)
+
+    def way(self, state: CaseState, budget: TotalBudget) -> Way:
+        """Return the way that predicts a case's callable."""
+        return Predicted(state, self, budget)
+
     def play_rank(self, item: pytest.Item, state: CaseState) -> None:
-        """Make this process one rank of the case's group, whose other ranks do not exist.
+        """Make this process one rank of the group of a case in ranks, whose other ranks do not exist.
 
         Raises:
             UsageError: the case has no such rank.
         """
         size = state.settings.world_size
+        if size == 1:
+            return
         alone = item.stash.get(LONE, None) or LoneRank(self._settings.part(Predicting).ranks_of(size)[0], size)
         joined = playing(alone, OVER_NOCUDA if self._settings.dry_run else FAKE)
         state.part(Instead).group.enter_context(joined)
@@ -179,7 +188,7 @@ class Predictions:
         except InternalsError as error:
             pytest.skip(f"{unmet}; cannot be predicted, {error.problem}")
         state.predicts, state.part(Instead).of = True, unmet
-        return Predicted(state, self, budget)
+        return self.way(state, budget)
 
     def of(self, state: CaseState, workload: Workload, left_s: float | None) -> Any:
         """Predict a case's callable, and return a fake result of the callable's shape.
@@ -195,24 +204,12 @@ class Predictions:
             pytest.skip.Exception: the callable calls no operator; or tracing takes longer than the case's budget, or
                 than the run has left.
         """
-        from perflab.predicted.cuda.kernels import ON_CUDA
-        from perflab.predicted.memory.snapshot import write_snapshot
-        from perflab.predicted.prediction import Proofs, predict
-
         gpu = self._gpu
         show, budget_s = functools.partial(self._progress.show, doing="predicting"), state.settings.budget_s
         by_marker = budget_s != self._settings.budget_s
         time = TracingTime(show, budget_s, by_marker=by_marker, left_s=left_s)
-        self._proofs = self._proofs or Proofs()
         try:
-            if self._settings.dry_run:
-                from perflab.predicted.dry_run.case import run_dry
-
-                assert state.device is not None
-                with current_device(state.device):
-                    now, traced = run_dry(work_of(workload), gpu, time)
-            else:
-                now, traced = predict(work_of(workload), gpu, ON_CUDA, proofs=self._proofs, watch=time)
+            now, traced = self._traced(state, workload, time)
         except CalledOff as end:
             state.part(Instead).skip(f"tracing {end}")
         finally:
@@ -225,14 +222,7 @@ class Predictions:
                 )
             state.part(Instead).skip("the callable calls no operator of PyTorch, so there is nothing to predict")
         if self._settings.part(Predicting).snapshots:
-            folder = own_folder(self._config.rootpath) / "snapshots"
-            folder.mkdir(exist_ok=True)
-            path = write_snapshot(
-                traced.trace,
-                folder / f"{file_name_for(state.case)}-predicted",
-                workspace_bytes=now.workspace_bytes,
-                time_of=lambda op: roofline_ns(op, gpu) or 0.0,
-            )
+            path = self._write_timeline(state.case, now, traced.trace)
             now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
         try:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
@@ -255,6 +245,33 @@ class Predictions:
             )
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
+
+    def _traced(self, state: CaseState, workload: Workload, time: TracingTime) -> tuple[Prediction, Traced]:
+        """Trace the workload, in a dry run on CUDA tensors and else on fake ones."""
+        from perflab.predicted.cuda.kernels import ON_CUDA
+        from perflab.predicted.prediction import Proofs, predict
+
+        if self._settings.dry_run:
+            from perflab.predicted.dry_run.case import run_dry
+
+            assert state.device is not None
+            with current_device(state.device):
+                return run_dry(work_of(workload), self._gpu, time)
+        self._proofs = self._proofs or Proofs()
+        return predict(work_of(workload), self._gpu, ON_CUDA, proofs=self._proofs, watch=time)
+
+    def _write_timeline(self, case: str, now: Prediction, trace: Trace) -> Path:
+        """Write the memory timeline of a case's call as a snapshot, and return the file's path."""
+        from perflab.predicted.memory.snapshot import write_snapshot
+
+        folder = own_folder(self._config.rootpath) / "snapshots"
+        folder.mkdir(exist_ok=True)
+        return write_snapshot(
+            trace,
+            folder / f"{file_name_for(case)}-predicted",
+            workspace_bytes=now.workspace_bytes,
+            time_of=lambda op: roofline_ns(op, self._gpu) or 0.0,
+        )
 
     def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
         """Return the prediction with what else fits.

@@ -1,1 +1,1 @@
-"""One call as a trace: operators and blocks of memory, with the module and line behind each."""
+"""One call as a trace: operators and blocks of memory, each with its module and line; of many layers, from a few."""

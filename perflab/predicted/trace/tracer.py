@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import backward_code, is_composite, without_torch_function
+from perflab.internals.of_torch.patched import attributes_replaced
 from perflab.internals.of_torch.tracing import (
     current_node,
     is_in_backward,
@@ -34,7 +35,6 @@ from perflab.internals.of_torch.tracing import (
 )
 from perflab.measure.counts.collectives import Seen
 from perflab.predicted.cuda.devices import on_host
-from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.modules import Holding, ModuleBook
 from perflab.predicted.trace.operators import (
     COLLECTIVE,

@@ -12,6 +12,7 @@ from torch.distributed import Work
 from perflab.internals.of_torch import OpOverload, TorchDispatchMode
 from perflab.internals.of_torch.dispatch import answer_alone, schema_of, without_dispatch_modes, without_torch_function
 from perflab.internals.of_torch.patched import (
+    attributes_replaced,
     backward_of_the_engine,
     before_forward_of_ddp,
     making_of_a_mesh,
@@ -20,7 +21,6 @@ from perflab.internals.of_torch.patched import (
 )
 from perflab.internals.of_torch.tracing import is_fake, storage_key
 from perflab.predicted.cuda.devices import put_on_host
-from perflab.predicted.cuda.patching import attributes_replaced
 from perflab.predicted.trace.operators import tensors_in
 from perflab.predicted.world.lone_rank import LoneRank
 

@@ -106,8 +106,7 @@ class Stale:
         Raises:
             DeviceError: there is neither a device nor such a file.
         """
-        from perflab.devices.environment import current_environment
-        from perflab.devices.kinds import resolve_device
+        from perflab.devices.kinds import current_environment, resolve_device
 
         try:
             return [current_environment(resolve_device(self._settings.device), self._settings.machine)]

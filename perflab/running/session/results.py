@@ -28,8 +28,7 @@ from perflab.results.result import Document, Result, by_study, parameter_names
 from perflab.running.config.command_line import command_without_limits
 from perflab.running.session.journal import Journal, add_to_benchmark_session, spare_second_table
 from perflab.running.session.prune import Stale
-from perflab.settings.settings import Settings
-from perflab.settings.total_budget import TotalBudget
+from perflab.settings.settings import Settings, TotalBudget
 from perflab.store.stale import Collection
 from perflab.tables.escaping import lines_of, one_line
 from perflab.tiers.interface import tiers

@@ -31,7 +31,7 @@ from perflab.judging.paired import (
     stage,
 )
 from perflab.measured.exact import split
-from perflab.measured.run.remeasure import cleared
+from perflab.measured.run.replicates import cleared
 from perflab.results.measured import Entry, MeasuredCase
 from perflab.results.measurement import Paired, Replicate
 from perflab.results.records import Environment, Policy, Verdict

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
-from perflab.predicted.layers.patterns import (
+from perflab.predicted.trace.patterns import (
     OWN,
     Did,
     Freed,
@@ -27,7 +27,7 @@ from perflab.predicted.layers.patterns import (
     find_patterns,
     role_of,
 )
-from perflab.predicted.layers.sweeps import READINGS, cut
+from perflab.predicted.trace.sweeps import READINGS, cut
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Trace, Use
 
 

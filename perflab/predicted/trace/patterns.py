@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perflab.predicted.layers.sweeps import Cut, Sweep
+from perflab.predicted.trace.sweeps import Cut, Sweep
 from perflab.predicted.trace.trace import Alloc, Event, Free, Layer, Op, Use
 
 

@@ -1,1 +1,0 @@
-"""Traces of models with many layers, from traces of few layers."""
