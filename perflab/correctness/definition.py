@@ -58,12 +58,14 @@ class Definition:
 
     def _count_outputs(self, example: Inputs) -> int:
         def run() -> tuple[object, list[object]]:
-            returned = self._exact(*(one.clone() for one in upcast(example).values()))
+            returned = self._exact(*upcast(example).values())
             outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
-            return returned, [one.clone() if isinstance(one, Tensor) else one for one in outputs]
+            return returned, [one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else one for one in outputs]
 
         try:
             (returned, outputs), (_, others) = run(), run()
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             raise UsageError(
                 f"the definition raised for inputs in float64: {type(error).__name__}: {error}",
@@ -86,8 +88,8 @@ class Definition:
     def takes(self, inputs: Inputs) -> bool:
         """Whether the definition takes these inputs: of a matrix with a root the negative has none."""
         try:
-            for call, given in ((self._exact, upcast(inputs)), (self._plain, inputs)):
-                call(*(one.clone() for one in given.values()))
+            self._exact(*upcast(inputs).values())
+            self._plain(*(one.clone() for one in inputs.values()))
         except Exception:
             return False
         return True
@@ -99,15 +101,17 @@ class Definition:
 
         Args:
             inputs: the inputs of the call.
-            got: its results, by the names of ``outputs``; None for one that is no tensor.
+            got: its results, by the names of ``outputs``; None for one that is no tensor. Where they are, they are
+                compared.
             kind: the kind of the inputs: the largest of plain's errors on inputs of one kind makes the budget.
             wholly: whether nothing is compared where a single element has no answer. Otherwise all others are.
         """
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
-        exact = run_plainly(self._exact, upcast(inputs), self._task, {})
+        where = next((one.device for one in got.values() if one is not None), torch.device("cpu"))
+        exact = _on(where, run_plainly(self._exact, upcast(inputs), self._task, {}))
         halved = {name for name, one in exact.items() if _exceeds_float64(one)}
         reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
-        plain = run_plainly(self._plain, inputs, self._task, {})
+        plain = _on(where, run_plainly(self._plain, inputs, self._task, {}))
         plain = {name: _parted(one, name in halved) for name, one in plain.items()}
         got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
         for name, one in reference.items():
@@ -132,10 +136,15 @@ class Definition:
 
 def upcast(inputs: Inputs) -> dict[str, Tensor]:
     """Return copies of tensors: floating ones in float64, complex ones in complex128, others as they are."""
-    return {
-        name: one.double() if one.is_floating_point() else one.to(torch.complex128) if one.is_complex() else one.clone()
-        for name, one in inputs.items()
-    }
+
+    def wide(one: Tensor) -> torch.dtype:
+        return torch.float64 if one.is_floating_point() else torch.complex128 if one.is_complex() else one.dtype
+
+    return {name: one.detach().to(wide(one), copy=True) for name, one in inputs.items()}
+
+
+def _on(device: torch.device, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.to(device) for name, one in results.items()}
 
 
 def with_float64(tensors: Mapping[_Key, _T]) -> dict[_Key, _T]:
@@ -155,12 +164,20 @@ def described(inputs: Inputs) -> str:
     return shapes + (f" of {min(x.min() for x in values):.3g} to {max(x.max() for x in values):.3g}" if values else "")
 
 
+def copied(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same layout and values in memory of its own."""
+    return rewritten(tensor, lambda x: x)
+
+
 def rewritten(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Return a tensor of the same layout with changed values."""
     storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     if 0 in tensor.stride():  # expanded: the elements share memory
+        elements = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        elements.set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))
+        elements.copy_(rewritten(elements, change))
         return made
     if tensor.itemsize == 1:  # no arithmetic in 8 bit
         return made.copy_(change(tensor.detach().float()).to(tensor.dtype))

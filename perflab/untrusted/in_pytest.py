@@ -25,22 +25,22 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError, WrongResultError
-from perflab.correctness.definition import rewritten
+from perflab.correctness.definition import copied, rewritten
 from perflab.correctness.run import Function, Run, Task, held_elsewhere, same_bits
-from perflab.internals.of_torch.originals import modes_on
+from perflab.internals.of_torch.originals import is_own, modes_on, named
 from perflab.measure.calls.flat import Flat
 from perflab.measure.calls.outputs import alike
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize
 from perflab.processes.peer import How
-from perflab.running.case.reference import Reference
+from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trusted
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import EndedError, RaisedError, UnfitError
 from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import MOST_TEXT, Entry, Role, TensorAt
-from perflab.untrusted.records import Finding
+from perflab.untrusted.records import Finding, Reason
 from perflab.untrusted.stranger import Holding, Span, Stranger
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ def begin(config: pytest.Config, items: Sequence[pytest.Item], timeout_s: float 
         UsageError: this system has no Linux, cloudpickle is not installed, or importing the tests has left a mode of
             PyTorch's on, which would answer for the comparisons.
     """
-    if modes := [one for one in modes_on() if not one.startswith("torch.")]:
+    if modes := [one for one in modes_on() if not is_own(one)]:
         raise UsageError(
-            f"--perf-adversarial: importing the tests has left modes on that answer for PyTorch: {', '.join(modes)}",
+            f"--perf-adversarial: importing the tests has left modes on that answer for PyTorch: {named(modes)}",
             "enter modes inside of tests",
         )
     if sys.platform != "linux":
@@ -297,16 +297,40 @@ class Packed:
     Attributes:
         inputs: the tensors among its arguments, which get fresh values in each call, by name.
         call: the pickled function of these tensors.
-
-    Raises:
-        UsageError: it cannot be sent to another process.
+        trusted: the reference as functions of them; None without one.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, reference: Reference | None) -> None:
+        """Pickle the workload.
+
+        Args:
+            workload: the workload, before its first call.
+            reference: tells which arguments may be changed, and are results then.
+
+        Raises:
+            UsageError: it cannot be sent to another process, or stands in the reference's file.
+        """
         call, args, kwargs = workload.roots if type(workload) is Workload else (workload.run, (), {})
         flat = Flat(call, args, kwargs)
-        self.inputs = dict(zip(flat.names, flat.take(), strict=True))
+        self.trusted: Trusted | None = None
+        if reference is not None:
+            self.trusted = reference.trusted(workload)
+            flat.writes = self.trusted.plain.writes
+            _refuse_one_file(call, reference.definition)
+        self.inputs = {name: copied(one) if name in flat.writes else one for name, one in flat.inputs.items()}
+        flat.inputs = {}
         self.call = _pickled(flat, _name_of(call))
+
+
+def _refuse_one_file(candidate: Callable[..., Any], definition: Callable[..., Any]) -> None:
+    """Refuse a reference whose file the candidate has to read; functions of test files are sent without the file."""
+    (running,) = _RUNNING
+    both = set(_files_of([candidate])) & set(_files_of([definition])) - running.files
+    if both:
+        raise UsageError(
+            f"{_name_of(candidate)} and its reference are in one file, {both.pop()}",
+            "put the reference in a file of its own or of tests: the candidate's process must not have the answers",
+        )
 
 
 def hold_to_account(
@@ -314,7 +338,6 @@ def hold_to_account(
     workload: Workload,
     device: torch.device,
     call_ns: float,
-    reference: Reference | None = None,
     *,
     allow_nan: bool = False,
 ) -> str:
@@ -325,7 +348,6 @@ def hold_to_account(
         workload: the workload as it is; it is timed here again beside its process, since the machine may be busier now.
         device: the device of the work.
         call_ns: the time of a call as it was measured, in nanoseconds.
-        reference: what its results have to be, if the case has stated it; its processes do not have it.
         allow_nan: whether results may be NaN, which memory is that nobody has written.
 
     Raises:
@@ -335,8 +357,9 @@ def hold_to_account(
         ClockError: a call takes far longer there than was measured here.
     """
     (running,) = _RUNNING
-    holding = replace(running.holding([] if reference is None else [reference.definition]), device=str(device))
-    known = "" if reference is None else _judged_by(reference, packed, workload, holding)
+    secret = [] if packed.trusted is None else [packed.trusted.definition]
+    holding = replace(running.holding(secret), device=str(device))
+    known = "" if packed.trusted is None else _judged_by(packed.trusted, packed, holding)
     inputs = list(packed.inputs.values())
     with contextlib.ExitStack() as stack:
         try:
@@ -368,39 +391,35 @@ def hold_to_account(
     return known + (f"agrees in {format_count(_CALLS, 'call')}" if steady else "results differ from call to call")
 
 
-def _judged_by(reference: Reference, packed: Packed, workload: Workload, holding: Holding) -> str:
+def _judged_by(trusted: Trusted, packed: Packed, holding: Holding) -> str:
     """Compare calls in a process of the candidate's own with a reference, and return how many were right, as text.
 
     Raises:
         WrongResultError: one is not.
+        UsageError: the candidate does not run there, or the reference has no answer.
     """
-    trusted = reference.like(workload)
     judged = judge(
         Source("the candidate", Entry(), packed.call),
         Case(
-            definition=trusted,
-            plain=trusted,
+            definition=trusted.exact,
+            plain=trusted.plain,
             draws=[lambda _seed: dict(zip(packed.inputs, _fresh(list(packed.inputs.values())), strict=True))],
-            multiple=reference.multiple,
-            may_change=_changes_or_returns(trusted, list(packed.inputs.values())),
+            multiple=trusted.multiple,
+            may_change=bool(trusted.plain.writes),
+            may_return=True,
         ),
         holding,
     )
+    if judged.reason is Reason.UNDEFINED:
+        raise UsageError(UNDEFINED, "give others, or another reference")
+    text = f"{judged.reason}, in a process of its own: {judged.text}"
+    if judged.reason is Reason.INPUTS_CHANGED:
+        raise WrongResultError(text, IN_PLACE)
+    if judged.reason in (Reason.RESULT, Reason.FORM):
+        raise WrongResultError(text, "let it compute its result from the values of its arguments, in every call")
     if judged.finding in (Finding.WRONG, Finding.SUSPICIOUS):
-        raise WrongResultError(
-            f"{judged.reason}, in a process of its own: {judged.text}",
-            "let it compute its result from the values of its arguments, in every call",
-        )
+        raise UsageError(text, "let it run on fresh values of its arguments, and without the session's files")
     return f"right in {format_count(judged.checked, 'call')}, "
-
-
-def _changes_or_returns(trusted: Flat, inputs: Sequence[Tensor]) -> bool:
-    """Whether a trusted function writes to its inputs, or returns their memory, as a candidate then may."""
-    given = [rewritten(one, lambda x: x) for one in inputs]
-    returned = trusted(*given)
-    memory = {one.untyped_storage().data_ptr() for one in given}
-    is_unchanged = all(same_bits(one, other) for one, other in zip(given, inputs, strict=True))
-    return not is_unchanged or any(one.untyped_storage().data_ptr() in memory for one in returned)
 
 
 def _enough_ns(here_ns: float) -> float:
@@ -467,8 +486,7 @@ def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, all
         )
     if all(_same(of_first[number], second, sets[number]) for number in reversed(range(_CALLS))):
         return True
-    pairs = [pair for each, later in pairwise(of_first) for pair in zip(each, later, strict=False)]
-    if any(_is_again(one, other) for one, other in pairs):
+    if _stale(sets, of_first):
         raise ResultsError(
             "a call returned, bit by bit, what the call before had returned for other inputs",
             "let each call compute its result, in memory of its own",
@@ -476,11 +494,23 @@ def _compare(first: Stranger, second: Stranger, inputs: Sequence[Tensor], *, all
     return False
 
 
-def _is_again(one: Tensor, other: Tensor) -> bool:
-    """Whether a result is another call's, bit by bit, and of so many values that no chance makes them equal."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape) or not one.is_floating_point():
+def _stale(sets: Sequence[Sequence[Tensor]], results: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether a result is the one of the call before now and then, bit by bit, though the inputs are others.
+
+    One that never changes is a table, say; a result of few values is equal by chance.
+    """
+    if all(same_bits(one, other) for one, other in zip(sets[0], sets[1], strict=True)):
         return False
-    return same_bits(one, other) and torch.unique(one.float()).numel() >= _TELLING
+    for of_calls in zip(*results, strict=False):
+        again = [(a.dtype, a.shape) == (b.dtype, b.shape) and same_bits(a, b) for a, b in pairwise(of_calls)]
+        first = of_calls[0]
+        if any(again) and not all(again) and first.is_floating_point() and _values_in(first) >= _TELLING:
+            return True
+    return False
+
+
+def _values_in(result: Tensor) -> int:
+    return int(torch.unique(result.float()).numel())
 
 
 def _same(mine: Sequence[Tensor], other: Stranger, inputs: Sequence[Tensor]) -> bool:

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from perflab.untrusted.command import held
+from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import Entry, Role
+from perflab.untrusted.records import Reason
 from perflab.untrusted.stranger import Stranger
 
 from .active import needs_nocuda
@@ -52,6 +54,14 @@ def test_arguments_on_a_device_are_compared_with_what_was_given() -> None:
                 given = torch.ones(4, 8)
                 one.span([[given]])
                 assert one.changed(["x"], [given]) == wanted
+
+
+def test_results_of_a_device_are_judged_on_the_host() -> None:
+    source = "import torch\ndef same(x): return x.clone()\ndef zeros(x): return torch.zeros(4, 8).double().cuda()\n"
+    with held("cuda", 60.0, [], []) as holding:
+        for name, wanted in (("same", Reason.NONE), ("zeros", Reason.RESULT)):
+            case = Case(torch.clone, torch.clone, [lambda _: {"x": torch.ones(4, 8).double().cuda()}], wide=False)
+            assert judge(Source(name, Entry(name=f"candidate:{name}", source=source)), case, holding).reason == wanted
 
 
 SUITE = """

@@ -91,9 +91,38 @@ def test_right(perf, dtype):
     perf.reference(plain)
     perf(lambda x, scale: scale * x.exp() / x.exp().sum(-1, keepdim=True), torch.randn(4, 8).to(dtype), scale=2.0)
 
-def test_right_in_place(perf):
+def doubled_into(x, out):
+    out.copy_(x * 2)
+
+@pytest.mark.parametrize("fn, right", [
+    (in_place, True), (torch.zero_, False), (lambda x: x.relu(), False)
+], ids=["right", "wrong", "elsewhere"])
+def test_in_place(perf, fn, right):
+    perf.reference(in_place)
+    perf(fn, torch.randn(4, 8))
+
+def test_undeclared(perf):
     perf.reference(torch.relu)
     perf(in_place, torch.randn(4, 8))
+
+@pytest.mark.parametrize("fn", [doubled_into, lambda x, out: None], ids=["right", "wrong"])
+def test_out_argument(perf, fn):
+    perf.reference(doubled_into)
+    perf(fn, torch.randn(4, 8), torch.empty(4, 8))
+
+def test_right_module_of_a_leaf(perf):
+    layer = torch.nn.Linear(8, 8)
+    perf.reference(layer)
+    perf(lambda x: torch.addmm(layer.bias, x, layer.weight.T), torch.randn(4, 8, requires_grad=True))
+
+@pytest.mark.parametrize("number", [1.0, 1.01], ids=["right", "wrong"])
+def test_named_and_numbers(perf, number):
+    perf.reference(lambda x: {"a": x * 2, "b": x.new_ones(()).item()})
+    perf(lambda x: {"b": number, "a": x + x}, torch.randn(0 + 4))
+
+def test_right_of_nothing(perf):
+    perf.reference(plain)
+    perf(lambda x: torch.softmax(x, -1), torch.randn(0, 8))
 
 def test_right_of_two(perf):
     perf.reference(torch.frexp)
@@ -194,14 +223,15 @@ def test_what_is_wrong_with_a_case_fails_without_measuring_too(project: Project)
 
 def test_a_result_is_compared_with_the_reference_that_the_case_states(project: Project) -> None:
     project.pytester.makepyfile(test_story=REFERRED)
-    project.pytest(passed=7, failed=6).stdout.fnmatch_lines(
+    project.pytest(passed=11, failed=11).stdout.fnmatch_lines_random(
         [
             "*wrong for argument 0 float32 (4, 8) of *",
             "out is wrong: shape (4, 8), float32",
             "*all of them within [[]2, *",
+            "*it changed argument 0",
             "it returned 2 tensors, wanted 1",
             "*perf.reference() checks one call, not phases, set-up or coroutines",
-            "*perf.reference() needs tensors among the arguments of the measured call",
+            "*perf.reference() needs dense tensors among the arguments of the measured call",
             "*the reference returned NaN for these arguments",
             "*perf.reference() after perf()",
         ]

@@ -110,8 +110,12 @@ class Answers(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
 
+entered = []
+
 def enters(x):
-    Answers().__enter__()
+    if not entered:
+        entered.append(Answers())
+        entered[0].__enter__()
     return right(x)
 
 CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, lambda x: right(x)]
@@ -138,6 +142,24 @@ def test_perf(perf, fn):
 @pytest.mark.perf
 def test_of_probabilities(perf):
     perf(lambda x: torch.bernoulli(x) * 0, torch.ones(8))
+
+table = torch.arange(512.0)
+
+@pytest.mark.perf
+def test_of_a_table(perf):
+    perf(lambda x: (torch.dropout(x, 0.5, True), table), torch.randn(16, 32))
+
+@pytest.mark.perf
+def test_of_numbers(perf):
+    perf(lambda ids: (table[ids], torch.rand(99)), torch.arange(99))
+
+@pytest.mark.perf
+def test_expanded(perf):
+    perf(by_shape, torch.randn(8, 1).expand(8, 32))
+
+@pytest.mark.perf
+def test_of_a_leaf(perf):
+    perf(by_shape, torch.randn(9, 32, requires_grad=True))
 
 @pytest.mark.perf
 def test_a_lock(perf):
@@ -185,7 +207,7 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
         "perf",
         "-k",
         "test_perf and (right or by_shape or counts or late or unwritten or rows or one_buffer or every) "
-        "or lock or step or probabilities",
+        "or lock or step or probabilities or table or numbers or expanded or leaf",
         "--perf-adversarial",
     )
     verdicts = {name: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
@@ -199,6 +221,10 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
         "test_perf[into_one_buffer]": "failed",
         "test_perf[every_second]": "failed",
         "test_of_probabilities": "new",
+        "test_of_a_table": "new",
+        "test_of_numbers": "new",
+        "test_expanded": "failed",
+        "test_of_a_leaf": "failed",
         "test_a_lock": "failed",
         "test_step": "new",
     }, said
@@ -222,8 +248,19 @@ def test_results_are_compared_with_the_reference_that_a_case_states(tmp_path: Pa
         "into": "new",
     }
     assert verdicts == wanted, said
-    reasons = [one["judgement"]["reasons"] for one in results.values() if one["judgement"]["verdict"] == "failed"]  # type: ignore[index]
-    assert reasons == [["wrong result"]] * len(reasons)
+    for name in ("constant", "of_other_dtype"):
+        assert results[f"test_against_what_is_right[{name}]"]["judgement"]["reasons"] == ["wrong result"]  # type: ignore[index]
+
+
+def test_a_reference_in_the_file_of_its_candidate_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text("def fast(x): return x + x\ndef plain(x): return 2 * x\n")
+    (tmp_path / "test_both.py").write_text(
+        "import both, pytest, torch\n@pytest.mark.perf\ndef test_both(perf):\n"
+        "    perf.reference(both.plain)\n    perf(both.fast, torch.randn(8))\n"
+    )
+    for options, told in (([], "1 new"), (["--perf-adversarial"], "fast and its reference are in one file")):
+        said, _ = run(tmp_path, "-m", "perf", "-k", "both", *options)
+        assert told in said
 
 
 def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path) -> None:

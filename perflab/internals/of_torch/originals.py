@@ -25,6 +25,7 @@ _ON_CUDA = (
     "cuda.Event.synchronize",
 )
 _MODES = "torch.utils._python_dispatch"
+_TO = "see who answers for PyTorch's functions"
 _OF_C = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -33,20 +34,31 @@ _OF_C = (
 )
 
 
-def modes_on() -> list[str]:
+def modes_on() -> list[type]:
     """Return the classes of the modes that answer for PyTorch's functions and operators now, lowest first.
 
     A default device's mode is not among them. Which modes are on is not public; without the private names none is told.
     """
-    stacks = []
-    for name in ("torch.overrides:_get_current_function_mode_stack", f"{_MODES}:_get_current_dispatch_mode_stack"):
-        with suppress(InternalsError):
-            stacks.append(lookup(TORCH, name, "see who answers for PyTorch's functions"))
-    kinds = [type(one) for stack in stacks for one in stack()]
-    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__name__ != "DeviceContext"]
+    stacks, device_mode = [], None
+    with suppress(InternalsError):
+        device_mode = lookup(TORCH, "torch.utils._device:DeviceContext", _TO)
+        for name in ("torch.overrides:_get_current_function_mode_stack", f"{_MODES}:_get_current_dispatch_mode_stack"):
+            stacks.append(lookup(TORCH, name, _TO))
+    return [type(one) for stack in stacks for one in stack() if type(one) is not device_mode]
 
 
-def check_originals(device: torch.device, modes: Sequence[str]) -> None:
+def is_own(kind: type) -> bool:
+    """Whether a class is PyTorch's own: found by its name in a module of PyTorch's."""
+    module = sys.modules.get(kind.__module__)
+    return kind.__module__.startswith("torch.") and getattr(module, kind.__qualname__, None) is kind
+
+
+def named(kinds: Sequence[type]) -> str:
+    """Return the names of classes, with their modules, as text."""
+    return ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+
+
+def check_originals(device: torch.device, modes: Sequence[type]) -> None:
     """Refuse a measurement in a process where something has replaced what the measurement relies on.
 
     A function of C is PyTorch's by its type. One of Python is by its module and the file of its code.
@@ -60,7 +72,7 @@ def check_originals(device: torch.device, modes: Sequence[str]) -> None:
     """
     if left := [one for one in modes_on() if one not in modes]:
         raise ReplacedError(
-            f"the work has left a mode on, {', '.join(left)}, which answers for PyTorch's functions",
+            f"the work has left a mode on, {named(left)}, which answers for PyTorch's functions",
             "leave each mode before the call ends: with mode: ...",
         )
     torch = sys.modules["torch"]

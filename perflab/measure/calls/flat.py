@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from perflab.measure.calls.outputs import is_readable
 
 if TYPE_CHECKING:
     import torch
@@ -14,37 +13,44 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 
 class Flat:
-    """A call as a function of the tensors among its arguments, that returns the tensors in its result."""
+    """A call as a function of the dense tensors among its arguments; it returns the tensors and numbers in its result.
 
-    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
+    Attributes:
+        inputs: these tensors, by name: their keywords, or ``argument 0`` by position. Those in lists are left where
+            they are. What is sent to another process has to be without them.
+        writes: the names of inputs that the call writes to, which are then results as well.
+    """
 
+    def __init__(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = {**{f"argument {number}": one for number, one in enumerate(args)}, **kwargs}
         self._call, self._positional = call, len(args)
-        self._given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        self._places = [
-            place
-            for place, value in self._given.items()
-            if type(value) is torch.Tensor and is_readable(value) and not value.requires_grad
-        ]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the tensors among the arguments: keywords, or ``argument 0`` by position."""
-        return [place if isinstance(place, str) else f"argument {place}" for place in self._places]
-
-    def take(self) -> list[torch.Tensor]:
-        """Take the tensors out of the arguments, and return them."""
-        taken = [self._given[place] for place in self._places]
-        self._given.update(dict.fromkeys(self._places))
-        return taken
+        self.inputs: dict[str, torch.Tensor] = {name: one for name, one in given.items() if _is_dense(one)}
+        self.writes: list[str] = []
+        self._names = list(self.inputs)
+        self._leaves = {name for name, one in self.inputs.items() if one.requires_grad}
+        self._given = {**given, **dict.fromkeys(self._names)}
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Make the call with these tensors, and return the tensors of its result."""
-        given = self._given | dict(zip(self._places, inputs, strict=True))
-        args = [given.pop(number) for number in range(self._positional)]
+        """Make the call with these tensors, and return the tensors and numbers of its result."""
+        taken = {
+            name: one.detach().requires_grad_() if name in self._leaves else one
+            for name, one in zip(self._names, inputs, strict=True)
+        }
+        given = self._given | taken
+        args = [given.pop(f"argument {number}") for number in range(self._positional)]
         found: list[torch.Tensor] = []
         _collect(self._call(*args, **given), found)
-        return found
+        return [*found, *(taken[name].detach() for name in self.writes)]
+
+
+def _is_dense(value: object) -> bool:
+    import torch
+
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    assert isinstance(value, torch.Tensor)
+    is_plain = value.layout is torch.strided and not value.is_nested and not value.is_quantized
+    return is_plain and value.device.type != "meta"
 
 
 def _collect(value: Any, found: list[torch.Tensor]) -> None:
@@ -52,6 +58,14 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
 
     if isinstance(value, torch.Tensor):  # a subclass stays as it is, and is refused: it may compute when it is read
         found.append(value.detach() if type(value) in (torch.Tensor, torch.nn.Parameter) else value)
-    elif isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, bool | int | float | complex):
+        found.append(torch.as_tensor(value))
+    elif isinstance(value, dict):
+        for name in sorted(value, key=str):
+            _collect(value[name], found)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _collect(getattr(value, field.name), found)
+    elif isinstance(value, list | tuple):
+        for one in value:
             _collect(one, found)

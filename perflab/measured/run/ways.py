@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import pytest
 
@@ -66,6 +66,8 @@ class Measuring:
     device: torch.device
     progress: Progress
     config: pytest.Config
+    checks_results: ClassVar[bool] = True
+    """Whether results are compared with the case's reference: once for a case, or for each rank of it."""
 
     def requires(self, claim: Claim) -> Way:
         """Ignore the claim: the process that asked for this measurement has checked it."""
@@ -78,10 +80,29 @@ class Measuring:
             UsageError: the callable does no work, or returned NaN; no graph can hold it; or its clock is not
                 trustworthy.
         """
+        # Where the first call is what is measured, no other comes before it.
+        is_cold = self.state.settings.warmup == 0
         with only_compiled_kernels(self.state.case):
             self._skip_without_graph()
+            if not is_cold:
+                self._refuse_wrong(workload)
             release_memory(self.device)
-            return self._measured(workload)
+            result = self._measured(workload)
+            if is_cold:
+                self._refuse_wrong(workload)
+            return result
+
+    def _refuse_wrong(self, workload: Workload) -> None:
+        """Refuse a result that is not the reference's, and forget what was measured of it."""
+        if not self.checks_results or self.state.reference is None:
+            return
+        self.progress("the reference")
+        try:
+            with current_device(self.device):
+                refuse_wrong(self.state, workload)
+        except ResultsError as error:
+            self._learned.measurement = None
+            raise self._not_measured(error) from error
 
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
@@ -124,7 +145,6 @@ class Measuring:
             measured = self._measure(workload)
             if measured is not None:
                 refuse_nan(state, measured.result)
-                refuse_wrong(state, workload)
         except (CaptureError, ClockError, ResultsError) as error:
             raise self._not_measured(error) from error
         except StopIteration as error:
@@ -231,6 +251,7 @@ class Replicate(Measuring):
     """Measures in this process, a fresh one, within the time that its parent has left."""
 
     job: Job
+    checks_results = False
 
     def _profile(self) -> ProfilePlan | None:
         job = self.job
@@ -248,6 +269,8 @@ class Replicate(Measuring):
 
 class InStep(Measuring):
     """Measures in this process in step with the other ranks of its case, whoever has started them."""
+
+    checks_results = True
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case in all ranks if it does not fit in one of them."""
@@ -316,7 +339,7 @@ class Local(Measuring):
             return lambda: None
         from perflab.untrusted.in_pytest import Packed, hold_to_account
 
-        packed = Packed(workload)
+        packed = Packed(workload, self.state.reference)
 
         def account() -> None:
             measurement = self._learned.measurement
@@ -326,7 +349,7 @@ class Local(Measuring):
             call_ns = median(per_call_ns(measurement.samples_ns, measurement.repetitions))
             try:
                 self.state.facts["adversarial"] = hold_to_account(
-                    packed, workload, self.device, call_ns, self.state.reference, allow_nan=settings.allow_nan
+                    packed, workload, self.device, call_ns, allow_nan=settings.allow_nan
                 )
             except (ClockError, ResultsError) as error:
                 self._learned.measurement = None
@@ -410,6 +433,7 @@ class Served(Measuring):
 
     budget: TotalBudget
     server: Serves
+    checks_results = False
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case if not all sides fit at once."""
@@ -437,6 +461,8 @@ class Served(Measuring):
 
 class Callgrind(Measuring):
     """Calls the callable a few times on a simulated processor, which counts the last call's instructions."""
+
+    checks_results = False
 
     def _measured(self, workload: Workload) -> Any:
         self.state.done = True

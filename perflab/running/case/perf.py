@@ -361,10 +361,12 @@ class Perf:
             perf.reference(plain_softmax)
             perf(fast_softmax, x)
 
-        One more call is compared with it, untimed, and the case fails with ``wrong result``. ``definition`` is called
-        with the tensors among the arguments in float64, which says what is right, and as they are: the error that it
-        has then, times ``multiple``, is allowed. Under ``--perf-adversarial`` the results of the candidate's own
-        process are compared with it, on fresh values. Predictions and A/B turns leave the check out.
+        A call on copies of the arguments is compared with it before anything is measured, and the case fails with
+        ``wrong result``. ``definition`` is called with the tensors among the arguments in float64 (so are the weights
+        of a module), which says what is right, and as they are: the error that it has then, times ``multiple``, is
+        allowed. Arguments that it writes to are results too; others have to stay as they are. Under
+        ``--perf-adversarial`` the results of processes of the candidate's own are compared with it, on fresh values.
+        Predictions and A/B turns leave the check out.
 
         Args:
             definition: a plain function that is trusted, and works in float64; call ``perf`` as
@@ -498,8 +500,6 @@ class Perf:
 
     def _once_a_test(self, workload: Workload) -> Any:
         self._refuse_second()
-        if self._state.reference is not None:
-            self._state.reference.like(workload)
         self._state.phases = workload.phases
         self._refuse_facts_as_phases()
         with awaited(workload), calling(workload):

@@ -57,10 +57,10 @@ class Once:
             WrongResultError: it is not that of the reference which the case has stated.
         """
         self.state.done = True
-        result = self._run(workload)
-        refuse_nan(self.state, result)
         with current_device(self.device), kernels_have_a_gpu(self.state.case):
             refuse_wrong(self.state, workload)
+        result = self._run(workload)
+        refuse_nan(self.state, result)
         return result
 
     def compare(self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None) -> None:
