@@ -181,6 +181,10 @@ def _files_of(functions: Sequence[Function]) -> list[Path]:
             for cell in one.__closure__ or ():
                 with contextlib.suppress(ValueError):  # an empty cell
                     pending += [cell.cell_contents] if callable(cell.cell_contents) else []
+        elif callable(one) and not isinstance(one, type):  # a module, say
+            file = Path(getattr(sys.modules.get(type(one).__module__), "__file__", None) or "")
+            if file.is_file() and not _is_installed(file):
+                found.append(file)
     return list(dict.fromkeys(found))
 
 
