@@ -33,6 +33,7 @@ from perflab.measure.calls.outputs import alike
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks import clock
 from perflab.measure.machine.devices import synchronize
+from perflab.measure.stopping import Progress
 from perflab.processes.peer import How
 from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trusted
 from perflab.units import format_count, format_ns
@@ -56,6 +57,7 @@ _MOST_SPANS = 40
 """Spans before a time counts as bent: on a busy machine most of them are slow."""
 _TELLING = 64
 """Distinct values of a random result that never are equal, bit by bit, by chance."""
+_APART = "a process of its own"
 _SLOWER = 3.0
 _RESOLVED_NS = 200_000
 """A time is bent if a call in a process of its own takes _SLOWER times as long as measured, and this much more: inputs
@@ -342,6 +344,7 @@ def hold_to_account(
     workload: Workload,
     device: torch.device,
     call_ns: float,
+    progress: Progress,
     *,
     allow_nan: bool = False,
 ) -> str:
@@ -352,6 +355,7 @@ def hold_to_account(
         workload: the workload as it is; it is timed here again beside its process, since the machine may be busier now.
         device: the device of the work.
         call_ns: the time of a call as it was measured, in nanoseconds.
+        progress: called as each process begins, whose first call may compile.
         allow_nan: whether results may be NaN, which memory is that nobody has written.
 
     Raises:
@@ -363,6 +367,7 @@ def hold_to_account(
     (running,) = _RUNNING
     secret = [] if packed.trusted is None else [packed.trusted.definition]
     holding = replace(running.holding(secret), device=str(device))
+    progress(_APART)
     known = "" if packed.trusted is None else _judged_by(packed.trusted, packed, holding)
     inputs = list(packed.inputs.values())
     with contextlib.ExitStack() as stack:
@@ -370,8 +375,10 @@ def hold_to_account(
             first, second = (stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed.call)) for _ in "ab")
             control = stack.enter_context(Stranger(Role.CONTROL, Entry(), holding))
             for process in (first, second):
+                progress(_APART)
                 process.span([_fresh(inputs)])
                 process.narrow()
+            progress(_APART)
             steady = _compare(first, second, inputs, allow_nan=allow_nan)
             own_ns, here_ns = _fastest_ns(first, second if steady else None, control, inputs, workload, device, call_ns)
         except RaisedError as error:

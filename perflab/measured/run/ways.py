@@ -345,11 +345,10 @@ class Local(Measuring):
             measurement = self._learned.measurement
             if measurement is None:
                 return
-            self.progress("a process of its own")
             call_ns = median(per_call_ns(measurement.samples_ns, measurement.repetitions))
             try:
                 self.state.facts["adversarial"] = hold_to_account(
-                    packed, workload, self.device, call_ns, allow_nan=settings.allow_nan
+                    packed, workload, self.device, call_ns, self.progress, allow_nan=settings.allow_nan
                 )
             except (ClockError, ResultsError) as error:
                 self._learned.measurement = None
