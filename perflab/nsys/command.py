@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from perflab.base.errors import UsageError
 from perflab.measure.calls.nvtx import ASKED
-from perflab.nsys.export import ExportError
+from perflab.nsys.errors import ExportError
 from perflab.processes.lifeline import with_lifeline
 from perflab.report.summary import progress
 from perflab.results.documents import read_document
@@ -90,7 +90,7 @@ def _is_profile(given: str) -> bool:
 
 
 def _read(path: Path, given: argparse.Namespace, timers: dict[tuple[str, str], float]) -> list[str]:
-    from perflab.nsys.export import ExportError, opened
+    from perflab.nsys.export import opened
     from perflab.nsys.reading import chosen_process, read
     from perflab.nsys.text import lines
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from perflab.base.errors import PerflabError
 from perflab.base.files import open_regular
-from perflab.tables.escaping import one_line
+from perflab.nsys.errors import ExportError
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -44,13 +43,6 @@ LONGEST_NS = 7 * 86_400 * 10**9
 """The longest duration that is a measurement, a week; a longer one comes from an end that was never written."""
 _KINDS = {"INTEGER": ("integer", "whole number"), "TEXT": ("text", "text")}
 """SQLite's name of the values' type, and the name in error messages, by the declared type of a column."""
-
-
-class ExportError(PerflabError):
-    """An export of Nsight Systems that cannot be read. The error's text is one line, whatever names it quotes."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(one_line(problem), one_line(remedy))
 
 
 def process_of(global_id: int) -> int:

@@ -10,6 +10,7 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 from perflab.base.gpu_names import kernel_name
+from perflab.nsys.errors import ExportError
 from perflab.nsys.export import (
     API,
     COPIES,
@@ -20,7 +21,6 @@ from perflab.nsys.export import (
     STRINGS,
     WORK,
     Export,
-    ExportError,
     quoted,
 )
 from perflab.nsys.ranges import NONE, Ranges, Totals

@@ -14,7 +14,8 @@ from perflab.nsys.cases import (
     cases_of,
     has_torch,
 )
-from perflab.nsys.export import API, Export, ExportError, thread_of
+from perflab.nsys.errors import ExportError
+from perflab.nsys.export import API, Export, thread_of
 from perflab.nsys.launches import Kept, Names, Sums, summed
 from perflab.nsys.ranges import NONE, Ranges
 from perflab.nsys.reading_ranges import named_ranges

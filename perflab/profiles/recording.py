@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from perflab.measure.calls.workload import Workload
 
+__tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
+
 _DTYPES = {
     **{"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"},
     **{"long int": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8", "signed char": "int8"},

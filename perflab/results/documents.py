@@ -241,6 +241,8 @@ def read_journal(path: Path) -> tuple[Document, list[str]]:
         written = datetime.fromtimestamp(min(path.stat().st_mtime, _LATEST_S), UTC)
     except FileNotFoundError as error:
         raise DocumentError(f"there is no file {path}", "journals are .perflab/runs/*.jsonl") from error
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}", _JOURNALS.check) from error
     lines = raw.split(b"\n")
     half = lines.pop()
     notes = ["read from the journal of a run: it has the cases that finished, but not how the run ended"]

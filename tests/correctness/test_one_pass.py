@@ -107,6 +107,18 @@ def test_one_pass_is_a_choice_and_deterministic_algorithms_take_two(
 
 
 @interpreted
+@pytest.mark.parametrize("ahead", [5, 40])
+def test_a_window_that_is_open_to_the_left_takes_one(ahead: int, device: torch.device) -> None:
+    inputs = leaves(device)
+    settings: dict[str, Any] = {"is_causal": False, "window_size": (-1, ahead)}
+    in_one = gradients(inputs, **settings)
+    assert ran() == ONCE
+    for one, two in zip(in_one, gradients(inputs, impl="triton", **settings), strict=True):
+        torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-3)
+    assert ran() == TWICE
+
+
+@interpreted
 @pytest.mark.parametrize("settings", [{"softcap": 2.0}, {"window_size": (9, 0)}], ids=str)
 def test_a_soft_cap_and_a_window_which_would_spill_take_two(settings: dict[str, Any], device: torch.device) -> None:
     gradients(leaves(device), **settings)

@@ -170,7 +170,7 @@ def one_pass_tiles(q: Tensor, k: Tensor, scoring: Scoring, architecture: int) ->
 
     q is (B, H, N_q, D), k (B, H_kv, N_k, D), or both without heads.
     """
-    # A soft cap, a window, sinks and grouped heads spill in the loop, and masks of rows beyond the end do.
+    # A soft cap, a bound on the left, sinks and grouped heads spill in the loop, and masks of rows beyond the end do.
     spills = scoring.softcap is not None or scoring.lower is not None or q.shape[:-2] != k.shape[:-2]
     by_width = {} if spills or q.dtype.itemsize != 2 else _ONE_PASS.get(architecture, {})
     tiles = next((tiles for widths, tiles in by_width.items() if q.shape[-1] in widths), None)
