@@ -1,12 +1,13 @@
 """Finds the likely cause of an attention error: hypotheses as data, and their explanation for a reader."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from perflab.attention.faults import Fault, with_fault
-from perflab.correctness import Evidence, Hypothesis, explained
+from perflab.correctness import Evidence, Explanation, Hypothesis
+from perflab.correctness.diagnosis import explanation_lines
 
 Applies = Callable[[Evidence], bool]
 TILES = (16, 32, 64, 128)
@@ -284,8 +285,8 @@ HYPOTHESES = (*_MASKS, *_SCALES, *_IN_TILES, *_HEADS, *_SOFT_CAPS, *_EMPTY_ROWS,
 """The known faults of an attention, in the order in which they are tried."""
 
 
-def explain_attention(evidence: Evidence) -> list[str]:
-    """Return lines for a reader: likely causes first, then hints for the results that these leave unexplained."""
+def explain_attention(evidence: Evidence, causes: Sequence[Explanation]) -> list[str]:
+    """Return lines for a reader: the likely causes, then hints for the results that these leave unexplained."""
     q = evidence.inputs["q"]
     scale = evidence.settings.get("scale") or q.shape[-1] ** -0.5
     factors = {
@@ -293,4 +294,4 @@ def explain_attention(evidence: Evidence) -> list[str]:
         "ln 2: base e instead of 2": math.log(2),
         "1 / (heads of q over heads of k)": evidence.inputs["k"].shape[1] / q.shape[1],
     }  # fmt: skip
-    return explained(evidence, HYPOTHESES, dimensions=DIMENSIONS, factors=factors)
+    return explanation_lines(evidence, causes, dimensions=DIMENSIONS, factors=factors)

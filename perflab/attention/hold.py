@@ -4,7 +4,8 @@ The values make errors show, in the layouts that reach a kernel in practice. Sha
 (B, H, N_q, D); k, v (B, H_kv, N_k, D); the gradient of logsumexp (B, H, N_q).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 
 from perflab.attention.candidate import Candidate
-from perflab.attention.diagnosis import explain_attention
+from perflab.attention.diagnosis import HYPOTHESES, explain_attention
 from perflab.attention.grid import Case
 from perflab.attention.plain import attention_magnitudes, plain_attention
-from perflab.correctness import verify
+from perflab.correctness import Evidence, Explanation, find_causes, verify
 from perflab.correctness.diagnosis import wrapped
 from perflab.correctness.operator import DTYPES, LAYOUTS, upstream_in
 from perflab.lab.attention import reference_attention
@@ -52,8 +53,25 @@ def upstream_of(case: Case) -> Callable[[Tensor, int], Tensor]:
 GRADIENT_OF = {"": ("out",), "gboth": ("out", "logsumexp"), "glse": ("logsumexp",)}
 
 
-def complaint(candidate: Candidate, case: Case, device: torch.device) -> str:
-    """Return a verdict for a reader; empty if the candidate is right. The candidate's own exceptions pass through."""
+@dataclass(frozen=True)
+class Complaint:
+    """The verdict on a candidate in one case, for a reader, and the likely causes that it names.
+
+    Both are empty if the candidate is right.
+    """
+
+    text: str = ""
+    causes: Sequence[str] = ()
+
+
+def complaint(candidate: Candidate, case: Case, device: torch.device) -> Complaint:
+    """Return the verdict on a candidate in one case. The candidate's own exceptions pass through."""
+    causes: list[Explanation] = []
+
+    def explain(evidence: Evidence) -> list[str]:
+        causes.extend(find_causes(evidence, HYPOTHESES))
+        return explain_attention(evidence, causes)
+
     try:
         verify(
             candidate.call,
@@ -65,11 +83,12 @@ def complaint(candidate: Candidate, case: Case, device: torch.device) -> str:
             gradient_of=GRADIENT_OF[case.gradients] if candidate.claims.gradients else (),
             upstream=upstream_of(case),
             settings=case.settings,
-            explain=explain_attention,
+            explain=explain,
         )
     except AssertionError as error:
-        return f"{wrapped(f'{candidate.name} is wrong for {described(case)}')}\n{error}"
-    return ""
+        text = f"{wrapped(f'{candidate.name} is wrong for {described(case)}')}\n{error}"
+        return Complaint(text, [one.hypothesis.cause for one in causes])
+    return Complaint()
 
 
 def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[[str, Any], None]) -> None:
@@ -78,7 +97,7 @@ def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[
     note(name, value) keeps a result for the tally at the end of a run.
     """
     try:
-        text = complaint(candidate, case, device)
+        found = complaint(candidate, case, device)
     except Exception as error:
         if isinstance(error, (NotImplementedError, *candidate.refusals)):
             pytest.skip(f"{candidate.name}: {error}")
@@ -88,9 +107,10 @@ def hold(candidate: Candidate, case: Case, device: torch.device, note: Callable[
                 f"declare what it supports by its attributes (docs/correctness.md)"
             )
         raise
-    note("attention", {"candidate": candidate.name, "case": described(case), "levels": case.levels, "text": text})
-    if text:
-        pytest.fail(text, pytrace=False)
+    about = {"candidate": candidate.name, "case": described(case), "levels": case.levels}
+    note("attention", {**about, "text": found.text, "causes": list(found.causes)})
+    if found.text:
+        pytest.fail(found.text, pytrace=False)
 
 
 def described(case: Case) -> str:

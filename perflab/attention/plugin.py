@@ -92,30 +92,16 @@ def tally(results: Sequence[Mapping[str, Any]]) -> list[str]:
         if not wrong:
             continue
         lines.append(f"{candidate}: wrong in {len(wrong)} of {format_count(len(own), 'case')}")
-        causes = Counter(cause for result in wrong for cause in set(_causes(result["text"])))
+        causes = Counter(cause for result in wrong for cause in set(result["causes"]))
         for cause, count in causes.most_common(MOST_NAMED):
             lines.append(f"  {count:4} x {cause}")
-        silent = sum(not _causes(result["text"]) for result in wrong)
+        silent = sum(not result["causes"] for result in wrong)
         if silent and causes:
             lines.append(f"  {silent:4} x no known cause")
         lines += [f"  {line}" for line in _what_they_share(own)]
         smallest = min(wrong, key=lambda result: int(result["levels"]["n_q"]) * int(result["levels"]["n_k"]))
         lines.append(f"  the smallest: {smallest['case']}")
     return lines
-
-
-def _causes(text: str) -> list[str]:
-    """Return the causes that a verdict names, without their shares."""
-    found, lines = [], text.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("likely cause: "):
-            words = [line.removeprefix("likely cause: ")]
-            for later in lines[number + 1 :]:
-                if not later.startswith("  "):
-                    break
-                words.append(later.strip())
-            found.append(" ".join(words).partition(" (explains ")[0])
-    return found
 
 
 def _what_they_share(own: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from perflab.compiled.run.kernels import Compiling
+    from perflab.compiled.settings import Compiling
     from perflab.results.readings import Level, Numbers, WrittenBaselines, WrittenResult
     from perflab.results.records import Judgement, Policy
     from perflab.results.result import Document, Result
@@ -46,7 +46,7 @@ class CompiledTier(Tier):
 
     @override
     def settings(self, given: Given) -> Compiling:
-        from perflab.compiled.run.kernels import read
+        from perflab.compiled.settings import read
 
         return read(given)
 

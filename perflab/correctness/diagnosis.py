@@ -112,7 +112,17 @@ def explained(
     dimensions   names of the dimensions of each result, in order
     factors      constant factors by which a result may be off, by their names, beside COMMON_FACTORS
     """
-    causes = find_causes(evidence, hypotheses)
+    return explanation_lines(evidence, find_causes(evidence, hypotheses), dimensions=dimensions, factors=factors)
+
+
+def explanation_lines(
+    evidence: Evidence,
+    causes: Sequence[Explanation],
+    *,
+    dimensions: Mapping[str, Sequence[str]] | None = None,
+    factors: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Return the lines of ``explained`` for likely causes that are known already."""
     lines = [str(cause) for cause in causes]
     known = {name for cause in causes for name in cause.shares}
     hints: dict[str, list[str]] = {}  # each hint with all results of which it is true

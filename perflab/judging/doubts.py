@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from statistics import median
 
 from perflab.results.measurement import Replicate
@@ -36,33 +37,51 @@ SLOWED_DOWN = (
 """Reasons for low clocks whose cause is the machine: heat and its power supply. A power cap is reached by the work."""
 
 
+class Interference(Enum):
+    """The kinds of disturbances of a measurement."""
+
+    NEIGHBOURS = auto()
+    STEAL = auto()
+    THROTTLE = auto()
+    GPU_NEIGHBOURS = auto()
+
+
 def disturbances(
     group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, *, earlier: bool = False
 ) -> list[str]:
-    """Return the disturbances of ``group`` that ``other`` did not have as much, as sentences with figures.
+    """Return the sentences of ``disturbances_by_kind``."""
+    return [*disturbances_by_kind(group, other, environment, earlier=earlier).values()]
+
+
+def disturbances_by_kind(
+    group: Sequence[Replicate], other: Sequence[Replicate], environment: Environment, *, earlier: bool = False
+) -> dict[Interference, str]:
+    """Return the disturbances of ``group`` that ``other`` did not have as much, each as a sentence with figures.
 
     ``earlier``: ``group`` is the baseline, so that a disturbance that has ceased made the baseline's times too long.
     """
-    found = []
+    found = {}
     when, otherwise = ("while the baseline was taken", "now") if earlier else ("meanwhile", "in the baseline")
     then = f" {when}" if earlier else ""
     cores, cores_other = (_typical(r.neighbours_cores for r in one) for one in (group, other))
     own = _typical(r.cores_busy if r.cores_busy is not None else environment.cores for r in group)
     has_room = own + cores < ROOMY * environment.cores
     if cores > NEIGHBOURS_CORES and cores > cores_other + NEIGHBOURS_CORES and not has_room:
-        found.append(f"other processes used {cores:.1f} cores {when}{_instead_of(cores_other, '.1f', otherwise)}")
+        more = _instead_of(cores_other, ".1f", otherwise)
+        found[Interference.NEIGHBOURS] = f"other processes used {cores:.1f} cores {when}{more}"
     steal, steal_other = (_typical(r.steal_share for r in one) for one in (group, other))
     if steal > STEAL_SHARE and steal > steal_other + STEAL_SHARE:
-        found.append(f"the hypervisor kept {format_percent(steal)} of the CPU time for other machines (steal){then}")
+        share = format_percent(steal)
+        found[Interference.STEAL] = f"the hypervisor kept {share} of the CPU time for other machines (steal){then}"
     reasons = [reason for reason in SLOWED_DOWN if _mostly(reason, group) and not _mostly(reason, other)]
     if reasons:
         heat = max((r.temperature_c for r in group if r.temperature_c is not None), default=None)
         degrees = f" at {heat} °C" if heat is not None else ""
-        found.append(f"the GPU slowed itself down{degrees}{then} ({', '.join(reasons)})")
+        found[Interference.THROTTLE] = f"the GPU slowed itself down{degrees}{then} ({', '.join(reasons)})"
     others, others_then = (_typical(r.gpu_neighbours for r in one) for one in (group, other))
     if others > others_then:
         many = f"{others:.0f} other processes were" if others > 1 else "another process was"
-        found.append(f"{many} on this GPU {when}{_instead_of(others_then, '.0f', otherwise)}")
+        found[Interference.GPU_NEIGHBOURS] = f"{many} on this GPU {when}{_instead_of(others_then, '.0f', otherwise)}"
     return found
 
 

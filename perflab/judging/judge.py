@@ -44,6 +44,7 @@ from perflab.judging.doubts import (
     Sides,
     difference_doubts,
     disturbances,
+    disturbances_by_kind,
     evidence_against,
     hidden,
     is_witnessed,
@@ -133,7 +134,8 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     # A regressed exact quantity needs no reason; the reasons why time is inconclusive do not belong to such a failure.
     is_exact = worst is Verdict.REGRESSED is not latency.finding.verdict
     of_time = [_FITS_AGAIN] if fits_again else [] if is_exact else latency.finding.reasons
-    disturbed = disturbances(now, latency.before, record.environment) if not in_turns else []
+    disturbed = disturbances_by_kind(now, latency.before, record.environment) if not in_turns else {}
+    beside = disturbances_by_kind(now, [], record.environment)
     witnessed = not in_turns and is_witnessed(now, record.environment)
     judgement = Judgement(
         verdict=worst,
@@ -146,7 +148,8 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         worse=[name for name, verdict in verdicts.items() if verdict is Verdict.REGRESSED],
         drift=latency.drift | needs.drift,
         reasons=[*of_time, *needs.memory.reasons],
-        disturbed=disturbed if disturbed or witnessed else None,
+        disturbed=[*disturbed.values()] if disturbed or witnessed else None,
+        beside_alone=[text for kind, text in beside.items() if kind not in disturbed] if not in_turns else None,
         no_times=no_times if times is None else None,
         few_runs=few_runs,
         not_compared=needs.not_compared,

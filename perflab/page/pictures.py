@@ -74,7 +74,7 @@ def _readings(case: Case) -> list[Picture]:
     told = [_sampled(times)]
     told += ["each dot is the median of one process"] if times.before_ns or times.fresh_ns else []
     told += ["dashed: the limit"] if limit is not None else []
-    told += _untold(latency) if before is not None else []
+    told += _no_interval(latency) if before is not None else []
     return [Picture(svg, "; ".join(told) + ".")]
 
 
@@ -88,7 +88,7 @@ def _interval(latency: Quantity, of: float = 1.0) -> tuple[float, float | None] 
     return of * latency.low, of * latency.high if latency.high is not None else None
 
 
-def _untold(latency: Quantity) -> list[str]:
+def _no_interval(latency: Quantity) -> list[str]:
     """Return the text in place of an interval that says nothing; empty for any other interval."""
     return ["95 % interval: can't tell"] if says_nothing(latency.low, latency.high) else []
 
@@ -120,7 +120,7 @@ def _pair(case: Case, paired: Paired) -> Picture:
         middle=latency.ratio if latency is not None else None,
     )
     told = [f"A/B with {paired.against}: each dot is the ratio of times in a pair of fresh processes"]
-    told += _untold(latency) if latency is not None else []
+    told += _no_interval(latency) if latency is not None else []
     return Picture(svg, "; ".join(told) + ".")
 
 
@@ -181,8 +181,8 @@ def _told(drawn: int, other: int, shared: int) -> str:
 
 
 INTERVAL = "a line at the end of a bar: 95 % interval of the median, by the noise within its process"
-_UNTOLD = "can't tell"
-_WHY_UNTOLD = f"{_UNTOLD}: the noise is as large as the median"
+_VAGUE = "can't tell"
+_WHY_VAGUE = f"{_VAGUE}: the noise is as large as the median"
 Places = Mapping[str, str]
 """The id of each case's section on the page, by node id."""
 
@@ -248,16 +248,16 @@ def _marked(row: dict[str, Any], name: str) -> str:
     return with_mark(short(row[name]), disturbed=row.get("disturbed", False))
 
 
-def _untold_in(row: dict[str, Any], low: float | None) -> str:
+def _vague_mark(row: dict[str, Any], low: float | None) -> str:
     """Return the text behind a median whose noise leaves no interval; empty for any other median."""
-    return f", {_UNTOLD}" if low is None and row.get("noise") is not None else ""
+    return f", {_VAGUE}" if low is None and row.get("noise") is not None else ""
 
 
 def _captioned(what: str, given: Sequence[Bar], rows: Sequence[dict[str, Any]]) -> str:
     """Return the caption of a chart: its content, and the meaning of the marks that occur in the chart."""
     told = [what]
     told += [INTERVAL] if any(bar.low is not None for bar in given) else []
-    told += [_WHY_UNTOLD] if any(bar.text.endswith(_UNTOLD) for bar in given) else []
+    told += [_WHY_VAGUE] if any(bar.text.endswith(_VAGUE) for bar in given) else []
     told += [MARKED] if any(row.get("disturbed") for row in rows) else []
     return "; ".join(told)
 
@@ -271,7 +271,7 @@ def _study_picture(study: dict[str, Any], column: dict[str, Any], rows: Sequence
             continue
         low, high = row.get("intervals", {}).get(name, (None, None))
         kind = "first" if not row.get("versus") else ""
-        text = f"{written(value, unit)}{_untold_in(row, low) if name == 'median' else ''}"
+        text = f"{written(value, unit)}{_vague_mark(row, low) if name == 'median' else ''}"
         given.append(Bar(_marked(row, "label"), value, text, low, high, kind))
     if len(given) < 2:
         return None
@@ -285,7 +285,7 @@ def _group(group: dict[str, Any], places: Places) -> SetView:
     for level in timed:
         low, high = level.get("low_ns"), level.get("high_ns")
         kind = "quoted" if level.get("quoted") else "first" if level is timed[0] else ""
-        text = f"{amount(level['ns'], 'ns')}{_untold_in(level, low)}"
+        text = f"{amount(level['ns'], 'ns')}{_vague_mark(level, low)}"
         given.append(Bar(_marked(level, "level"), level["ns"], text, low, high, kind))
     title = f"{group['title']}, by {group['parameter']}"
     pictures = []

@@ -99,6 +99,7 @@ def _case(result: Result, name: str, environments: list[Environment]) -> Case:
         drift=judgement.drift,
         disturbed=judgement.disturbed,
         beside=judgement.beside,
+        beside_alone=judgement.beside_alone,
         no_times=judgement.time_not_judged,
         not_compared=judgement.not_compared,
         short_of=judgement.short_of,

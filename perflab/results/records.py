@@ -197,6 +197,8 @@ class Judgement(Data, frozen=True):
     """Disturbances of the judged processes, as sentences; empty if there were none, None if that is unknown."""
     beside: list[str] = []
     """Disturbances of the processes whose numbers are shown, as sentences, even if the baseline had the same ones."""
+    beside_alone: list[str] | None = None
+    """The sentences of ``beside`` on disturbances that ``disturbed`` does not name; None if nothing was compared."""
     suspect: bool = False
     """Whether the case looks worse or faster, and is still to be re-measured in fresh processes."""
     unsettled: list[str] = []

@@ -149,6 +149,7 @@ class Case(Data, frozen=True):
     disturbed: list[str] | None = None
     """Sentences on what disturbed the judged processes. Empty: nothing did. Absent: unknown."""
     beside: list[str] = []
+    beside_alone: list[str] | None = None
     no_times: str | None = None
     not_compared: list[Uncompared] = []
     short_of: list[Shortage] = []

@@ -18,12 +18,12 @@ CASES = list({str(wrong.case): wrong.case for wrong in WRONG_KERNELS}.values())
 
 @pytest.mark.parametrize("wrong", WRONG_KERNELS, ids=lambda wrong: wrong.name)
 def test_a_wrong_kernel_is_caught_and_told_its_fault(wrong: WrongKernel, device: torch.device) -> None:
-    assert wrong.clue in " ".join(complaint(wrong.candidate(device), wrong.case, device).split())
+    assert wrong.clue in " ".join(complaint(wrong.candidate(device), wrong.case, device).text.split())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_kernel_without_its_faults_passes(case: Case, device: torch.device) -> None:
-    assert complaint(from_callable("right", attend, device), case, device) == ""
+    assert complaint(from_callable("right", attend, device), case, device).text == ""
 
 
 @pytest.mark.parametrize("wrong", WRONG_KERNELS, ids=lambda wrong: wrong.name)

@@ -160,6 +160,14 @@ def test_a_slowdown_beyond_what_neighbours_do_to_a_thread_that_keeps_its_core_is
     assert judgement.disturbed == ["other processes used 1.0 cores meanwhile"]
 
 
+def test_a_disturbance_that_the_baseline_had_less_of_is_named_once_with_its_figure_then() -> None:
+    now, before = quiet(900 * MS, neighbours_cores=1.0, steal_share=0.1), quiet(MS, neighbours_cores=0.5, steal_share=1)
+    judgement = judged(now, before)
+    assert judgement.disturbed == ["other processes used 1.0 cores meanwhile (in the baseline 0.5)"]
+    assert judgement.beside_alone == judgement.beside[1:]
+    assert [text.split()[:2] for text in judgement.beside] == [["other", "processes"], ["the", "hypervisor"]]
+
+
 def test_on_a_gpu_any_slowdown_may_be_another_processes() -> None:
     fresh = quiet(900 * MS, gpu_neighbours=1, cores_busy=1.0)
     machine = cuda_environment()

@@ -170,13 +170,13 @@ def test_slower(perf):
 )
 TIME_IS_WHAT_IS_SPENT = """
 import os
-import perflab.settings.settings as total_budget
+from perflab.settings.settings import TotalBudget
 
 def left_s(self):
     spent_s = sum(map(float, Path(os.environ["SPENT"]).read_text().split()))
     return None if self._total_s is None else self._total_s - spent_s
 
-total_budget.TotalBudget.left_s = left_s
+TotalBudget.left_s = left_s
 """
 
 

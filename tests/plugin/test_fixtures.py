@@ -115,7 +115,7 @@ def test_settings_of_a_run_and_of_each_tier_are_typed_attributes(pytester: pytes
     pytester.makepyfile("""
         import copy
         from perflab import settings_of
-        from perflab.compiled.run.kernels import Compiling
+        from perflab.compiled.settings import Compiling
         from perflab.predicted.settings import Predicting
 
         def test_settings(pytestconfig):

@@ -13,8 +13,8 @@ import perflab.running.case.progress as progress
 progress._LOG_AFTER_S = 0.0
 """
 ONE_CLOCK = """
-import perflab.settings.settings as total_budget
-total_budget.TotalBudget.left_s = lambda self: self._total_s and self._total_s - Virtual.now_ns / 1e9
+from perflab.settings.settings import TotalBudget
+TotalBudget.left_s = lambda self: self._total_s and self._total_s - Virtual.now_ns / 1e9
 """
 CASES = """
 import pytest, torch

@@ -179,9 +179,7 @@ def test_nothing_is_said_first_without_a_case_before_collecting_alone_or_where_i
 
 
 def test_once_a_runs_time_is_over_nothing_is_predicted(pytester: pytest.Pytester, python: str) -> None:
-    pytester.makeconftest(
-        "import perflab.settings.settings as total_budget\ntotal_budget.TotalBudget.left_s = lambda self: -0.1\n"
-    )
+    pytester.makeconftest("from perflab.settings.settings import TotalBudget\nTotalBudget.left_s = lambda self: -0.1\n")
     for arguments in ([], ["--perf-predict"]):
         result = run_pytest(pytester, python, "--perf-total-budget=1", TOO_MUCH[0], *arguments, skipped=1)
         result.stdout.fnmatch_lines(["1 not run: the run's 1.00 s were over*", "1 skipped"])

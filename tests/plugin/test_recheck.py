@@ -51,9 +51,9 @@ AT_FIRST = {"a_little": 100, "much": 100, "nothing": 100, "last": 100}
 LATER = AT_FIRST | {"a_little": 120, "much": 160}
 
 TIME_ENDS_WITH_THE_LAST_TEST = """
-import perflab.settings.settings as total_budget
+from perflab.settings.settings import TotalBudget
 
-total_budget.TotalBudget.left_s = lambda self: 1.0 if Path(__file__).with_name("over").exists() else 1000.0
+TotalBudget.left_s = lambda self: 1.0 if Path(__file__).with_name("over").exists() else 1000.0
 """
 ENDED = "the run ended before it was measured again"
 
@@ -314,8 +314,8 @@ def test_a_short_total_budget_is_shared_among_the_cases_and_each_has_the_fewest_
     conftest = project.pytester.path / "conftest.py"
     conftest.write_text(
         conftest.read_text()
-        + "\nimport perflab.settings.settings as total_budget\n"
-        + "total_budget.TotalBudget.left_s = lambda self: 18.0 if self._total_s else None\n"
+        + "\nfrom perflab.settings.settings import TotalBudget\n"
+        + "TotalBudget.left_s = lambda self: 18.0 if self._total_s else None\n"
     )
 
     def samples(*arguments: str) -> list[int]:

@@ -163,9 +163,9 @@ def test_a_run_out_of_its_total_budget_skips_what_says_its_cost(project: Project
 
 
 OUT_OF_TIME = """
-import perflab.settings.settings as total_budget
+from perflab.settings.settings import TotalBudget
 
-total_budget.TotalBudget.left_s = lambda self: 1.0 - Virtual.now_ns / 1e9
+TotalBudget.left_s = lambda self: 1.0 - Virtual.now_ns / 1e9
 """
 
 LATE = """

@@ -52,7 +52,6 @@ LEFT_OUT = (
     "perflab.instruments",
     "perflab.cli",
     "perflab.compiled.compiler",
-    "perflab.settings.settings",
     # memory that is shared with forks is made when it is imported
     "perflab.measure.calls.strays",
     # run with -m

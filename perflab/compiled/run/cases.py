@@ -19,7 +19,8 @@ from perflab.base.errors import KernelError, PerflabError, UsageError
 from perflab.compiled.compiler.example import load_examples
 from perflab.compiled.compiler.pool import CompilerPool
 from perflab.compiled.judge import is_broken
-from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, Compiling, choices_of, result_of
+from perflab.compiled.run.kernels import HOW_TO_REGISTER, Choice, choices_of, result_of
+from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.noting import case_id
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelResources

@@ -24,12 +24,12 @@ from perflab.compiled.report import explain_kernel
 from perflab.compiled.run.kernels import (
     HOW_TO_REGISTER,
     Choice,
-    Compiling,
     choices_of,
     is_to_be_saved,
     result_of,
     save_kernels,
 )
+from perflab.compiled.settings import Compiling
 from perflab.compiled.store import KernelStore
 from perflab.internals.lookup import TRITON, version_warnings
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, case_of

@@ -1,4 +1,4 @@
-"""The settings of a run for registered kernels; selects, judges and saves them, with pytest and without."""
+"""Selects, judges and saves registered kernels, with pytest and without."""
 
 from __future__ import annotations
 
@@ -10,34 +10,13 @@ from pathlib import Path
 
 from perflab.base.errors import KernelError
 from perflab.base.gpu_names import Arch, name_of_arch
-from perflab.compiled.compiler.architectures import parse_architectures
 from perflab.compiled.judge import is_broken, judge_compiled
 from perflab.compiled.store import KernelStore
 from perflab.results.compiled import CompiledCase, CompiledKernel, KernelBaseline, case_of
 from perflab.results.records import Verdict
 from perflab.results.result import Result
-from perflab.settings.given import Given
 from perflab.tiers.saving import Saving
 from perflab.units import format_count
-
-
-@dataclass(frozen=True)
-class Compiling:
-    """The compiled tier's part of the settings."""
-
-    kernels: tuple[str, ...]
-    """The places where kernels are registered: ``package.module:attribute``."""
-    archs: tuple[Arch, ...]
-    """The architectures for which kernels are compiled."""
-
-
-def read(given: Given) -> Compiling:
-    """Read the options of the compiled tier."""
-    return Compiling(
-        kernels=tuple(given.text("perf_kernels").replace(",", " ").split()),
-        archs=given.value("perf_arch", parse_architectures),
-    )
-
 
 HOW_TO_REGISTER = (
     "name what holds the examples, as package.module:ATTRIBUTE: perf_kernels in pytest's ini file, or --perf-kernels"

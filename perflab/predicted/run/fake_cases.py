@@ -87,7 +87,7 @@ class PredictedCases:
             except Exception as error:
                 if not state.predicts:
                     raise
-                self._tell(item, state, error)
+                self._tell(state, error)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -169,9 +169,9 @@ class PredictedCases:
         reads_zero = isinstance(values, ValuesRead) and values.line is not None and isinstance(error, AssertionError)
         ends_well = isinstance(error, NothingComparedError) or _is_of_fake_tensors(error) or reads_zero
         if state.outcome is None or not ends_well:
-            self._tell(item, state, error)
+            self._tell(state, error)
 
-    def _tell(self, item: pytest.Item, state: CaseState, error: Exception) -> NoReturn:
+    def _tell(self, state: CaseState, error: Exception) -> NoReturn:
         """Raise the error or skip with which a predicted case ends after this error."""
         from perflab.predicted.cuda.fake_errors import operator_of_a_loader, without_machinery
 
