@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from perflab.measured.report.failure import explain
 from perflab.measured.report.table import table
 from perflab.results.compiled import CompiledCase
 from perflab.results.measured import MeasuredCase
-from perflab.results.measurement import Evidence, OutOfMemory, Record, Replicate
+from perflab.results.measurement import Evidence, OutOfMemory, Record
 from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation, Part, Profile
 from perflab.results.records import Change, Judgement, Policy, Verdict
@@ -328,27 +329,6 @@ def test_facts_are_joined_into_lines_that_fit_and_lose_nothing(facts: list[str],
 # --- the failure -------------------------------------------------------------------------------------------------
 
 
-def test_a_whole_failure_reads_well(snapshot: SnapshotAssertion) -> None:
-    assert explain(slower_step(), ACCEPT) == snapshot
-
-
-def test_what_failed_stands_first_and_is_marked_and_what_got_better_is_not(snapshot: SnapshotAssertion) -> None:
-    assert failure(hungrier(3 * 2**20, 27 * MS), before_bytes=2 * 2**20) == snapshot
-
-
-def test_a_case_that_strict_checking_fails_has_no_row_that_failed() -> None:
-    unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=Change(before=1e6, now=2e6, ratio=2.0, limit=1.05))
-    assert "failed" not in explain(Result(case=CASE, judgement=unsure), None)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.18, 9.75), (0.5, float("inf")), (None, None)])
-def test_an_interval_that_says_nothing_is_no_figure(low: float | None, high: float | None) -> None:
-    vague = Change(before=1e6, now=2e6, ratio=2.0, low=low, high=high, limit=1.05)
-    unsure = Judgement(verdict=Verdict.INCONCLUSIVE, latency=vague)
-    row = explain(Result(case=CASE, judgement=unsure), None).splitlines()[2]
-    assert re.fullmatch(r"latency +1\.00 ms +2\.00 ms +\+100\.0% +can't tell +\+5%", row)
-
-
 def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
     far = Change(before=1.0, now=1e15, ratio=1e15, low=1e14, high=1e16, limit=1e9)
     judgement = Judgement(verdict=Verdict.REGRESSED, latency=far, worse=["latency"])
@@ -359,39 +339,17 @@ def test_a_ratio_that_no_code_has_prints_no_long_number() -> None:
     assert max(map(len, text.splitlines()[1:])) <= 80
 
 
-def looked_at_again(fresh: list[Replicate], **changes: object) -> str:
-    text = explain(judged(record(fresh[0], fresh=fresh, **changes), peak_bytes=2**20), ACCEPT)
-    assert max(len(line) for line in text.splitlines()[1:-1]) <= 80  # between headline and command
-    return " ".join(text.split())
-
-
-def test_a_failure_that_nothing_disturbed_says_so(snapshot: SnapshotAssertion) -> None:
-    text = looked_at_again(quiet(130 * MS, neighbours_cores=0.03, steal_share=0.0))
-    assert text == snapshot
-
-
-def test_processes_that_were_disturbed_and_taken_again_are_counted(snapshot: SnapshotAssertion) -> None:
-    calm = quiet(130 * MS, neighbours_cores=0.03, steal_share=0.0)
-    text = looked_at_again(calm, set_aside=[replicate(neighbours_cores=0.9)] * 2)
-    assert text == snapshot
-
-
-def test_a_disturbance_is_told_once_as_the_reason_or_beside_the_evidence(snapshot: SnapshotAssertion) -> None:
-    assert looked_at_again(quiet(130 * MS, neighbours_cores=0.9)) == snapshot
-    assert looked_at_again(quiet(100 * MS, neighbours_cores=0.9, peak_bytes=2**21)) == snapshot
-
-
-def test_what_is_exact_fails_without_a_reason_why_its_time_cannot_be_told(snapshot: SnapshotAssertion) -> None:
-    busy = quiet(130 * MS, neighbours_cores=0.9, peak_bytes=2**21)
-    result = judged(record(busy[0], fresh=busy), peak_bytes=2**20)
-    assert result.judgement.worse == ["memory"]
-    assert explain(result, ACCEPT) == snapshot
-
-
-def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> str:
+def failure(now: Record, before_bytes: int, threshold: float = 0.0) -> Result:
     baseline = entry(quiet(100 * MS, peak_bytes=before_bytes), environment=now.environment)
     policy = Policy(memory_threshold=threshold)
-    return explain(Result(case=CASE, outcome=now, judgement=judge(now, baseline, policy), policy=policy), ACCEPT)
+    return Result(case=CASE, outcome=now, judgement=judge(now, baseline, policy), policy=policy)
+
+
+def looked_at_again(median_ns: float = 130 * MS, set_aside: int = 0, **how: Any) -> Result:
+    """A case that had 1 MiB, measured again by three processes that something may have disturbed."""
+    fresh = quiet(median_ns, **how)
+    seen = record(fresh[0], fresh=fresh, set_aside=[replicate(neighbours_cores=0.9)] * set_aside)
+    return judged(seen, peak_bytes=2**20)
 
 
 def hungrier(peak_bytes: int, median_ns: float = 100 * MS, **changes: object) -> Record:
@@ -399,60 +357,54 @@ def hungrier(peak_bytes: int, median_ns: float = 100 * MS, **changes: object) ->
     return record(again[0], fresh=again, **changes)
 
 
-def test_a_hungrier_case_says_by_how_many_bytes(snapshot: SnapshotAssertion) -> None:
-    assert failure(hungrier(3 * 2**20), before_bytes=2 * 2**20) == snapshot
-
-
-@pytest.mark.parametrize(
-    ("now", "before_bytes", "said"),
-    [
-        pytest.param(hungrier(2**21, 130 * MS), 2**20, "is slower and needs more memory than", id="both"),
-        pytest.param(
-            hungrier(2**20 + 256, 130 * MS, environment=cuda_environment()),
-            2**20,
-            "is slower than",
-            id="growth within the allocator's rounding",
-        ),
-        pytest.param(hungrier(4), 0, "needs more memory than", id="memory where there was none"),
-    ],
-)
-def test_the_headline_says_what_got_worse_and_nothing_else(now: Record, before_bytes: int, said: str) -> None:
-    assert failure(now, before_bytes).startswith(f"step[small-128-fp32] {said} its baseline\n")
-
-
-def test_a_memory_threshold_stands_as_the_limit() -> None:
-    assert re.search(r"peak .* \+10%  failed\n", failure(hungrier(2**21), before_bytes=2**20, threshold=0.10))
-
-
-def test_running_out_of_memory_is_said_with_the_size_asked_for(snapshot: SnapshotAssertion) -> None:
-    out = MeasuredCase(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
-    assert explain(judged(out), ACCEPT) == snapshot
-
-
-@pytest.mark.parametrize("verdict", [Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE])
-def test_a_case_that_strict_checking_fails_says_that_it_was_not_judged_and_why(
-    verdict: Verdict, snapshot: SnapshotAssertion
-) -> None:
-    text = explain(result(judgement=Judgement(verdict=verdict, reasons=["for this reason"])), ACCEPT)
-    assert text == snapshot
-    assert "why: for this reason" in text
-
-
-@pytest.mark.parametrize(
-    ("worse", "ratio", "phases", "said"),
-    [
-        (["latency"], 1.9, ["forward", "backward"], "where: forward 1.00 ms -> 1.90 ms, backward 1.00 ms -> 1.90 ms"),
-        (["latency"], 1.01, ["forward", "backward"], None),  # all stand still
-        (["latency"], 1.9, ["backward"], None),  # there is no place within it
-        (["counts"], 1.9, ["forward", "backward"], None),  # times that nobody judged may be noise
-    ],
-)
-def test_phases_are_where_it_happened_if_the_time_failed_and_some_moved(
-    worse: list[str], ratio: float, phases: list[str], said: str | None
-) -> None:
+def moved(ratio: float, *phases: str, worse: str = "latency") -> Result:
+    """A slower step of which these phases moved."""
     shown = slower_step()
-    moved = {name: Change(before=MS, now=ratio * MS, ratio=ratio) for name in phases}
-    judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, worse=worse, phases=moved)
-    text = explain(Result(case=CASE, outcome=shown.record, judgement=judgement), ACCEPT)
-    assert ("where:" in text) is (said is not None)
-    assert (said or "") in text
+    changes = {name: Change(before=MS, now=ratio * MS, ratio=ratio) for name in phases}
+    judgement = Judgement(verdict=Verdict.REGRESSED, latency=shown.judgement.latency, worse=[worse], phases=changes)
+    return Result(case=CASE, outcome=shown.record, judgement=judgement)
+
+
+def unsure(low: float | None = None, high: float | None = None) -> Result:
+    """A case that strict checking fails, the time of which has an interval from ``low`` to ``high``."""
+    vague = Change(before=1e6, now=2e6, ratio=2.0, low=low, high=high, limit=1.05)
+    return Result(case=CASE, judgement=Judgement(verdict=Verdict.INCONCLUSIVE, latency=vague))
+
+
+CALM, BUSY = {"neighbours_cores": 0.03, "steal_share": 0.0}, {"neighbours_cores": 0.9}
+OUT = MeasuredCase(case=CASE, environment=environment(), out_of_memory=OutOfMemory(asked_bytes=20 * 2**30))
+FAILURES: dict[str, Result] = {
+    "a slower step": slower_step(),
+    "what got better is not marked": failure(hungrier(3 * 2**20, 27 * MS), 2 * 2**20),
+    "nothing disturbed it": looked_at_again(**CALM),
+    "disturbed processes set aside": looked_at_again(set_aside=2, **CALM),
+    "a disturbance as the reason": looked_at_again(**BUSY),
+    "a disturbance beside the evidence": looked_at_again(100 * MS, peak_bytes=2**21, **BUSY),
+    "exact, while its time cannot be told": looked_at_again(peak_bytes=2**21, **BUSY),
+    "more memory": failure(hungrier(3 * 2**20), 2 * 2**20),
+    "slower, with more memory": failure(hungrier(2**21, 130 * MS), 2**20),
+    "growth within the allocator's rounding": failure(
+        hungrier(2**20 + 256, 130 * MS, environment=cuda_environment()), 2**20
+    ),
+    "memory where there was none": failure(hungrier(4), 0),
+    "a memory threshold as the limit": failure(hungrier(2**21), 2**20, threshold=0.10),
+    "out of memory": judged(OUT),
+    **{
+        f"strict checking of {verdict}": result(judgement=Judgement(verdict=verdict, reasons=["for this reason"]))
+        for verdict in (Verdict.NEW, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE)
+    },
+    "two phases moved": moved(1.9, "forward", "backward"),
+    "all phases stand still": moved(1.01, "forward", "backward"),
+    "a single phase is no place within it": moved(1.9, "backward"),
+    "times of phases that nobody judged": moved(1.9, "forward", "backward", worse="counts"),
+    "an interval from far below to far above": unsure(0.18, 9.75),
+    "an interval without an end": unsure(0.5, float("inf")),
+    "no interval": unsure(),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_whole_failure_reads_well(name: str, snapshot: SnapshotAssertion) -> None:
+    text = explain(FAILURES[name], ACCEPT)
+    assert text == snapshot
+    assert max(len(line) for line in text.splitlines()[1:-1]) <= 80  # between headline and command
