@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 import torch
+
+from tests.plugin.warm import warm_python
 
 # A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
 hypothesis.settings.register_profile("correctness", derandomize=True, deadline=None)
@@ -33,4 +36,12 @@ def quick_interpreter() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         quicken(monkeypatch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_ranks() -> Iterator[None]:
+    """Ranks that start with PyTorch imported: tests/harness/test_ranks.py is of those that Python itself starts."""
+    with warm_python() as launcher, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sys, "executable", launcher)
         yield

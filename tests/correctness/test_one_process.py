@@ -14,7 +14,7 @@ from perflab.correctness import Cause, NotOneProcessError, RankStep, same_as_one
 
 from . import rank_steps
 
-pytestmark = pytest.mark.correctness
+pytestmark = [pytest.mark.correctness, pytest.mark.usefixtures("warm_ranks")]
 MakeStep = Callable[[nn.Module, Sequence[int], int], RankStep]
 faulty = partial(partial, rank_steps.step_with_fault)
 
