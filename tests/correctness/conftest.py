@@ -41,7 +41,8 @@ def quick_interpreter() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def warm_ranks() -> Iterator[None]:
-    """Ranks that start with PyTorch imported: tests/harness/test_ranks.py is of those that Python itself starts."""
-    with warm_python() as launcher, pytest.MonkeyPatch.context() as monkeypatch:
+    """Start ranks with PyTorch and its compiler imported; those of tests/harness/test_ranks.py are Python's own."""
+    with warm_python("torch.distributed.fsdp", compiler=True) as launcher, pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "executable", launcher)
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # heeded when Python starts: none would be warm
         yield
