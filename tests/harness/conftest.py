@@ -36,8 +36,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """The ``perflab`` command."""
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The ``perflab`` command, in a terminal of 80 columns wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "80")
     return Command(capsys)
 
 

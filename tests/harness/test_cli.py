@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.cli import build_parser
 from perflab.report.summary import summary
@@ -35,15 +37,10 @@ def test_report_shows_what_the_run_showed(command: Command) -> None:
     assert shown.splitlines()[-1] == "1 ok"
 
 
-def test_report_of_a_run_without_baselines_names_none(command: Command) -> None:
+def test_report_of_a_run_without_baselines_names_none(command: Command, snapshot: SnapshotAssertion) -> None:
     new = result("t.py::test_a", Verdict.NEW)
     write_document(document(new, baselines=None, preface=["against main"]), Path("a.json"))
-    shown = command("report", "a.json").splitlines()
-    assert (shown[0], shown[1], shown[-1]) == (
-        "against main",
-        "cpu: AMD EPYC (family 25, model 17), 2 cores · torch 2.13.0",
-        "1 new",
-    )
+    assert command("report", "a.json") == snapshot
 
 
 def test_report_of_a_run_that_failed_succeeds_in_reporting(command: Command) -> None:
@@ -57,61 +54,46 @@ def test_merge_shows_the_whole_writes_it_and_exits_as_the_run_would(here: Path, 
     assert read_document(here / "out/one.json") == document(result("t.py::test_a"), collected=["t.py::test_a"])
 
 
-def test_merge_says_which_part_ended_early(command: Command) -> None:
+def test_merge_says_which_part_ended_early(command: Command, snapshot: SnapshotAssertion) -> None:
     write_document(document(result("t.py::test_c"), exitstatus=3), Path("c.json"))
-    said = "c.json: the run stopped with an internal error (exit status 3): cases may be missing"
-    assert said in command("merge", "a.json", "c.json", status=1)
+    assert command("merge", "a.json", "c.json", status=1) == snapshot
 
 
-def test_merge_shows_each_environment_and_says_what_does_not_count(command: Command) -> None:
+def test_merge_shows_each_environment_and_says_what_does_not_count(
+    command: Command, snapshot: SnapshotAssertion
+) -> None:
     on_gpu = record(environment=cuda_environment())
     write_document(document(result("t.py::test_c", outcome=on_gpu)), Path("gpu.json"))
-    shown = command("merge", "a.json", "gpu.json")
-    assert shown.count("· torch ") == 2
-    assert "another environment" not in shown
+    assert command("merge", "a.json", "gpu.json") == snapshot
     write_document(document(result("t.py::test_a", outcome=on_gpu)), Path("gpu.json"))
-    said = "also measured in another environment, by an earlier part that is not used: a\n"
-    assert said in command("merge", "a.json", "gpu.json")
+    assert command("merge", "a.json", "gpu.json") == snapshot
 
 
-def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(command: Command) -> None:
+def test_report_of_chosen_cases_is_that_of_a_run_which_had_no_others(
+    command: Command, snapshot: SnapshotAssertion
+) -> None:
     ok, predicted = result("t.py::test_a[x]"), predicted_result(case="t.py::test_c[x]")
     write_document(document(ok, predicted, BROKEN, exitstatus=1, other_failures=["t.py::test_z"]), Path("c.json"))
     chosen = command("report", "c.json", "--case=[x]")
     assert chosen.splitlines() == [line.text for line in summary(document(ok, predicted))]
-    assert "saved for backward, 32.0 GiB in all" in chosen, "its only prediction stands in full"
+    assert "saved for backward" in chosen, "its only prediction stands in full"
     assert command("report", "c.json", "--case=test_a", "--format=markdown").startswith("### perflab: 1 ok\n")
-    assert command("report", "c.json", "--case=nothing", status=2) == (
-        "perflab report: --case=nothing: no case of c.json has that in its name\n"
-        "  -> name a part of one that it has: a[x], c[x], b\n"
-    )
+    assert command("report", "c.json", "--case=nothing", status=2) == snapshot
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["report", "none.json"], "perflab report: there is no file none.json\n  -> "),
-        (["merge", "a.json", "none.json"], "perflab merge: there is no file none.json\n  -> "),
-        (["merge", "a.json", "--output", "a.json/x"], "perflab merge: a.json: File exists"),
-        (["report", "pipe.json"], "perflab report: cannot read pipe.json: it is a pipe, not a file\n  -> name a file"),
-        (["report", "pipe.jsonl"], "perflab report: cannot read pipe.jsonl: it is a pipe, not a file\n  -> name a"),
-        (["merge", "/dev/zero"], "perflab merge: cannot read /dev/zero: it is a device, not a file\n  -> name a"),
-        (["nsys", "pipe.sqlite"], "perflab nsys: pipe.sqlite: it is a pipe, not a file"),
-        (["report", "deep.json"], "perflab report: deep.json is not a file of perflab's results: maximum recursion"),
-        (["report", "deep.jsonl"], "perflab report: deep.jsonl is damaged at line 2: maximum recursion depth"),
-        (["merge", "--baselines", "x"], "perflab merge: --baselines without --output\n  -> "),
-        (["merge", "--baselines", "x", "--output", "y"], "perflab merge: x is not a directory\n  -> "),
-    ],
-)
 def test_what_cannot_be_used_exits_with_2_and_says_why(
-    here: Path, command: Command, arguments: list[str], said: str
+    here: Path, command: Command, snapshot: SnapshotAssertion
 ) -> None:
     for name in ("pipe.json", "pipe.jsonl", "pipe.sqlite"):
         os.mkfifo(name)
     deep = "[" * 200_000
     Path("deep.json").write_text(deep)
     Path("deep.jsonl").write_text(f"\n{deep}\n")
-    assert command(*arguments, status=2).startswith(said)
+    asked = ["report none.json", "merge a.json none.json", "merge a.json --output a.json/x", "report pipe.json"]
+    asked += ["report pipe.jsonl", "merge /dev/zero", "nsys pipe.sqlite", "report deep.json", "report deep.jsonl"]
+    asked += ["merge --baselines x", "merge --baselines x --output y"]
+    said = {one: re.sub("maximum recursion.*", "too deep", command(*one.split(), status=2)) for one in asked}
+    assert said == snapshot
     assert not (here / "merged.json").exists()
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_benchmark.stats import Stats
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
 from perflab.measured.report.columns import interval_ns, named, ordered
@@ -81,8 +82,7 @@ def test_columns_that_do_not_fit_stand_in_blocks_and_the_last_has_the_verdict() 
         ["31.2", "30.0", "ms", "1.00", "MiB", "ok"],
     ]
     (head, line) = shown(measured(FIVE_MS, long), view=View((*BENCHMARK, "median", "peak")), width=140)
-    assert head.split()[-1] == "verdict"
-    assert line.startswith("of_a_case_that_has_a_long_name ")
+    assert (head.split()[-1], line.split()[0]) == ("verdict", long.removeprefix("t.py::test_"))
 
 
 @given(
@@ -158,11 +158,11 @@ def test_markdown_has_the_columns_and_the_order_and_still_shows_regressions_firs
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert rows[0] == "| case | min | iqr | verdict |"
     assert [row.split()[1] for row in rows[2:]] == ["`c`", "`a`", "`b`"]
-    assert rows[3] == "| `a` | 10.0 ms | 27.5 ms | ok |"
+    assert [cell.strip() for cell in rows[3].split("|")[2:-1]] == ["10.0 ms", "27.5 ms", "ok"]
 
 
 def test_report_shows_the_columns_and_the_order_that_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = [measured(FIVE_MS, "t.py::test_first"), measured([MS] * 5, "t.py::test_second")]
@@ -171,10 +171,7 @@ def test_report_shows_the_columns_and_the_order_that_it_is_given(
     assert head.split() == ["case", "min", "iqr", "verdict"]
     assert (first.split()[0], second.split()) == ("second", ["first", "10.0", "ms", "27.5", "ms", "ok"])
     assert "| case | rounds | verdict |" in command("report", "a.json", "--format=markdown", "--columns=rounds")
-    first, second, *_, last = command("report", "a.json", "--columns=average", status=2).splitlines()
-    assert first == "perflab report: --columns: 'average' is not one of these"
-    assert second.startswith("     median, min, max,")
-    assert last == "  -> see docs/reference.md, under Columns"
+    assert command("report", "a.json", "--columns=average", status=2) == snapshot
 
 
 def reading_twice_as_slow(**changes: object) -> Result:
@@ -190,7 +187,7 @@ def reading_twice_as_slow(**changes: object) -> Result:
     return result(outcome=found, judgement=Judgement(verdict=Verdict.OK, latency=latency))
 
 
-def test_all_figures_of_a_row_are_of_the_processes_that_were_judged() -> None:
+def test_all_figures_of_a_row_are_of_the_processes_that_were_judged(snapshot: SnapshotAssertion) -> None:
     one = reading_twice_as_slow()
     names = ("min", "median", "mean", "backward", "tokens/s", "backward_flops/s", "ops")
     wanted = [0.99 * 99 * MS, 100 * MS, 100 * MS, 25 * MS, 1e4, 4e10, 10.0]
@@ -198,12 +195,7 @@ def test_all_figures_of_a_row_are_of_the_processes_that_were_judged() -> None:
     assert [named(name).value(one) for name in ("max", "iqr", "iterations", "warmup")] == [
         None
     ] * 4  # of the first alone
-    text = " ".join(shown(one))
-    assert "forward 75.0 ms · backward 25.0 ms" in text
-    assert "mean 100 ms" in text
-    assert "10.0 k tokens/s" in text
-    assert "backward 40.0 GFLOP/s" in text
-    assert "200 ms" not in text
+    assert "\n".join(shown(one)) == snapshot
 
 
 def test_figures_that_pairs_do_not_tell_are_not_shown_beside_their_time() -> None:

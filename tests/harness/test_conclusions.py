@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
 from perflab.judging.paired import PairedPolicy
@@ -57,12 +58,12 @@ def test_a_base_that_dies_leaves_nothing_to_compare_with() -> None:
 
 
 @pytest.mark.parametrize("found", [ended(), ended(base="passed")])
-def test_a_case_that_no_process_of_the_head_collects_fails_its_test_and_says_what_to_do(found: CaseRound) -> None:
+def test_a_case_that_no_process_of_the_head_collects_fails_its_test_and_says_what_to_do(
+    found: CaseRound, snapshot: SnapshotAssertion
+) -> None:
     result = concluded(found)
     assert result.judgement.verdict is Verdict.FAILED
-    assert result.failure is not None
-    assert "not collected again in a fresh process of this side, so nothing was compared" in result.failure
-    assert "-> give it an id that is the same in every process" in result.failure
+    assert result.failure == snapshot
 
 
 def test_a_case_that_was_not_asked_for_yet_has_no_result() -> None:
@@ -115,8 +116,10 @@ def test_outputs_differ_only_where_each_side_computes_the_same_each_time(
     assert (judgement.reasons, judgement.outputs_differ) == ([said] if said else [], bool(said))
 
 
-def test_what_computes_something_else_is_not_offered_for_acceptance_without_saying_so() -> None:
+def test_what_computes_something_else_is_not_offered_for_acceptance_without_saying_so(
+    snapshot: SnapshotAssertion,
+) -> None:
     faster = Judgement(verdict=Verdict.IMPROVED)
-    assert hint(document(result(judgement=faster))) == "   (accept: --perf-update)"
+    assert hint(document(result(judgement=faster))) == snapshot
     other = changed(faster, outputs_differ=True)
-    assert hint(document(result(judgement=other))) == "   (accept: --perf-update; outputs differ, see above)"
+    assert hint(document(result(judgement=other))) == snapshot

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from perflab.correctness import Evidence, Hypothesis, find_causes, find_hints, verify
@@ -23,7 +24,8 @@ def evidence(got: Tensor) -> Evidence:
 def test_the_fault_that_explains_the_error_is_named_with_its_share() -> None:
     noise = 1e-3 * torch.randn(X.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (cause,) = find_causes(evidence(X * W**2 + noise), (NOTHING, ELSEWHERE, TWICE))
-    assert str(cause).startswith("likely cause: w is applied twice (explains 99.")
+    assert cause.hypothesis is TWICE
+    assert 0.99 < cause.shares["out"] < 1.0
 
 
 def test_an_error_of_another_kind_has_no_cause() -> None:
@@ -63,18 +65,16 @@ def test_the_shape_of_an_error_is_a_hint(spoil: Callable[[Tensor], Tensor], text
     assert any(text in hint for hint in hints), hints
 
 
-def test_a_cause_comes_first_in_what_verify_says_and_a_failing_search_hides_nothing() -> None:
+def test_a_cause_comes_first_in_what_verify_says_and_a_failing_search_hides_nothing(
+    snapshot: SnapshotAssertion,
+) -> None:
     def make(seed: int) -> dict[str, Tensor]:
         return {"x": (X + seed).float(), "w": W.float()}
 
     def check(explain: Callable[[Evidence], list[str]]) -> str:
         with pytest.raises(AssertionError) as caught:
             verify(lambda x, w: x, make, reference=lambda x, w: x * w, plain=lambda x, w: x * w, explain=explain)
-        return str(caught.value)
+        return "\n".join(line for line in str(caught.value).splitlines() if not line.startswith(" "))  # no sizes
 
-    text = check(lambda e: [str(cause) for cause in find_causes(e, (NOTHING, TWICE))])
-    assert text.startswith("likely cause: w is not applied (explains ")
-    assert "run 1, seed 0:\nout is wrong" in text
-    assert text.endswith("run 2, seed 1: out is wrong too")
-    text = check(lambda e: [str(1 / 0)])
-    assert text.startswith("(looking for the cause failed: ZeroDivisionError: division by zero)\nrun 1, seed 0:")
+    assert check(lambda e: [str(cause) for cause in find_causes(e, (NOTHING, TWICE))]) == snapshot
+    assert check(lambda e: [str(1 / 0)]) == snapshot

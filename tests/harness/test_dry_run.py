@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.gpu_names import kernel_name
 from perflab.predicted.dry_run.races import Access, Order
@@ -209,18 +210,13 @@ USE = Race("access", "aten::mul on stream 0", ["a.py:1", "t.py:9"], "aten::add o
 FREE = Race("freed", "aten::add on stream 1", ["a.py:2"], "", ["a.py:3"])
 
 
-def test_a_race_fails_whatever_the_case_needs() -> None:
+def test_a_race_fails_whatever_the_case_needs(snapshot: SnapshotAssertion) -> None:
     now = prediction(add=1, races=(USE, FREE))
     judgement = unless_broken(judge_predicted(now, None, POLICY), now)
     assert judgement.verdict is Verdict.FAILED
-    assert judgement.reasons == [
-        "aten::add on stream 1 (a.py:2) does not wait for aten::mul on stream 0 (a.py:1), and one of them writes",
-        "a tensor is freed at a.py:3 while aten::add on stream 1 may still use it (a.py:2)",
-    ]
+    assert judgement.reasons == snapshot
     assert now.dry_run is not None
-    text = explain_broken("t.py::test_it", now.dry_run)
-    assert "a.py:2 <- t.py:9" in text
-    assert "record_stream(stream)" in text
+    assert explain_broken("t.py::test_it", now.dry_run) == snapshot
 
 
 def test_without_a_race_the_judgement_stays() -> None:
@@ -229,7 +225,7 @@ def test_without_a_race_the_judgement_stays() -> None:
     assert unless_broken(judgement, now) is judgement
 
 
-def test_ranks_that_do_not_match_fail_before_races_are_told() -> None:
+def test_ranks_that_do_not_match_fail_before_races_are_told(snapshot: SnapshotAssertion) -> None:
     from msgspec.structs import replace
 
     now = prediction(add=1, races=(USE,))
@@ -246,8 +242,6 @@ def test_ranks_that_do_not_match_fail_before_races_are_told() -> None:
     now = replace(now, dry_run=replace(now.dry_run, mismatches=[both]))
     judgement = unless_broken(judge_predicted(now, None, POLICY), now)
     assert judgement.verdict is Verdict.FAILED
-    assert judgement.reasons[0] == "collective 2: rank 0 calls barrier, all ranks (t.py:1), rank 7 calls no more"
+    assert judgement.reasons == snapshot
     assert now.dry_run is not None
-    assert explain_broken("t.py::test_it", now.dry_run).startswith(
-        "t.py::test_it: the collectives of its ranks do not match"
-    )
+    assert explain_broken("t.py::test_it", now.dry_run) == snapshot

@@ -3,40 +3,62 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.perf import conftest as lab
+
 ROOT = Path(__file__).parents[2]
-MODELS = "tests/perf/test_transformer.py"
-ATTENTION = "tests/perf/test_attention.py"
+PERF = ROOT / "tests" / "perf"
+MODELS, ATTENTION, STUDY = PERF / "test_transformer.py", PERF / "test_attention.py", PERF / "studies" / "test_memory.py"
 
 
-def predicted(*arguments: str, start: Path = ROOT) -> set[str]:
-    """The files of the cases that ``pytest -m perf --perf-predict`` would predict."""
-    command = [sys.executable, "-m", "pytest", "-m", "perf", "--model=small", "--perf-predict", "--collect-only", "-q"]
-    command += [f"--ignore={ROOT}/tests/{other}" for other in ("correctness", "harness", "plugin")]  # no case is there
-    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    done = subprocess.run([*command, *arguments], cwd=start, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+@dataclass(frozen=True)
+class Case:
+    """As much of a collected test as decides."""
+
+    path: Path
+    fixturenames: tuple[str, ...] = ()
 
 
 def test_a_whole_run_predicts_the_models_alone() -> None:
-    assert predicted() == {MODELS}
+    command = [sys.executable, "-m", "pytest", "-m", "perf", "--model=small", "--perf-predict", "--collect-only", "-q"]
+    command += [f"--ignore={ROOT}/tests/{other}" for other in ("correctness", "harness", "plugin")]  # no case is there
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert files == {str(MODELS.relative_to(ROOT))}
 
 
-def test_a_file_is_predicted_where_it_is_given_whatever_it_holds_and_others_are_not() -> None:
-    if pytest.version_tuple >= (8, 4):  # before, of a folder and a test in it pytest collects the test alone
-        assert predicted("tests/perf/", "tests/perf/test_attention.py::test_attention") == {MODELS, ATTENTION}
-    assert predicted("test_attention.py", start=ROOT / "tests" / "perf") == {ATTENTION}
-
-
-def test_the_studies_are_predicted_where_their_folder_is_given() -> None:
-    files = predicted(str(ROOT / "tests/perf/studies"))
-    assert files
-    assert all(file.startswith("tests/perf/studies/") for file in files)
-
-
-def test_a_keyword_reaches_every_file() -> None:
-    assert {MODELS, ATTENTION} & predicted("tests/perf", "-k", "attention") == {ATTENTION}
+@pytest.mark.parametrize(
+    ("start", "arguments", "keyword", "files"),
+    [
+        (ROOT, [str(ROOT)], "", {MODELS}),
+        (ROOT, ["tests/perf/", "tests/perf/test_attention.py::test_attention"], "", {MODELS, ATTENTION}),
+        (PERF, ["test_attention.py"], "", {MODELS, ATTENTION}),  # of which pytest collects the one that is given
+        (ROOT, [str(PERF / "studies")], "", {MODELS, STUDY}),
+        (ROOT, ["tests/perf"], "attention", {MODELS, ATTENTION, STUDY}),
+    ],
+    ids=["everything", "a folder and a test", "a file from its folder", "the studies", "a keyword"],
+)
+def test_what_is_given_by_its_file_its_folder_or_a_keyword_is_predicted_too(
+    start: Path, arguments: list[str], keyword: str, files: set[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "settings_of", lambda _config: SimpleNamespace(predict=True))
+    deselected: list[Any] = []
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(keyword=keyword, pyargs=False),
+        invocation_params=SimpleNamespace(dir=start),
+        args=arguments,
+        hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)),
+    )
+    cases: list[Any] = [Case(MODELS, ("setup",)), Case(ATTENTION), Case(STUDY)]
+    kept = list(cases)
+    lab._leave_to_whoever_asks(config, kept)
+    assert {case.path for case in kept} == files
+    assert [case for case in cases if case not in kept] == deselected
