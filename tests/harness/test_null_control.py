@@ -45,13 +45,13 @@ def shares(machine: str, slowdown: float, cases: int, runs: int) -> tuple[float,
 def test_four_cases_that_are_all_slower_are_found_though_the_control_is_off(
     machine: str, slowdown: float, least: float
 ) -> None:
-    found, seconds = shares(machine, slowdown, cases=4, runs=40)
+    found, seconds = shares(machine, slowdown, cases=4, runs=25)
     assert found >= least
     if machine == "quiet":  # elsewhere more pairs are needed
         assert sorted(seconds)[len(seconds) // 2] <= 120.0
 
 
-@pytest.mark.parametrize("cases", [4, 10, 30])
+@pytest.mark.parametrize("cases", [4, 30])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_unchanged_code_is_flagged_in_at_most_one_of_two_hundred_comparisons(machine: str, cases: int) -> None:
     flagged, _ = shares(machine, 0.0, cases, runs=600 // cases)

@@ -18,6 +18,7 @@ from perflab.predicted.report.facts import (
     mostly_in,
     time_facts,
 )
+from perflab.results.predicted import Prediction
 from tests.harness.make import GIB, MS, cost, fit, part, prediction, saved
 
 MODEST: dict[str, Any] = {"fits": True, "remedies": {}, "largest": {}}
@@ -45,82 +46,6 @@ def test_most_of_it_is_in_the_innermost_module_with_half_of_it_and_of_one_operat
     assert mostly_in([part("temporaries", name, name, 1) for name in "abc"]) == ""
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {},
-            [
-                "would fit with checkpointing (61.0 GiB); not with bf16 (80.0 GiB)",
-                "h100 takes batch_size 3 or context_length 896",
-            ],
-        ),
-        (
-            {"remedies": {"bf16": 80 * GIB, "flash attention": 90 * GIB}},
-            ["would not fit with bf16 (80.0 GiB) nor flash attention (90.0 GiB)"],
-        ),
-        (
-            {"remedies": {"bf16": 60 * GIB, "flash attention": 78 * GIB}},
-            ["would fit with bf16 (60.0 GiB), flash attention (78.0 GiB)"],
-        ),
-        (
-            {"largest": {"batch_size": None, "context_length": 64}},
-            ["h100 takes context_length 64", "not even the smallest batch_size fits h100"],
-        ),
-        (
-            {"largest": {"batch_size": None, "context_length": None}},
-            ["not even the smallest batch_size or context_length fits h100"],
-        ),
-    ],
-)
-def test_where_a_case_does_not_fit_it_says_what_would(changes: dict[str, Any], said: list[str]) -> None:
-    assert set(said) < set(fit_facts(prediction(fit=fit(**changes))))
-
-
-def test_a_remedy_has_to_leave_room_for_the_libraries_workspaces(snapshot: SnapshotAssertion) -> None:
-    exactly = {"bf16": 79 * GIB}
-    assert fit_facts(prediction(fit=fit(remedies=exactly)))[0] == "would fit with bf16 (79.0 GiB)"
-    assert fit_facts(prediction(fit=fit(remedies=exactly), workspace_bytes=512))[0] == snapshot
-
-
-@pytest.mark.parametrize(
-    ("fits_on", "said"),
-    [
-        ([], "fits no card: b200 has 177 GiB"),
-        (["b200"], "fits only b200"),
-        (["h100", "h200", "b200"], "fits only h100, h200, b200"),
-        (["a100-80gb", "h100", "b200", "h200"], "fits a100-80gb and larger"),
-        (["l4", "a100-80gb", "h100", "h200", "b200"], "fits all 5 cards"),
-    ],
-)
-def test_the_cards_that_it_fits_on_are_told_in_few_words(fits_on: list[str], said: str) -> None:
-    assert fit_facts(prediction(fit=fit(fits_on=fits_on, **MODEST))) == [said]
-
-
-def test_where_the_rooms_of_other_cards_are_not_known_some_are_named(snapshot: SnapshotAssertion) -> None:
-    names = ["a100-80gb", "h100", "h200", "b200", "rtx9090"]
-    facts = fit_facts(prediction(fit=fit(fits_on=names, rooms={}, **MODEST)))
-    assert facts == snapshot
-    assert fit_facts(prediction(fit=fit(fits_on=[], rooms={}, **MODEST))) == ["fits no card"]
-    assert fit_facts(prediction()) == []
-
-
-def test_time_is_told_as_the_bound_beside_the_roofline_what_binds_it_and_launches() -> None:
-    said = ["at least 1.20 s", "85% compute-bound, 727 M FLOP/B", "140 launches"]
-    assert time_facts(prediction()) == said
-    assert time_facts(prediction(estimate_ns=2.1e9)) == ["estimate 2.10 s", *said]
-
-
-def test_a_bound_that_a_cache_makes_meaningless_is_not_told_and_launches_are_where_they_are_the_time(
-    snapshot: SnapshotAssertion,
-) -> None:
-    tiny = prediction(bound_ns=0.03 * MS, roofline_ns=0.1 * MS, launches=1293)
-    assert time_facts(tiny)[1:] == snapshot
-    assert not any("at least" in fact for fact in time_facts(tiny))
-    assert not any("at least" in fact for fact in time_facts(prediction(bound_ns=1.0, launches=1)))
-    assert time_facts(prediction(bound_ns=None, roofline_ns=None, launches=7))[-1] == "7 launches"
-
-
 def test_products_are_compute_bound_where_they_take_longer_than_their_bytes_would() -> None:
     copying = cost("", "aten::add", 1, bytes_moved=1000, roofline_ns=500.0)
     computing = cost("", "aten::mm", 1, flops=9, bytes_moved=100, roofline_ns=1500.0)
@@ -143,27 +68,6 @@ def test_intensity_has_as_many_digits_as_are_worth_reading() -> None:
         "12.3 k",
     ]
     assert intensity(1, 0) == "–"
-
-
-def test_a_result_that_is_still_alive_is_advice_where_it_takes_noticeably_more(snapshot: SnapshotAssertion) -> None:
-    def told(keeping_bytes: int, **changes: Any) -> list[str]:
-        return memory_facts(prediction(keeping_output_bytes=keeping_bytes, **changes))
-
-    assert told(88 * GIB) == snapshot
-    assert told(87 * GIB + GIB // 2) == []
-    roomy = fit(room_bytes=87 * GIB, **MODEST)
-    assert told(88 * GIB, fit=roomy) == snapshot
-
-
-def test_reserved_memory_is_told_where_much_of_it_is_fragments_or_it_is_past_the_card(
-    snapshot: SnapshotAssertion,
-) -> None:
-    def told(reserved: int, allocated: int = 88, **changes: Any) -> list[str]:
-        return memory_facts(prediction(reserved_bytes=reserved * GIB, allocated_bytes=allocated * GIB, **changes))
-
-    assert told(92) == []
-    assert told(100) == snapshot
-    assert told(92, fit=fit(room_bytes=90 * GIB, **MODEST)) == snapshot
 
 
 def test_what_to_checkpoint_first_is_told_where_memory_is_short_or_mostly_activations() -> None:
@@ -243,3 +147,58 @@ def test_no_line_of_it_is_wider_than_80_columns_whatever_the_names() -> None:
         fit=fit(fits_on=["l4", "a100-80gb", "h100", "h200", "b200"]),
     )
     assert max(len(line) for line in prediction_detail(now)) <= 80
+
+
+def alive(keeping_bytes: int, **changes: Any) -> Prediction:
+    """A case whose result takes so much where it is still alive."""
+    return prediction(keeping_output_bytes=keeping_bytes, **changes)
+
+
+def reserving(reserved: int, **changes: Any) -> Prediction:
+    """A case for which the allocator reserves so many GiB, of which 88 are allocated."""
+    return prediction(reserved_bytes=reserved * GIB, allocated_bytes=88 * GIB, **changes)
+
+
+def modest(**changes: Any) -> Prediction:
+    """A case that fits."""
+    return prediction(fit=fit(**changes, **MODEST))
+
+
+_CARDS = ["a100-80gb", "h100", "h200", "b200"]
+FACTS: dict[str, list[str]] = {
+    "it does not fit": fit_facts(prediction(fit=fit())),
+    "no remedy is enough": fit_facts(prediction(fit=fit(remedies={"bf16": 80 * GIB, "flash attention": 90 * GIB}))),
+    "each remedy is enough": fit_facts(prediction(fit=fit(remedies={"bf16": 60 * GIB, "flash attention": 78 * GIB}))),
+    "not even the smallest batch": fit_facts(prediction(fit=fit(largest={"batch_size": None, "context_length": 64}))),
+    "not even the smallest at all": fit_facts(
+        prediction(fit=fit(largest={"batch_size": None, "context_length": None}))
+    ),
+    "a remedy that takes all of the card": fit_facts(prediction(fit=fit(remedies={"bf16": 79 * GIB}))),
+    "a remedy without room for workspaces": fit_facts(
+        prediction(fit=fit(remedies={"bf16": 79 * GIB}), workspace_bytes=512)
+    ),
+    "it fits no card": fit_facts(modest(fits_on=[])),
+    "it fits one card": fit_facts(modest(fits_on=["b200"])),
+    "it fits three cards": fit_facts(modest(fits_on=["h100", "h200", "b200"])),
+    "it fits a card and larger ones": fit_facts(modest(fits_on=["a100-80gb", "h100", "b200", "h200"])),
+    "it fits all cards": fit_facts(modest(fits_on=["l4", *_CARDS])),
+    "cards whose rooms are not known": fit_facts(modest(fits_on=[*_CARDS, "rtx9090"], rooms={})),
+    "no card, the rooms not being known": fit_facts(modest(fits_on=[], rooms={})),
+    "no fit was asked for": fit_facts(prediction()),
+    "time": time_facts(prediction()),
+    "time with an estimate": time_facts(prediction(estimate_ns=2.1e9)),
+    "launches take the time": time_facts(prediction(bound_ns=0.03 * MS, roofline_ns=0.1 * MS, launches=1293)),
+    "a bound that a cache makes meaningless": time_facts(prediction(bound_ns=1.0, launches=1)),
+    "no rates": time_facts(prediction(bound_ns=None, roofline_ns=None, launches=7)),
+    "a result that takes noticeably more": memory_facts(alive(88 * GIB)),
+    "a result that takes a little more": memory_facts(alive(87 * GIB + GIB // 2)),
+    "a result that takes more than the card": memory_facts(alive(88 * GIB, fit=fit(room_bytes=87 * GIB, **MODEST))),
+    "reserved memory with few fragments": memory_facts(reserving(92)),
+    "reserved memory with many fragments": memory_facts(reserving(100)),
+    "reserved memory past the card": memory_facts(reserving(92, fit=fit(room_bytes=90 * GIB, **MODEST))),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_are_told_in_few_words(name: str, snapshot: SnapshotAssertion) -> None:
+    assert FACTS[name] == snapshot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.measured.report.side_by_side import side_by_side
@@ -11,7 +12,7 @@ from perflab.measured.report.studies import studies
 from perflab.predicted.report.detail import explain_prediction
 from perflab.predicted.report.table import prediction_head, prediction_notes, prediction_table
 from perflab.report.summary import markdown, summary
-from perflab.results.predicted import Prediction
+from perflab.results.predicted import PredictedBaseline, Prediction
 from perflab.results.records import Judgement, Policy, Verdict
 from perflab.results.result import Result
 from perflab.tables.view import View
@@ -42,19 +43,6 @@ def details(now: Prediction) -> list[str]:
     return text_of(predicted_result(now)).splitlines()[2:]
 
 
-def test_the_table_says_what_a_case_needs_what_dominates_it_and_where_it_fits(snapshot: SnapshotAssertion) -> None:
-    modest = prediction(
-        at_peak=USUAL.at_peak[1:4], saved=[], fit=fit(**MODEST, largest={"batch_size": 12, "context_length": 4096})
-    )
-    leaner = prediction(at_peak=USUAL.at_peak[:-1])
-    results = [
-        predicted_result(prediction(fit=fit()), saved=True),
-        predicted_result(modest, predicted_baseline(modest), "t.py::test_forward[2.7B-1024-fp32]"),
-        predicted_result(leaner, predicted_baseline(), "t.py::test_step[2.7B-4096-bf16-of-a-long-name-indeed]"),
-    ]
-    assert text_of(*results) == snapshot
-
-
 def test_no_line_is_wider_than_80_columns_whatever_the_names() -> None:
     long = "encoder.stages.*.residual.attention.projection_of_queries"
     now = prediction(
@@ -70,10 +58,6 @@ def test_no_line_is_wider_than_80_columns_whatever_the_names() -> None:
     ]
     assert max(len(line.text) for line in prediction_table(results)) <= 80
     assert max(len(line.text) for line in summary(document(*results))) <= 80
-
-
-def test_a_case_without_rates_has_no_time_and_one_of_no_known_room_no_fit(snapshot: SnapshotAssertion) -> None:
-    assert text_of(predicted_result(prediction(gpu="cpu", bound_ns=None, roofline_ns=None))) == snapshot
 
 
 def test_parameters_are_a_column_where_models_differ_and_stand_above_the_table_where_they_do_not() -> None:
@@ -96,12 +80,6 @@ def test_no_number_is_parted_from_its_unit_at_the_end_of_a_line() -> None:
         assert {line[0] for line in lines} & {"GiB", "KiB", "TFLOP,", "GiB,", "KiB,"} == set()
 
 
-def test_a_note_of_many_cases_stands_once_below_the_table() -> None:
-    both, one = "extrapolated from 3 and 4 layers", "autotuned kernels count as one"
-    table = text_of(predicted_result(prediction(notes=[both, one])), predicted_result(prediction(notes=[both])))
-    assert table.splitlines()[-2:] == [f"note: {both}", f"note (1 of 2 cases): {one}"]
-
-
 def test_what_many_cases_say_alike_stands_once_below_the_table(snapshot: SnapshotAssertion) -> None:
     shorter = prediction(saved=[saved("blocks.*.attention", [1], 8 * GIB)], notes=["timeline: b.pickle"])
     other = prediction(saved=[saved("head.*", [1], 16 * GIB)], layers={"head": 2}, estimate_from="3 cases")
@@ -111,12 +89,6 @@ def test_what_many_cases_say_alike_stands_once_below_the_table(snapshot: Snapsho
         predicted_result(other, case="t.py::test_c"),
     ]
     assert [prediction_notes(results), prediction_notes(results[:1])] == snapshot
-
-
-def test_a_worse_case_names_what_grew_before_all_else_and_what_is_not_gated_too(snapshot: SnapshotAssertion) -> None:
-    assert text_of(predicted_result(grown(), predicted_baseline())) == snapshot
-    more = prediction(costs=[*USUAL.costs, cost("head", "aten::add", 1, bytes_moved=0)])
-    assert text_of(predicted_result(more, predicted_baseline(), policy=Policy(gate_counts=False))) == snapshot
 
 
 def test_measured_predicted_and_compiled_cases_stand_in_one_summary_each_in_a_table_of_its_own(
@@ -190,44 +162,54 @@ def test_nothing_predicted_stands_beside_measured_numbers() -> None:
     assert studies(results) == []
 
 
-def test_a_failure_shows_before_and_now_what_grew_and_how_to_accept_it(snapshot: SnapshotAssertion) -> None:
-    failing = predicted_result(grown(fit=fit(), roofline_ns=1.5e9), predicted_baseline())
-    assert explain_prediction(failing, "pytest t.py --perf-predict --perf-update") == snapshot
+def failing(*before: PredictedBaseline, policy: Policy | None = None, **changes: Any) -> Result:
+    """A case that needs more than its baseline."""
+    (baseline,) = before or (predicted_baseline(),)
+    return predicted_result(grown(**changes), baseline, policy=policy or Policy())
 
 
-def test_a_case_that_did_fit_no_longer_fits(snapshot: SnapshotAssertion) -> None:
-    def said(room_bytes: int) -> str:
-        now = grown(fit=fit(room_bytes=room_bytes))
-        return explain_prediction(predicted_result(now, predicted_baseline()), None)
-
-    assert said(88 * GIB) == snapshot
-    assert said(86 * GIB) == snapshot
-
-
-def test_a_failure_names_the_commit_and_the_reason_of_its_baseline(snapshot: SnapshotAssertion) -> None:
-    before = predicted_baseline(recorded="2026-11-21T10:00:00Z", commit="1a2b3c4", reason="longer contexts")
-    lines = explain_prediction(predicted_result(grown(), before), None).splitlines()
-    assert lines == snapshot
-    assert "baseline was saved" not in explain_prediction(predicted_result(grown(), predicted_baseline()), None)
+FAILURES: dict[str, Result] = {
+    "a failure": failing(fit=fit(), roofline_ns=1.5e9),
+    "it no longer fits": failing(fit=fit(room_bytes=88 * GIB)),
+    "it did not fit before": failing(fit=fit(room_bytes=86 * GIB)),
+    "the commit and the reason of the baseline": failing(
+        predicted_baseline(recorded="2026-11-21T10:00:00Z", commit="1a2b3c4", reason="longer contexts")
+    ),
+    "no time is known": failing(predicted_baseline(prediction(roofline_ns=None))),
+    "slack, and counts that are not gated": failing(policy=Policy(memory_threshold=0.01, gate_counts=False)),
+    "strict checking of another PyTorch": predicted_result(prediction(torch="2.14.0"), predicted_baseline()),
+}
 
 
-def test_a_failure_says_nothing_of_time_where_none_is_known() -> None:
-    before = predicted_baseline(prediction(roofline_ns=None))
-    assert "roofline" not in explain_prediction(predicted_result(grown(), before), None)
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_shows_before_and_now_what_grew_and_how_to_accept_it(name: str, snapshot: SnapshotAssertion) -> None:
+    assert explain_prediction(FAILURES[name], "pytest t.py --perf-predict --perf-update") == snapshot
 
 
-def test_a_failures_limits_say_what_slack_there_is_and_what_is_not_gated() -> None:
-    policy = Policy(memory_threshold=0.01, gate_counts=False)
-    lines = explain_prediction(predicted_result(grown(), predicted_baseline(), policy=policy), None).splitlines()
-    assert {line.split("  ")[0]: line.removesuffix("  failed").split()[-1] for line in lines[3:8]} == {
-        "peak memory": "+1%",
-        "saved for backward": "+1%",
-        "FLOPs": "exact",
-        "bytes moved": "none",
-        "operators": "none",
-    }
+_FITTING = prediction(
+    at_peak=USUAL.at_peak[1:4], saved=[], fit=fit(**MODEST, largest={"batch_size": 12, "context_length": 4096})
+)
+_MORE = prediction(costs=[*USUAL.costs, cost("head", "aten::add", 1, bytes_moved=0)])
+TABLES: dict[str, list[Result]] = {
+    "what a case needs, what dominates it and where it fits": [
+        predicted_result(prediction(fit=fit()), saved=True),
+        predicted_result(_FITTING, predicted_baseline(_FITTING), "t.py::test_forward[2.7B-1024-fp32]"),
+        predicted_result(
+            prediction(at_peak=USUAL.at_peak[:-1]),
+            predicted_baseline(),
+            "t.py::test_step[2.7B-4096-bf16-of-a-long-name-indeed]",
+        ),
+    ],
+    "no rates and no known room": [predicted_result(prediction(gpu="cpu", bound_ns=None, roofline_ns=None))],
+    "a note of many cases stands once": [
+        predicted_result(prediction(notes=["extrapolated", "autotuned kernels count as one"])),
+        predicted_result(prediction(notes=["extrapolated"])),
+    ],
+    "a worse case": [predicted_result(grown(), predicted_baseline())],
+    "what is not gated": [predicted_result(_MORE, predicted_baseline(), policy=Policy(gate_counts=False))],
+}
 
 
-def test_a_case_that_strict_checking_fails_says_why_it_could_not_be_judged(snapshot: SnapshotAssertion) -> None:
-    failing = predicted_result(prediction(torch="2.14.0"), predicted_baseline())
-    assert explain_prediction(failing, "pytest t.py --perf-update-new") == snapshot
+@pytest.mark.parametrize("name", TABLES)
+def test_a_whole_table_reads_well(name: str, snapshot: SnapshotAssertion) -> None:
+    assert text_of(*TABLES[name]) == snapshot

@@ -66,18 +66,6 @@ def only(*results: Result) -> Study:
 # --- columns -----------------------------------------------------------------------------------------------------
 
 
-def test_without_named_columns_there_is_what_the_cases_have_in_the_order_of_noting(snapshot: SnapshotAssertion) -> None:
-    quotes = [Quote(source="H100, elsewhere", ns=2 * MS)]
-    work = {"tokens": 512}
-    step = replicate(20 * MS, peak_bytes=2**20, phases_ns={"forward": 5 * MS, "backward": 15 * MS})
-    own = {"backward_tokens": 256}  # of a phase alone: shown where it is asked for
-    shown = lines(
-        case("eager", summary=step, work=work | own, quotes=quotes, facts={"loss": 3.21987}),
-        case("compiled", 10, peak_bytes=2**19, work=work, facts={"setup_s": 31.4, "loss": 3.2}),
-    )
-    assert shown == snapshot
-
-
 def test_named_columns_stand_in_their_order_and_what_no_case_has_is_left_out() -> None:
     summary_ = replicate(
         30 * MS,
@@ -136,14 +124,6 @@ def test_facts_that_would_be_called_like_another_column_keep_their_unit() -> Non
     facts = {"peak_bytes": 5, "loss": 1.0, "loss_ratio": 1.1}
     (table,) = only(case("eager", peak_bytes=2**20, facts=facts)).tables
     assert [column.title for column in table.columns] == ["median", "peak", "peak_bytes", "loss", "loss_ratio"]
-
-
-def test_several_sources_are_numbered_and_named_below() -> None:
-    quotes = [Quote(source="H100, compiled", ns=MS), Quote(source="A100", ns=2 * MS)]
-    shown = lines(case("eager", quotes=quotes), case("compiled", quotes=quotes[1:]))
-    assert shown[1].endswith("median  quoted 1  quoted 2")
-    assert shown[3].split()[3:] == ["–", "2.00", "ms"]
-    assert shown[4:] == ["quoted 1: H100, compiled", "quoted 2: A100"]
 
 
 def test_every_standard_column_can_be_asked_of_a_case_that_has_nothing() -> None:
@@ -209,29 +189,6 @@ def test_a_mode_stands_behind_the_label_or_in_the_head_where_all_share_it() -> N
     assert labels(other, cold) == ["step[small-…-fp32] {cold}", "other", "cold"]
 
 
-def test_a_case_without_numbers_says_why_across_the_columns(snapshot: SnapshotAssertion) -> None:
-    long = "needs 33.0 s of 12.0 s left, and says so in more words than would fit into one line of a terminal"
-    assert lines(case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", long))[2:] == snapshot
-
-
-def test_a_study_of_which_nothing_was_measured_does_not_say_again_why(snapshot: SnapshotAssertion) -> None:
-    shown = lines(skipped("eager", "needs 50.8 GiB"), skipped("flash", "needs 40.1 GiB"))
-    assert shown == snapshot
-    run = document(skipped("eager", "no"), skipped("flash", "no"))
-    assert markdown(run, view=View(every=True)) == snapshot
-    assert STUDY not in markdown(run), "what was skipped has its line below the tables"
-
-
-def test_cases_of_two_machines_have_two_tables_and_what_was_not_measured_stands_in_both(
-    snapshot: SnapshotAssertion,
-) -> None:
-    there = case("eager", 1, environment=cuda_environment())
-    study = only(case("compiled", 30), there, skipped("flash", "not here"))
-    assert [[row.label for row in table.rows] for table in study.tables] == [["compiled", "flash"], ["eager", "flash"]]
-    text = [line.text for line in study_lines([study])]
-    assert text == snapshot
-
-
 # --- against a base ----------------------------------------------------------------------------------------------
 
 
@@ -250,18 +207,6 @@ def test_times_rates_and_peaks_stand_against_the_case_with_the_bases_level_and_t
     ]
 
 
-def test_rows_that_took_no_turns_have_exact_ratios_alone_and_the_table_says_why(snapshot: SnapshotAssertion) -> None:
-    apart = case("compiled", 15, peak_bytes=31 * 2**20, versus="switch=eager", columns=["median", "max", "peak"])
-    eager = case("eager", 20, peak_bytes=50 * 2**20, columns=["median", "max", "peak"])
-    _, *shown = lines(apart, eager)
-    assert shown[1].split() == ["compiled", "15.0", "ms", "31.0", "MiB", "-38%"]
-    assert shown[3] == snapshot
-    exact = case("compiled", 15, peak_bytes=31 * 2**20, versus="switch=eager", columns=["peak"])
-    eager = changed(eager, columns=["peak"])
-    assert "no ratio" not in "".join(lines(exact, eager))
-    assert not list(rows_with_bases([exact, eager])), "exact columns need no turns"
-
-
 @pytest.mark.parametrize(
     ("peak", "shown"), [(100, "0%"), (104, "+4.0%"), (62, "-38%"), (250, "+150%"), (420, "×4.20"), (1, "-99%")]
 )
@@ -270,29 +215,7 @@ def test_a_change_of_memory_is_told_in_percent_and_from_three_times_on_as_a_mult
     assert change[1] == shown
 
 
-def test_a_base_without_numbers_is_told_and_nothing_is_compared(snapshot: SnapshotAssertion) -> None:
-    shown = lines(case("compiled", versus="switch=eager"), skipped("eager", "not here"))
-    assert shown[0] == snapshot
-    assert "×" not in "".join(shown)
-
-
-def test_cases_of_another_machine_are_no_base() -> None:
-    there = case("eager", 1, environment=cuda_environment(), versus="switch=eager")
-    assert "×" not in "".join(lines(case("compiled", 30, versus="switch=eager"), there))
-
-
 # --- widths ------------------------------------------------------------------------------------------------------
-
-
-def test_columns_that_do_not_fit_stand_below_with_the_labels_again() -> None:
-    facts = {f"fact_number_{n}": n for n in range(8)}
-    shown = lines(case("eager", facts=facts), case("compiled", facts=facts), skipped("flash", "not here"))
-    assert [line.split("  ")[0] for line in shown[1:]] == [
-        *("step[small-…-fp32]", "eager", "compiled", "flash"),
-        *("step[small-…-fp32]", "eager", "compiled") * 2,
-    ]
-    assert sum(" ".join(shown).count(f"fact number {n}") for n in range(8)) == 8
-    assert len(lines(case("eager", facts=facts), case("compiled", facts=facts), width=150)) == 4
 
 
 words = st.text(st.characters(codec="ascii", exclude_categories=("Cc", "Zs")), min_size=1, max_size=60)
@@ -393,3 +316,60 @@ def test_findings_of_parts_and_of_what_was_run_again_are_left_out_and_that_is_to
     write_document(one, Path("one.json"))
     write_document(other, Path("other.json"))
     assert command("merge", "one.json", "other.json") == snapshot
+
+
+# --- whole tables ------------------------------------------------------------------------------------------------
+
+_STEP = replicate(20 * MS, peak_bytes=2**20, phases_ns={"forward": 5 * MS, "backward": 15 * MS})
+_WORK = {"tokens": 512}
+_OF_A_PHASE = {"backward_tokens": 256}  # shown where it is asked for
+_QUOTES = [Quote(source="H100, compiled", ns=MS), Quote(source="A100", ns=2 * MS)]
+_LONG = "needs 33.0 s of 12.0 s left, and says so in more words than would fit into one line of a terminal"
+_EIGHT = {f"fact_number_{n}": n for n in range(8)}
+_AGAINST: dict[str, Any] = {"versus": "switch=eager", "columns": ["median", "max", "peak"]}
+_EXACT: dict[str, Any] = {"versus": "switch=eager", "columns": ["peak"]}
+
+TABLES: dict[str, list[Result]] = {
+    "without named columns": [
+        case("eager", summary=_STEP, work=_WORK | _OF_A_PHASE, quotes=_QUOTES[:1], facts={"loss": 3.21987}),
+        case("compiled", 10, peak_bytes=2**19, work=_WORK, facts={"setup_s": 31.4, "loss": 3.2}),
+    ],
+    "several sources": [case("eager", quotes=_QUOTES), case("compiled", quotes=_QUOTES[1:])],
+    "cases without numbers": [case("eager", facts={"loss": 1.0}), out_of_memory("fused"), skipped("flash", _LONG)],
+    "nothing was measured": [skipped("eager", "needs 50.8 GiB"), skipped("flash", "needs 40.1 GiB")],
+    "two machines, and what was measured on neither": [
+        case("compiled", 30),
+        case("eager", 1, environment=cuda_environment()),
+        skipped("flash", "not here"),
+    ],
+    "a base without numbers": [case("compiled", versus="switch=eager"), skipped("eager", "not here")],
+    "a base of another machine": [
+        case("compiled", 30, versus="switch=eager"),
+        case("eager", 1, environment=cuda_environment(), versus="switch=eager"),
+    ],
+    "no turns": [
+        case("compiled", 15, peak_bytes=31 * 2**20, **_AGAINST),
+        case("eager", 20, peak_bytes=50 * 2**20, **_AGAINST),
+    ],
+    "no turns, and exact columns alone": [
+        case("compiled", 15, peak_bytes=31 * 2**20, **_EXACT),
+        case("eager", 20, peak_bytes=50 * 2**20, **_EXACT),
+    ],
+    "more columns than fit": [case("eager", facts=_EIGHT), case("compiled", facts=_EIGHT), skipped("flash", "no")],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_whole_table_reads_well(name: str, snapshot: SnapshotAssertion) -> None:
+    assert lines(*TABLES[name]) == snapshot
+
+
+def test_exact_columns_need_no_turns_and_a_wide_terminal_no_second_table() -> None:
+    assert not list(rows_with_bases(TABLES["no turns, and exact columns alone"]))
+    assert len(lines(*TABLES["more columns than fit"][:2], width=150)) == 4
+
+
+def test_a_study_of_which_nothing_was_measured_is_in_no_summary_but_the_whole_one() -> None:
+    nothing = document(*TABLES["nothing was measured"])
+    assert STUDY not in markdown(nothing), "what was skipped has its line below the tables"
+    assert STUDY in markdown(nothing, view=View(every=True))
