@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 import perflab.lab
 from perflab import Result
@@ -87,7 +88,7 @@ def measured(mixer: str, length: int = 128, peak_bytes: int = 1000, **facts: obj
     return case("test_mixer", parameters, facts={"loss": 2.0, "setup_ns": 0, **facts}, peak_bytes=peak_bytes)
 
 
-def test_each_mixer_is_advised_on_by_length_against_attention_and_its_twin() -> None:
+def test_each_mixer_is_advised_on_by_length_against_attention_and_its_twin(snapshot: SnapshotAssertion) -> None:
     lines = findings_of(
         "mixers",
         [
@@ -99,15 +100,8 @@ def test_each_mixer_is_advised_on_by_length_against_attention_and_its_twin() -> 
             measured("gla", speed_ratio=1.03, speed_noise_share=0.01, loss=2.02),
         ],
     )
-    assert lines == [
-        "at 128 tokens, against attention: speed counts from ±4.0%, loss from ±0.030 nats",
-        "  retnet: use when loss counts (loss -0.100); skip when time matters more; trade-off: ×0.50 steps/s",
-        "  gla: skip here: no difference seen",
-        "at 512 tokens, against attention: speed counts from ±2.0%, loss from ±0.005 nats",
-        "  hyena: use when time is short or memory is short (×1.50 steps/s, peak -10%); no reason to skip it was seen; "
-        "trade-off: none seen",
-    ]
+    assert lines == snapshot
 
 
-def test_without_attention_there_is_no_advice_at_that_length() -> None:
-    assert findings_of("mixers", [measured("gla")]) == ["no advice at 128 tokens: attention was not measured"]
+def test_without_attention_there_is_no_advice_at_that_length(snapshot: SnapshotAssertion) -> None:
+    assert findings_of("mixers", [measured("gla")]) == snapshot

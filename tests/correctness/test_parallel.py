@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from perflab.correctness import in_ranks
@@ -136,13 +137,8 @@ def test_a_checkpoint_of_two_ranks_is_taken_up_by_any_number(tmp_path: Path) -> 
         assert distance({key: got[key] for key in moments}, moments) < 1e-4
 
 
-def test_models_that_cannot_be_divided_are_refused() -> None:
-    told = in_ranks(parallel_training.refusals, 3, threads=1)[0]
-    *without_blocks, uneven, without_units = told
-    assert len(without_blocks) == len(IN_PARTS)
-    assert all("Linear has no `blocks`; give exchange=" in one for one in without_blocks)
-    assert "3 processes cannot share the 64 units of blocks.0.feed_forward evenly" in uneven
-    assert "block 0 has none; give exchange='zero3'" in without_units
+def test_models_that_cannot_be_divided_are_refused(snapshot: SnapshotAssertion) -> None:
+    assert in_ranks(parallel_training.refusals, 3, threads=1)[0] == snapshot
 
 
 def test_a_state_of_another_model_is_refused() -> None:
@@ -211,23 +207,25 @@ def test_a_wrong_exchange_is_noticed(wrong: dict[str, list[State]], fault: type)
 
 
 @pytest.mark.parametrize(
-    ("switches", "said"),
+    "switches",
     [
-        ({"shard_optimizer": True}, "exchange='none' trains alone"),
-        ({"exchange": "bucketd"}, "did you mean 'bucketed'?"),
-        ({"exchange": "ddp", "bucket_mb": -1.0}, "bucket_mb=-1.0: wanted a finite number at least 0"),
-        ({"exchange": "flat", "compile": "reduce-overhead"}, "a CUDA graph replays a backward pass without the hooks"),
-        ({"exchange": "fsdp2", "shard_optimizer": True}, "which divides the optimizer's state already"),
-        ({"exchange": "zero3", "shard_optimizer": True}, "which divides the optimizer's state already"),
-        ({"exchange": "zero3", "precision": "fp16"}, "exchange='zero3' with precision='fp16'"),
-        ({"exchange": "zero3", "compile": "default"}, "give exchange='fsdp2' or compile='eager'"),
-        ({"exchange": "tensor", "precision": "fp16"}, "exchange='tensor' with precision='fp16'"),
-        ({"exchange": "flat", "shard_optimizer": True, "precision": "fp16"}, "give precision='bf16'"),
+        {"shard_optimizer": True},
+        {"exchange": "bucketd"},
+        {"exchange": "ddp", "bucket_mb": -1.0},
+        {"exchange": "flat", "compile": "reduce-overhead"},
+        {"exchange": "fsdp2", "shard_optimizer": True},
+        {"exchange": "zero3", "shard_optimizer": True},
+        {"exchange": "zero3", "precision": "fp16"},
+        {"exchange": "zero3", "compile": "default"},
+        {"exchange": "tensor", "precision": "fp16"},
+        {"exchange": "flat", "shard_optimizer": True, "precision": "fp16"},
     ],
+    ids=lambda switches: "-".join(map(str, switches.values())),
 )
-def test_combinations_that_make_no_sense_are_refused(switches: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_combinations_that_make_no_sense_are_refused(switches: dict[str, Any], snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
         TrainingConfig(**switches)
+    assert str(caught.value) == snapshot
 
 
 def test_an_exchange_without_a_process_group_says_what_to_call() -> None:

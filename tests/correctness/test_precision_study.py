@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.lab.models import build_model
 from perflab.lab.train import random_tokens
@@ -157,7 +158,7 @@ def noted(*cases: dict[str, Any]) -> list[Any]:
     return [SimpleNamespace(record=record) for record in records]
 
 
-def test_findings_on_sums_part_the_addends_rounding_from_the_sums() -> None:
+def test_findings_on_sums_part_the_addends_rounding_from_the_sums(snapshot: SnapshotAssertion) -> None:
     half = {"accumulator": "fp16", "addend": "fp16", "cast": False, "stalled": False}
     wide = {**half, "accumulator": "fp32"}
     cases = noted(
@@ -166,35 +167,25 @@ def test_findings_on_sums_part_the_addends_rounding_from_the_sums() -> None:
         {**wide, "sum": "10.002", "error_share": 0.00021, "addend_error_share": 0.00021, "cast": True},
         {**half, "sum": "4.0", "error_share": -0.6, "addend_error_share": 0.001, "stalled": True},
     )
-    assert precision_findings("precision: sums", cases) == [
-        "fp16 sum of fp16 addends: -0.469%, of which +0.021% is the addend's rounding and -0.49% the sum's",
-        "fp32 sum of fp16 addends: +0.021%, of which +0.021% is the addend's rounding and none the sum's",
-        "casting fp16 addends to fp32 first changes nothing",
-        "fp16 sum of fp16 addends: -60%, of which +0.1% is the addend's rounding and -60.1% the sum's; it stalls "
-        "at 4.0, where one addend more changes nothing",
-    ]
+    assert precision_findings("precision: sums", cases) == snapshot
 
 
-def test_findings_on_autocast_say_which_tensors_are_low_which_not_and_which_depend() -> None:
+def test_findings_on_autocast_say_which_tensors_are_low_which_not_and_which_depend(snapshot: SnapshotAssertion) -> None:
     bf16 = {"autocast": "bf16", "loss": "fp32", "first_linear": "bf16", "low_norm": "bf16"}
-    assert precision_findings("precision: autocast", noted(bf16, {**bf16, "low_norm": "fp32"})) == [
-        "in autocast's dtype: first linear",
-        "fp32 in spite of it: loss",
-        "it depends: low norm",
-    ]
+    assert precision_findings("precision: autocast", noted(bf16, {**bf16, "low_norm": "fp32"})) == snapshot
 
 
-def test_findings_on_norms_are_one_line_a_norm_and_format_with_infinities_as_they_were_noted() -> None:
+def test_findings_on_norms_are_one_line_a_norm_and_format_with_infinities_as_they_were_noted(
+    snapshot: SnapshotAssertion,
+) -> None:
     def case(how: str, *errors: float | str) -> dict[str, Any]:
         named = dict(zip(map(offset_fact, OFFSETS), errors, strict=True))
         return {"norm": "LayerNorm", "format": "fp16", "how": how, **named}
 
     cases = noted(case("torch", *[4e-4] * 5), case("running-sum", 2e-3, 2e-3, 9e-3, "inf", "inf"))
-    assert precision_findings("precision: norms, by offset", cases) == [
-        "LayerNorm in fp16: torch at most 0.04%; running-sum over 1% between offset 10 and 100, not finite from 100 on"
-    ]
+    assert precision_findings("precision: norms, by offset", cases) == snapshot
     narrow = {"norm": "RMSNorm", "format": "bf16", "how": "torch", width_fact(64): 0.002}
-    assert precision_findings("precision: norms, by width", noted(narrow)) == ["RMSNorm in bf16: torch at most 0.2%"]
+    assert precision_findings("precision: norms, by width", noted(narrow)) == snapshot
 
 
 def test_studies_that_are_not_of_precision_or_did_not_run_have_no_findings() -> None:

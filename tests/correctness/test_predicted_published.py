@@ -26,7 +26,6 @@ pytestmark = pytest.mark.correctness
 
 MIB = 2**20
 ATTENTION = rows("h100_attention_naive_and_compiled.csv")
-MODES = ("forward", "forward_backward", "train_step")
 
 
 def live_bytes_after_forward(trace: Trace) -> int:
@@ -80,8 +79,8 @@ def test_memory_of_written_out_attention_is_what_was_measured_on_an_h100(row: di
 def test_nobody_was_faster_than_the_lower_bound(model_name: str, gpu_name: str) -> None:
     gpu = parse_gpu(gpu_name)
     compared = 0
-    for mode in MODES:
-        for length in (128, 512):
+    for mode in ("forward", "train_step"):
+        for length in (128, 512) if model_name == "small" else (512,):
             quotes = {
                 source: seconds
                 for source, seconds in transformer_quotes(model_name, 4, length, "fp32", mode).items()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from perflab import Result
@@ -402,27 +403,13 @@ def way(name: str, right: int, tokens: float, ms: float) -> Result:
     return result(node, outcome=outcome)
 
 
-def test_the_study_advises_by_intervals_that_are_apart_and_by_what_an_answer_costs() -> None:
+def test_the_study_advises_by_intervals_that_are_apart_and_by_what_an_answer_costs(snapshot: SnapshotAssertion) -> None:
     results = [
         way("thought", 100, 20, 10.0), way("majority-8", 160, 160, 30.0), way("beam-4", 104, 80, 20.0),
         way("direct", 20, 4, 2.0), way("short", 98, 10, 5.0), way("wild", 40, 30, 20.0), way("better", 180, 10, 5.0),
     ]  # fmt: skip
-    assert findings_of(STUDY, results) == [
-        "thought: 50% right (43%…57%), 20 tokens, 10.0 ms",
-        "majority-8: 80% right (74%…85%), 160 tokens",
-        "  ×8 the tokens, ×3 the time of thought: use it: more often right, for what it costs",
-        "beam-4: 52% right (45%…59%), 80 tokens",
-        "  ×4 the tokens, ×2 the time of thought: skip here: costs more, no difference seen",
-        "direct: 10% right (7%…15%), 4 tokens",
-        "  ×0.2 the tokens, ×0.2 the time of thought: cheaper, and less often right",
-        "short: 49% right (42%…56%), 10 tokens",
-        "  ×0.5 the tokens, ×0.5 the time of thought: use it: cheaper, no difference seen",
-        "wild: 20% right (15%…26%), 30 tokens",
-        "  ×1.5 the tokens, ×2 the time of thought: skip here: less often right",
-        "better: 90% right (85%…93%), 10 tokens",
-        "  ×0.5 the tokens, ×0.5 the time of thought: use it: more often right",
-    ]
-    assert findings_of(STUDY, results[1:2]) == ["majority-8: 80% right (74%…85%), 160 tokens, 30.0 ms"]
+    assert findings_of(STUDY, results) == snapshot
+    assert findings_of(STUDY, results[1:2]) == snapshot
 
 
 def _shares_the_last_page(right: Callable[..., Pages]) -> Callable[..., Pages]:
