@@ -74,18 +74,19 @@ def on(system: str, project: Project) -> Project:
 
 def test_on_macos_a_slowdown_is_found_as_on_linux(project: Project) -> None:
     there = on("darwin", project)
-    there.run("--perf-update", passed=1)
-    assert len(there.saved_case()["replicates"]) == 3
+    there.run("--perf-update", "--perf-replicates=2", passed=1)
+    assert len(there.saved_case()["replicates"]) == 2
     there.run(passed=1).stdout.re_match_lines([r"work +100 ms .* ok"])
     there.cost(ms=110)
-    there.run(failed=1).stdout.re_match_lines([r"work +110 ms .*\+10\.0%.*REGRESSED"])
+    there.run("--perf-evidence=off", failed=1).stdout.re_match_lines([r"work +110 ms .*\+10\.0%.*REGRESSED"])
 
 
 def test_on_macos_two_commits_are_measured_in_turns(project: Project) -> None:
     there = on("darwin", project)
     begin_repository(there)
-    there.test_file.write_text(there.test_file.read_text().replace("1_000_000 * cost_ms", "1_300_000 * cost_ms"))
-    there.run("--perf-against=HEAD", failed=1).stdout.re_match_lines([r"work +130 ms .*\+30\.0%.*REGRESSED"])
+    there.test_file.write_text(there.test_file.read_text().replace("1024 * kib", "2048 * kib"))
+    result = there.run("--perf-against=HEAD", "--perf-evidence=off", failed=1)
+    result.stdout.re_match_lines([r"peak +512 KiB +1\.00 MiB .*", r"work +100 ms .* 0\.0%.*REGRESSED"])
 
 
 def test_on_windows_memory_and_counts_are_gated_and_times_are_of_one_process(project: Project) -> None:

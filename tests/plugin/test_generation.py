@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_a_slower_phase_of_any_name_is_named_and_has_its_columns_and_rates(proje
     project.test_file.write_text(PHASES)
     project.cost(ms=80)
     columns = "--perf-columns=median, prefill, decode, decode_tokens/s"
-    project.run("--perf-update", columns).stdout.re_match_lines(
+    project.run("--perf-update", "--perf-replicates=2", columns).stdout.re_match_lines(
         [
             r"case +median +prefill +decode +decode tokens/s +verdict",
             r"serve +110 ms +30\.0 ms +80\.0 ms +100 +new, saved",
@@ -72,7 +73,7 @@ def test_a_slower_phase_of_any_name_is_named_and_has_its_columns_and_rates(proje
         ]
     )
     project.cost(ms=160)
-    project.run("--perf-json=out.json", failed=1).stdout.fnmatch_lines(
+    project.run("--perf-json=out.json", "--perf-evidence=off", failed=1).stdout.fnmatch_lines(
         ["where: decode 80.0 ms -> 160 ms (prefill unchanged)"]
     )
     report = ("-m", "perflab", "report", "out.json", "--sort=-decode", "--columns=prefill, decoed")
@@ -183,57 +184,62 @@ def test_quantiles_of_calls_have_intervals_and_need_enough_samples(project: Proj
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("perf.phases()", "perf.phases() got no phase*perf.phases(prefill=start, decode=go)*"),
-        ("perf.phases(prefill=3)", "perf.phases(prefill=...) got 'int', which cannot be called*"),
-        (
-            "perf.phases(peak=print)",
-            "perf.phases(peak=...): 'peak' means something else in tables*call the phase something else*",
-        ),
-        ("perf.phases(**{'a b': print})", "perf.phases(a b=...): 'a b' cannot be a column's name*"),
-        ("perf.note(decode=3); perf.phases(decode=int)", "perf.note(decode=3): 'decode' is a phase of the case*"),
-        (
-            "perf.phases(decode=lambda: pass_time(9)); perf.note(decode=3)",
-            "perf.note(decode=3): 'decode' is a phase of the case*",
-        ),
-        ("perf.note(ttft=3)", "*have a column 'ttft' already*"),
-        ("perf.generation(lambda hook: 3)", "perf.generation: * returned without a call of its hook*hook()*"),
-        ("perf.generation(lambda hook: hook(0))", "the hook of perf.generation got 0*"),
-        ("perf.generation(3)", "perf.generation(...) got 'int', which cannot be called*"),
-        ("perf.generation(print, setup=3)", "perf.generation(setup=...) got 'int'*"),
-        ("perf.generation(print, batch=0)", "perf.generation(batch=0)*1 or more*"),
-        ("perf.generation(lambda hook: hook(), setup=dict)", "setup of perf.generation(*) returned dict*hook alone*"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_the_remedy(project: Project, body: str, said: str) -> None:
+REFUSED_BODIES = [
+    ("perf.phases()", "perf.phases() got no phase*perf.phases(prefill=start, decode=go)*"),
+    ("perf.phases(prefill=3)", "perf.phases(prefill=...) got 'int', which cannot be called*"),
+    (
+        "perf.phases(peak=print)",
+        "perf.phases(peak=...): 'peak' means something else in tables*call the phase something else*",
+    ),
+    ("perf.phases(**{'a b': print})", "perf.phases(a b=...): 'a b' cannot be a column's name*"),
+    ("perf.note(decode=3); perf.phases(decode=int)", "perf.note(decode=3): 'decode' is a phase of the case*"),
+    (
+        "perf.phases(decode=lambda: pass_time(9)); perf.note(decode=3)",
+        "perf.note(decode=3): 'decode' is a phase of the case*",
+    ),
+    ("perf.note(ttft=3)", "*have a column 'ttft' already*"),
+    ("perf.generation(lambda hook: 3)", "perf.generation: * returned without a call of its hook*hook()*"),
+    ("perf.generation(lambda hook: hook(0))", "the hook of perf.generation got 0*"),
+    ("perf.generation(3)", "perf.generation(...) got 'int', which cannot be called*"),
+    ("perf.generation(print, setup=3)", "perf.generation(setup=...) got 'int'*"),
+    ("perf.generation(print, batch=0)", "perf.generation(batch=0)*1 or more*"),
+    ("perf.generation(lambda hook: hook(), setup=dict)", "setup of perf.generation(*) returned dict*hook alone*"),
+]
+
+
+def failures(result: pytest.RunResult) -> dict[str, str]:
+    """What was printed of each test that failed, by its name."""
+    _, *found = re.split(r"^_+ (test_\w+) _+$", result.stdout.str(), flags=re.MULTILINE)
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+def test_what_cannot_be_measured_is_refused_with_the_remedy(project: Project) -> None:
+    bodies = [f"def test_{number}(perf):\n    {body}\n" for number, (body, _) in enumerate(REFUSED_BODIES)]
+    head = "from conftest import Virtual\n\ndef pass_time(ms):\n    Virtual.now_ns += 1_000_000 * ms\n\n"
+    project.test_file.write_text(head + "\n".join(bodies))
+    told = failures(project.run("--perf-check=off", failed=len(bodies)))
+    for number, (body, said) in enumerate(REFUSED_BODIES):
+        assert all(part in told[f"test_{number}"] for part in said.split("*")), (body, told[f"test_{number}"])
+
+
+def test_phases_are_not_replayed(project: Project) -> None:
+    project.add(
+        "\nimport perflab.measured.run.cases as measuring\nmeasuring.no_graph_for = lambda *_: None\n", "conftest.py"
+    )
+    calls = {"generation": "lambda hook: hook()", "phases": "prefill=int"}
     project.test_file.write_text(
-        "from conftest import Virtual\n\ndef pass_time(ms):\n    Virtual.now_ns += 1_000_000 * ms\n\n"
-        f"def test_work(perf):\n    {body}\n"
+        "".join(f"def test_{name}(perf):\n    perf.{name}({given})\n\n" for name, given in calls.items())
     )
-    result = project.run("--perf-check=off", failed=1)
-    problem, *remedy = said.split("*")
-    text = result.stdout.str()
-    assert problem in text
-    assert all(part in text for part in remedy)
+    told = failures(project.run("--perf-cuda-graph", failed=2))
+    for name in calls:
+        refusal = f"perf.{name} in a CUDA graph: a replay is the whole call, without timed phases"
+        assert refusal in told[f"test_{name}"]
+        assert "by itself" in told[f"test_{name}"]
 
 
-@pytest.mark.parametrize("call", ["generation(lambda hook: hook())", "phases(prefill=int)"])
-def test_phases_are_not_replayed(project: Project, call: str) -> None:
-    from tests.plugin.conftest import CONFTEST
-
-    (project.pytester.path / "conftest.py").write_text(
-        CONFTEST + "import perflab.measured.run.cases as measuring\nmeasuring.no_graph_for = lambda *_: None\n"
-    )
-    project.test_file.write_text(f"def test_work(perf):\n    perf.{call}\n")
-    name = call.partition("(")[0]
-    project.run("--perf-cuda-graph", failed=1).stdout.fnmatch_lines(
-        [f"*test_work: perf.{name} in a CUDA graph: a replay is the whole call, without timed phases*", "*by itself*"]
-    )
-
-
-def test_phases_and_generations_run_once_in_a_plain_run_and_are_predicted(project: Project) -> None:
+def test_phases_and_generations_run_once_in_a_plain_run_and_are_predicted(
+    project: Project, python_with_compiler: str
+) -> None:
     project.test_file.write_text(
         "import torch\n\n"
         "def test_phases(perf, device):\n"
@@ -250,6 +256,7 @@ def test_phases_and_generations_run_once_in_a_plain_run_and_are_predicted(projec
         "    perf.generation(generate)\n"
     )
     project.run("--perf-disable", passed=2)
+    project.python = python_with_compiler
     result = project.run("--perf-predict", "-k", "phases", "--perf-gpu=h100", passed=1)
     result.stdout.fnmatch_lines(["by module*prefill*decode"])
     project.run("--perf-predict", "-k", "tokens", "--perf-gpu=h100", passed=1)
