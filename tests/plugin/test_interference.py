@@ -20,7 +20,7 @@ BUSY = 1.6
 @pytest.fixture
 def slower(project: Project) -> Project:
     """A case that became slower than a baseline that was taken on a calm machine."""
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.cost(ms=150)
     return project
 
@@ -60,7 +60,7 @@ def test_neighbours_that_stay_make_a_slowdown_inconclusive_and_are_named(slower:
 def test_after_a_case_whose_neighbours_stayed_the_next_one_does_not_wait_for_them(project: Project) -> None:
     source = project.test_file.read_text() + "\n"
     project.test_file.write_text(source + source[source.index("def test_work") :].replace("test_work", "test_more"))
-    project.run("--perf-update").assert_outcomes(passed=2)
+    project.save(cases=2)
     project.cost(ms=150)
     project.neighbours(1.5)
     project.run("--perf-json=results.json").assert_outcomes(passed=2)
@@ -193,12 +193,9 @@ def test_many_cases_that_are_too_noisy_take_one_line_with_their_number_the_usual
     assert result.stdout.str().count("not saved, too noisy") == 1
 
 
-@pytest.mark.parametrize("ini", [False, True])
-def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, ini: bool) -> None:
-    if ini:
-        restless.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_noisy = accept\n")
-    result = restless.run("--perf-update", *([] if ini else ["--perf-noisy=accept"]))
-    assert result.ret == 0
+@pytest.mark.parametrize("asked", [["--perf-noisy=accept"], ["-o", "perf_noisy=accept"]], ids=["option", "ini"])
+def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, asked: list[str]) -> None:
+    result = restless.run("--perf-update", *asked, ret=0)
     result.stdout.re_match_lines([r"work .* new, saved", r"saved from a noisy machine: work: its replicates differ.*"])
     assert "differ so much" in restless.saved_case()["noisy"][0]
 
@@ -206,7 +203,7 @@ def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, in
 def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restless: Project) -> None:
     folder = restless.pytester.path
     restless.edit("40 * number", "0 * number")
-    restless.run("--perf-update").assert_outcomes(passed=1)
+    restless.save()
     before = restless.baseline_file().read_text()
     restless.edit("0 * number", "40 * number")
     for mark in folder.glob("process-*"):

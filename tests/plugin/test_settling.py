@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from perflab.base.git import CodeOf, code_of, current_commit, differs_from
 from perflab.measured.run.settle import why_not_settled
 from perflab.turns.comparison import Compared
 from perflab.turns.messages import Ended
-from tests.plugin.conftest import Project, begin_repository, commit, git, one_line, worktrees
+from tests.plugin.conftest import Project, begin_repository, commit, git, git_in, one_line, worktrees
 
 CASE = """
 import os
@@ -49,7 +48,7 @@ def saved(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     project.cost(ms=300)
     begin_repository(project)
     project.cost(ms=100)
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     assert "+dirty" in project.baseline_file().read_text()
     commit(project, "faster, with its baseline")
     return project
@@ -135,7 +134,7 @@ def test_what_looks_faster_where_no_file_has_changed_is_said_so_and_nobody_is_se
 
 def test_a_baseline_that_was_never_committed_has_no_code_to_go_back_to(saved: Project) -> None:
     saved.cost(ms=90)
-    saved.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    saved.save("--perf-replicates=2")
     saved.cost(ms=94)
     saved.run("--perf-json=results.json", passed=1).stdout.re_match_lines([r"work\[a/b::c\] .* \+4\.4% .* ok"])
     assert "paired" not in saved.result()["outcome"]
@@ -188,9 +187,7 @@ class Repository:
         self.git("init", "--quiet", "--initial-branch=main")
 
     def git(self, *arguments: str) -> str:
-        identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(self.root), *identity, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return git_in(self.root, *arguments).strip()
 
     def commit(self, **files: str) -> str:
         """Write Python files, and commit all that there is; the commit's name."""

@@ -145,8 +145,7 @@ def test_attend(perf, device):
 INI = """
 [pytest]
 pythonpath = .
-# Installed here, and not by the workflows.
-addopts = -p no:benchmark -p no:syrupy -p no:hypothesispytest
+addopts = -p perflab.plugin -p xdist.plugin
 perf_budget = 0.3
 # Memory fails the gate here: time could, after as many pairs of processes as a busy machine needs.
 perf_against_threshold = 500%
@@ -156,7 +155,7 @@ perf_arch = 80
 
 
 @pytest.fixture
-def runner(tmp_path: Path, python: str) -> Runner:
+def runner(tmp_path: Path, python_with_compiler: str) -> Runner:
     """A clone of a repository whose first commit has a case and a kernel, and no correctness tests."""
     origin, clone = tmp_path / "origin.git", tmp_path / "clone"
     git(tmp_path, "init", "--quiet", "--bare", "--initial-branch=main", str(origin))
@@ -171,7 +170,7 @@ def runner(tmp_path: Path, python: str) -> Runner:
     git(clone, "add", "--all")
     git(clone, "commit", "--quiet", "--message=first")
     git(clone, "push", "--quiet", "origin", "main")
-    return Runner(clone, tmp_path, python)
+    return Runner(clone, tmp_path, python_with_compiler)
 
 
 def workflow(name: str) -> Path:

@@ -126,6 +126,7 @@ class Runner:
             **{name: str(value) for name, value in workflow["env"].items()},
             **own,
             "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins are installed here that the workflows do not install
             "RUNNER_TEMP": str(self.folder),
             "GITHUB_PATH": str(self.folder / "path.txt"),
             "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
