@@ -36,10 +36,15 @@ def storages_of(value: Any, device: torch.device) -> Iterator[tuple[int, int]]:
     import torch
 
     for part in parts_of(value) if isinstance(value, torch.Tensor) else ():
-        is_there = part.device.type == device.type and device.index in (None, part.device.index)
-        # A fake tensor takes no memory anywhere.
-        if is_there and not is_fake(part) and (storage := part.untyped_storage()).nbytes():
+        if _is_there(part, device) and (storage := part.untyped_storage()).nbytes():
             yield storage.data_ptr(), storage.nbytes()
+
+
+def _is_there(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether the tensor takes memory on that device; a fake tensor takes none anywhere."""
+    if is_fake(tensor):
+        return False
+    return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
 
 def tensors_kept_in(value: Any) -> Iterator[torch.Tensor]:
