@@ -108,9 +108,10 @@ def from_registry(name: str, device: torch.device) -> Candidate:
         one_query_16_bit="one_query_16_bit" not in defects,
         on_cpu=device.type == "cpu",
         interpreted=interpreted,
-        # Two variants share their backward and most of their forward, so only one has every pair in the interpreter.
-        # Variants for generating, which share theirs with those that read caches, have every pair on a GPU alone.
-        few=claimed.compiles or (interpreted and name != "triton") or (device.type == "cpu" and not claimed.trains),
+        # On a CPU two variants have every pair: tile by tile in PyTorch, and in Triton's interpreter. The others call
+        # PyTorch's kernels, write the definition down, or share most of their kernels with another variant or, where
+        # they are for generating, with those that read caches: they have every pair on a GPU alone.
+        few=claimed.compiles or (device.type == "cpu" and name not in ("tiled", "triton")),
     )
     return Candidate(
         name=name,

@@ -200,10 +200,8 @@ def predict(
         hidden = hidden.on(gpu) if isinstance(gpu, Gpu) else Hidden()
     found = traced(work, hidden, proofs=proofs, whole=whole, watch=watch)
     account = account_of(found.trace, roofline_ns=lambda op: roofline_ns(op, gpu))
-    # cuBLAS has a workspace for each thread that multiplies, and on CUDA backward runs in one of autograd's threads.
-    threads = len({one.place.in_backward for one in found.trace.events if isinstance(one, Op) and one.flops})
     modelled = isinstance(gpu, Gpu)
-    played = replay(found.trace, gpu.workspace_bytes * threads)
+    played = replay(found.trace, gpu.workspace_bytes)
     now = Prediction(
         **vars(account),
         gpu=gpu.name,
@@ -212,7 +210,7 @@ def predict(
         timeline=timeline_of(found.trace),
         parameters=found.trace.parameters,
         layers=dict(found.trace.layers),
-        workspace_bytes=gpu.workspace_bytes * threads,
+        workspace_bytes=played.workspace_bytes,
         allocated_bytes=played.peak_allocated_bytes if modelled else 0,
         reserved_bytes=played.peak_reserved_bytes if modelled else 0,
         bound_ns=sum(bound_ns(event, gpu) or 0.0 for event in found.trace.events if isinstance(event, Op)) or None,

@@ -7,7 +7,10 @@ type anew, with its name, sizes and numpy's type: a quarter of the time of a lar
 scalar and shape is taken again. And each sum of integers is computed a second time, in 64 bits, for an assertion
 that it fits, which is dropped where nobody debugs: another quarter. Here it is not computed for nothing. And operands
 are brought to one shape and type step by step, those of the same shape and type too; here these are taken as they
-are. What a kernel computes is not touched.
+are. And float32 is made of bfloat16, and bfloat16 of float32, field by field; here by a shift. And matrices are
+multiplied by numpy's threads, which wait for each other spinning: half of the processor time of a kernel with dots.
+Here PyTorch multiplies, in as many threads as it was given. What a kernel computes is not touched, but for the order
+of a dot's sums.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +46,8 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_nothing_unheard(monkeypatch, interpreter)
     call_directly(monkeypatch, tl.core, interpreter)
     meet_at_once(monkeypatch, tl.core, interpreter)
+    shift_bfloat16(monkeypatch, interpreter)
+    multiply_in_one_thread(monkeypatch, interpreter)
 
 
 def remember_types(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any) -> None:
@@ -179,6 +185,40 @@ def meet_at_once(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any) -
     monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", meet)
     monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", check_types)
     monkeypatch.setattr(TritonSemantic, "expand_dims", expand)
+
+
+def shift_bfloat16(monkeypatch: pytest.MonkeyPatch, interpreter: Any) -> None:
+    """Cast between bfloat16 and float32 by a shift; subnormal numbers go Triton's way."""
+    convert = interpreter._convert_float
+
+    def shift(given: Any, from_dtype: Any, to_dtype: Any, rounding_mode: Any) -> Any:
+        names = (from_dtype.name, to_dtype.name)
+        if rounding_mode is not None or names not in (("bf16", "fp32"), ("fp32", "bf16")):
+            return convert(given, from_dtype, to_dtype, rounding_mode)
+        number, most = (np.uint16, 0x7FFF) if names[0] == "bf16" else (np.uint32, 0x7FFFFFFF)
+        bits = np.ascontiguousarray(given).view(number)
+        largest_subnormal = 0x7F if names[0] == "bf16" else 0x7FFFFF
+        if np.any((bits & number(most)) - number(1) < number(largest_subnormal)):  # zero wraps around
+            return convert(given, from_dtype, to_dtype, rounding_mode)
+        shifted = bits.astype(np.uint32) << 16 if names[0] == "bf16" else (bits >> 16).astype(np.uint16)
+        return shifted.reshape(given.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", shift)
+
+
+def multiply_in_one_thread(monkeypatch: pytest.MonkeyPatch, interpreter: Any) -> None:
+    """Let PyTorch multiply where a dot adds up in float32; other dots go Triton's way."""
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    dot = builder.create_dot
+
+    def multiply(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+        kinds = {a.data.dtype.type, b.data.dtype.type}
+        if d.data.dtype != np.float32 or not kinds <= {np.float16, np.float32}:
+            return dot(self, a, b, d, *precision)
+        left, right = (torch.from_numpy(np.require(one.data, np.float32, "W")) for one in (a, b))
+        return handle((left @ right).numpy() + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(builder, "create_dot", multiply)
 
 
 def again(one: Any, known: dict[Any, dict[str, Any]], key: Hashable, make: Callable[..., None], *given: Any) -> None:

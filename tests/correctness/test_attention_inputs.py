@@ -1,12 +1,15 @@
 """How attention is asked for: choices are explicit, errors say what to do, Triton is imported when wanted."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 import perflab.lab.attention
@@ -21,11 +24,49 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-def run_python(code: str, **environment: str) -> str:
-    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True)
+CODE = """
+import json, os, sys
+import torch
+
+def text_of(error_type, action):
+    try:
+        action()
+    except error_type as error:
+        return str(error)
+
+def load():
+    from perflab.lab.attention import FlashAttentionTriton
+
+def attend(impl="triton"):
+    from perflab.lab.attention import attention
+    q = torch.ones(1, 1, 4, 8)
+    attention(q, q, q, impl=impl)
+
+if os.fork() == 0:
+    import triton
+    os.environ["TRITON_INTERPRET"] = "1"
+    print(json.dumps(["too late", text_of(RuntimeError, attend)]), flush=True)
+    os._exit(0)
+os.wait()
+for impl in ("reference", "naive", "tiled", "sdpa"):
+    attend(impl)
+print(json.dumps(["imported for others", "triton" in sys.modules]))
+sys.modules["triton"] = None
+print(json.dumps(["missing", text_of(ImportError, load)]))
+del sys.modules["triton"]
+load()
+print(json.dumps(["imported for its own", "triton" in sys.modules]))
+print(json.dumps(["on a CPU", text_of(RuntimeError, attend)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    """What a process without the interpreter says of Triton: missing, on a CPU, and with the interpreter too late."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
 def test_an_unknown_variant_is_refused_with_the_choices() -> None:
@@ -102,61 +143,15 @@ def test_triton_refuses_float64_and_head_dimensions_that_no_tile_fits() -> None:
         attention(wide, wide, wide, impl="triton")
 
 
-def test_triton_on_cpu_tensors_without_its_interpreter_raises_and_does_not_fall_back() -> None:
-    code = """
-import torch
-from perflab.lab.attention import attention
-q = torch.ones(1, 1, 4, 8)
-try:
-    attention(q, q, q, impl="triton")
-except RuntimeError as error:
-    print(error)
-"""
-    text = run_python(code)
-    for part in ("wants CUDA tensors, got tensors on cpu", "TRITON_INTERPRET=1 before Triton is imported", "'tiled'"):
-        assert part in text
+@pytest.mark.parametrize("case", ["missing", "on a CPU", "too late"])
+def test_triton_that_cannot_run_says_why_and_does_not_fall_back(
+    case: str, said: dict[str, Any], snapshot: SnapshotAssertion
+) -> None:
+    assert said[case] == snapshot
 
 
-def test_an_interpreter_that_was_asked_for_too_late_is_named() -> None:
-    code = """
-import os, torch, triton
-os.environ["TRITON_INTERPRET"] = "1"
-from perflab.lab.attention import attention
-q = torch.ones(1, 1, 4, 8)
-try:
-    attention(q, q, q, impl="triton")
-except RuntimeError as error:
-    print(error)
-"""
-    assert "TRITON_INTERPRET was set after Triton had been imported" in run_python(code)
-
-
-def test_triton_is_imported_only_when_it_is_asked_for() -> None:
-    code = """
-import sys, torch
-from perflab.lab.attention import FlashAttentionPyTorch, IMPLEMENTATIONS, attention
-q = torch.ones(1, 1, 4, 8)
-for impl in ("reference", "naive", "tiled", "sdpa"):
-    attention(q, q, q, impl=impl)
-before = "triton" in sys.modules
-from perflab.lab.attention import FlashAttentionTriton
-print(before, "triton" in sys.modules)
-"""
-    assert run_python(code, TRITON_INTERPRET="1") == "False True"
-
-
-def test_a_missing_triton_is_an_import_error_that_names_the_way_out() -> None:
-    code = """
-import sys
-sys.modules["triton"] = None
-try:
-    from perflab.lab.attention import FlashAttentionTriton
-except ImportError as error:
-    print(error)
-"""
-    text = run_python(code)
-    assert "needs Triton, which is not installed" in text
-    assert "impl='tiled'" in text
+def test_triton_is_imported_only_when_it_is_asked_for(said: dict[str, Any]) -> None:
+    assert (said["imported for others"], said["imported for its own"]) == (False, True)
 
 
 def test_the_package_has_no_other_lazy_names() -> None:

@@ -62,3 +62,22 @@ def misfit(out_ptr):  # type: ignore[no-untyped-def]
 def test_shapes_that_do_not_meet_are_refused() -> None:
     with pytest.raises(Exception, match="incompatible dimensions at index 0: 4 and 2"):
         misfit[(1,)](torch.empty(4, dtype=torch.int32))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def multiply(a_ptr, b_ptr, out_ptr, short_ptr, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.arange(0, size)[:, None], tl.arange(0, size)[None, :]
+    a, b = tl.load(a_ptr + row * size + column), tl.load(b_ptr + row * size + column)
+    out = tl.dot(a.to(tl.float32), tl.trans(b).to(tl.float32), input_precision="ieee")
+    tl.store(out_ptr + row * size + column, out)
+    tl.store(short_ptr + row * size + column, out.to(tl.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_dot_is_of_the_numbers_that_were_given_and_bfloat16_is_float32s_upper_half(dtype: torch.dtype) -> None:
+    a, b = (torch.randn(16, 16, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(2))
+    a[0, 0], b[0] = 1e-39, 0.0  # subnormal where the dtype has a number for it
+    out, short = torch.empty(16, 16), torch.empty(16, 16, dtype=torch.bfloat16)
+    multiply[(1,)](a, b, out, short, size=16)
+    torch.testing.assert_close(out, (a.double() @ b.double().T).float(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(short.view(torch.int16), (out.view(torch.int32) >> 16).short())

@@ -57,8 +57,9 @@ def test_so_does_the_backward(rules: tuple[Any, ...], of_logsumexp: bool, device
     q, k, v = (x.detach() for x in leaves(device))
     out, logsumexp = flash_attention_op(q, k, v, *rules)
     d_logsumexp = torch.randn_like(logsumexp) if of_logsumexp else None
+    delta = torch.empty_like(logsumexp)
     torch.library.opcheck(
-        flash_attention_backward_op, (torch.randn_like(out), d_logsumexp, q, k, v, out, logsumexp, *rules)
+        flash_attention_backward_op, (torch.randn_like(out), d_logsumexp, q, k, v, out, logsumexp, delta, *rules)
     )
 
 

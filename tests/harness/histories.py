@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from perflab.cli import main
 from perflab.history.command import read_history
 from perflab.history.contents import Contents
 from perflab.history.telling import contents_of
+from perflab.history.text import as_text
 
 ENVIRONMENT = {
     "device": "cpu",
@@ -88,6 +90,11 @@ def contents_in(folder: Path, quantity: str | None = None) -> Contents:
     history = read_history(str(folder), None, git=False, quantity=quantity)
     history.finish()
     return contents_of(history, folder)
+
+
+def told(contents: Contents) -> str:
+    """What its text says: all but the first line, which names the folder, and the points, which a test chose itself."""
+    return re.split(r"\n\n(?=\w+ of )", as_text(contents, 100).partition("\n")[2])[0]
 
 
 def git(folder: Path, *words: str) -> str:

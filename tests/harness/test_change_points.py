@@ -43,8 +43,8 @@ def test_logarithms_in_other_units_have_the_same_changes(noise: str) -> None:
 
 
 def test_a_step_of_five_percent_in_noise_of_two_is_found_within_five_runs_in_nine_of_ten_series() -> None:
-    series = change_table.changed("white", 0.02, 0.05, SERIES)
-    seen = np.zeros(SERIES, dtype=bool)
+    series = change_table.changed("white", 0.02, 0.05, 300)
+    seen = np.zeros(300, dtype=bool)
     for runs in (2, 3, 4, 5):
         found = change_table.ours(series[:, : change_table.POINTS + runs])
         seen |= [any(abs(at - change_table.POINTS) <= change_table.NEAR for at in one) for one in found]
@@ -54,7 +54,7 @@ def test_a_step_of_five_percent_in_noise_of_two_is_found_within_five_runs_in_nin
 def test_steps_in_other_noise_are_found_as_often_as_the_documentation_says() -> None:
     least = {"heavy-tailed": 0.95, "outliers": 0.6, "drifting machine": 0.5, "autocorrelated (φ = 0.6)": 0.35}
     for noise, share in least.items():
-        found = change_table.ours(change_table.changed(noise, 0.02, 0.05, 300)[:, : change_table.POINTS + 8])
+        found = change_table.ours(change_table.changed(noise, 0.02, 0.05, 150)[:, : change_table.POINTS + 8])
         assert (
             np.mean([any(abs(at - change_table.POINTS) <= change_table.NEAR for at in one) for one in found]) >= share
         )
@@ -71,17 +71,17 @@ def test_one_step_is_one_change_with_its_size_and_place() -> None:
 
 
 def test_intervals_hold_the_size_and_ranges_the_place_of_most_steps() -> None:
-    logs = 0.02 * white(np.random.default_rng(3), 600, 60)
+    logs = 0.02 * white(np.random.default_rng(3), 300, 60)
     logs[:, 40:] += np.log(1.08)
     found = [changes[0] for changes in find_changes(np.exp(logs).tolist()) if len(changes) == 1]
-    assert len(found) > 570
+    assert len(found) > 285
     assert np.mean([holds_size(change, 1.08) for change in found]) > 0.93
     assert np.mean([holds_place(change, 40) for change in found]) > 0.93
     assert np.median([(change.high or 9.0) - (change.low or 0.0) for change in found]) < 0.05
 
 
 @pytest.mark.parametrize("noise", ["white", "heavy-tailed", "outliers", "wandering machine"])
-@pytest.mark.parametrize("after", [3, 4, 5, 10])
+@pytest.mark.parametrize("after", [3, 10])
 def test_intervals_hold_the_size_of_a_step_from_the_first_run_that_alarms(after: int, noise: str) -> None:
     found = Step(1.1, before=50, after=after, sd=0.01, noise=noise).found(SERIES // 5)
     assert len(found) >= 0.97 * SERIES / 5
@@ -111,14 +111,15 @@ def test_a_step_of_ten_times_after_three_or_four_runs_is_found_with_its_size(bef
 
 
 def test_two_runs_of_a_new_level_are_too_few_to_say_how_much() -> None:
-    found = Step(1.1, before=50, after=2).found(SERIES)
-    assert len(found) >= 0.2 * SERIES
+    found = Step(1.1, before=50, after=2).found(400)
+    assert len(found) >= 80
     assert np.mean([change.low is None and change.high is None for change in found]) > 0.9
     assert np.mean([holds_place(change, 50) for change in found]) > 0.95
 
 
-@pytest.mark.parametrize("slow", [1.1, 1.3])
-@pytest.mark.parametrize("shares", [(0.1, 0.9), (0.2, 0.8), (0.0, 0.8), (0.2, 0.6)])
+@pytest.mark.parametrize(
+    ("slow", "shares"), [(1.1, (0.1, 0.9)), (1.3, (0.2, 0.8)), (1.1, (0.0, 0.8)), (1.3, (0.2, 0.6))]
+)
 def test_where_the_share_of_a_slower_mode_changes_lies_within_the_range(
     slow: float, shares: tuple[float, float]
 ) -> None:

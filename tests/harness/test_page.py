@@ -189,8 +189,9 @@ def test_a_disturbed_case_is_marked_in_the_table_and_the_mark_has_a_legend(
     explorer, study = page[page.index('id="table"') :].split("Study: switches", 1)
     marked = re.findall(r"<td><a[^>]*>([^<]*)</a> <small>\*</small>", explorer)
     assert marked == [f"switches[{name}]" for name in ("calm", "rough", "wild")]
-    assert "* disturbed while it was measured" in explorer
-    assert "* disturbed while it was measured" in study[: study.index("</figcaption>")]
+    legend = "* disturbed while it was measured"
+    assert legend in explorer
+    assert legend in study[: study.index("</figcaption>")]
     assert ">rough *</text>" in study
     assert "&gt;±100%" in explorer  # as in the terminal, and not 956.6 %
     tables = contents["runs"][0]["tables"]

@@ -60,7 +60,7 @@ def microsecond(op: Op) -> float:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> dict[str, Any]:
-    return load(write_snapshot(TRACE, tmp_path / "predicted", workspace_bytes=8 * MIB, time_of=microsecond))
+    return load(write_snapshot(TRACE, tmp_path / "predicted", workspace_bytes=4 * MIB, time_of=microsecond))
 
 
 def test_a_snapshot_is_plain_data_that_the_viewer_can_unpickle(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_pytorch_s_own_readers_take_it(snapshot: dict[str, Any]) -> None:
 
 
 def test_a_snapshot_holds_what_the_replay_says(snapshot: dict[str, Any]) -> None:
-    played = replay(TRACE, workspace_bytes=8 * MIB)
+    played = replay(TRACE, workspace_bytes=4 * MIB)
     addresses = {entry.block.block: entry.address for entry in played.log}
     addresses |= {block.block: address for address, block in played.alive.items()}
     events = snapshot["device_traces"][0]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.attribution.places import MARK, Where
 from perflab.base.data import changed, to_json, to_plain
@@ -485,17 +486,16 @@ def test_another_thread_s_kernels_have_the_time_in_which_none_of_the_call_s_runs
     assert sum(one.time_ns for one in sums.values()) == 450 - 80
 
 
-def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_fact() -> None:
+def test_work_of_another_thread_that_takes_longer_is_said_and_its_number_is_no_fact(
+    snapshot: SnapshotAssertion,
+) -> None:
     def beside(time_ns: float, often: float) -> Profile:
         foreign = row("", time_ns, often, "", category="another thread", kernel="copy", line="", phase="")
         return on_cuda(row("aten::mm", 5e6, 3, category="products forward"), foreign)
 
     found = explain(beside(1e6, 2), beside(4e6, 8), "main", 3e6)
-    assert explanation_texts(found, timed=True)[0] == "+3.00 ms more work of another thread"
-    assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == [
-        "no operator is called more often: a profile does not keep what this count counts; CUDA's calls are not "
-        "known of both"
-    ]
+    assert explanation_texts(found, timed=True)[0] == snapshot
+    assert explanation_texts(explain(beside(1e6, 2), beside(4e6, 8), "main", None), timed=False) == snapshot
 
 
 def test_a_call_whose_kernels_are_all_another_thread_s_is_refused_for_that_reason() -> None:
@@ -506,7 +506,7 @@ def test_a_call_whose_kernels_are_all_another_thread_s_is_refused_for_that_reaso
             Reading([]).add("cuda", [Recorded(root, foreign=foreign)] * 2)
 
 
-def test_a_device_that_only_other_threads_use_is_named_as_not_shown() -> None:
+def test_a_device_that_only_other_threads_use_is_named_as_not_shown(snapshot: SnapshotAssertion) -> None:
     root = nested([opened(CALL, 0, 100), call("aten::mm", 5, 20, correlation=1)])[0]
     kernels = (Kernel("mm", 10, 90, operator=1, launched_ns=6),)
 
@@ -520,16 +520,16 @@ def test_a_device_that_only_other_threads_use_is_named_as_not_shown() -> None:
     said = "work of other threads on cuda:1 is not shown: the call launches nothing there"
     assert notes(beside, beside._replace(device=0)) == [said]
     assert notes(beside._replace(device=0)) == []
-    assert notes(beside, beside._replace(device=3))[0].startswith("work of other threads on cuda:1 and cuda:3 is")
+    assert notes(beside, beside._replace(device=3))[0] == snapshot
 
 
-def test_a_profile_cannot_tell_what_another_thread_s_work_is_for() -> None:
+def test_a_profile_cannot_tell_what_another_thread_s_work_is_for(snapshot: SnapshotAssertion) -> None:
     def said(time_ns: float) -> str:
         foreign = row("", time_ns, 4, "", category="another thread", kernel="sgemm", line="", phase="")
         return " ".join(lines("case", on_cuda(row("aten::mm", 1e6 - time_ns), foreign), 200))
 
     assert "can't tell" not in said(49e3)
-    assert "can't tell what 51.0% of the time is for: threads that PyTorch's profiler does not follow" in said(510e3)
+    assert said(510e3) == snapshot
 
 
 def test_the_flops_of_an_operator_with_several_kernels_count_once() -> None:
@@ -562,16 +562,13 @@ def test_each_of_several_devices_has_a_timeline_and_gaps_of_its_own() -> None:
     }
 
 
-def test_rows_of_several_devices_add_up_to_the_time_of_each() -> None:
+def test_rows_of_several_devices_add_up_to_the_time_of_each(snapshot: SnapshotAssertion) -> None:
     kernels = [Kernel("a", 0, 600_000, device=0), Kernel("b", 0, 200_000, device=1)]
     known = {0: Known("aten::mm", "products forward", "", Where())}
     sums = device_sums(kernels, {0: (0, 1_000_000), 1: (0, 1_000_000)}, known)
     told = summed_up("cuda", [sums], [1e6], [0], 1e6)
     assert (told.devices, told.explained_ns, told.unexplained_ns) == (2, 2e6, 0)
-    text = lines("case", told, 120)
-    assert text[0].startswith("profile of case: one call, 1.00 ms on each of 2 devices, whose times are added up")
-    assert "  busy: cuda:0 60.0% · cuda:1 20.0%" in text
-    assert [line.split()[7] for line in text[-2:]] == ["cuda:0", "cuda:1"]
+    assert lines("case", told, 120) == snapshot
 
 
 # --- the profile -------------------------------------------------------------------------------------------------
@@ -642,33 +639,26 @@ def test_a_single_call_is_one_call() -> None:
     assert not lines("c", changed(profile(row("aten::mm", 1e6)), calls=1), 120)[0].endswith("calls")
 
 
-def test_what_the_profiler_adds_to_a_call_on_cuda_is_said() -> None:
+def test_what_the_profiler_adds_to_a_call_on_cuda_is_said(snapshot: SnapshotAssertion) -> None:
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 120)}, {})
     told = summed_up("cuda", [sums], [120], [0], 100, cuda_calls=[{"cudaLaunchKernel": Sum(3, 90)}])
-    assert lines("c", told, 120)[0].endswith("; the profiler makes a call 20.0 ns longer, mostly as host wait")
+    assert lines("c", told, 120)[0] == snapshot
 
 
 @pytest.mark.parametrize(
-    ("others_ns", "timer_ns", "device", "why"),
+    ("others_ns", "timer_ns", "device"),
     [
-        (20e3, 100e3, "cpu", "20.0% is `other`, operators that the call which found places did not have"),
-        (20e3, 100e3, "cuda", "20.0% is `other`, kernels that no operator launched"),
-        (0, 125e3, "cpu", "the machine changed meanwhile, or work that is not recorded"),
-        (
-            20e3,
-            125e3,
-            "cuda",
-            "16.0% is `other`, kernels that no operator launched; the machine changed meanwhile, or work that is not "
-            "recorded",
-        ),
+        pytest.param(0.0, 125e3, "cpu", id="unexplained"),
+        pytest.param(20e3, 100e3, "cpu", id="operators of no category"),
+        pytest.param(20e3, 100e3, "cuda", id="kernels of no operator"),
+        pytest.param(20e3, 125e3, "cuda", id="both"),
     ],
 )
-def test_a_profile_that_cannot_tell_says_why(others_ns: float, timer_ns: float, device: str, why: str) -> None:
+def test_a_profile_that_cannot_tell_says_why(
+    others_ns: float, timer_ns: float, device: str, snapshot: SnapshotAssertion
+) -> None:
     rows = (row("aten::mm", 100e3 - others_ns), row("mylib::new", others_ns, category="other"))
-    found = changed(profile(*rows, timer=timer_ns), device=device)
-    (said,) = notes_of(found)
-    assert said.startswith("can't tell where all of the time goes: ")
-    assert said.endswith(f" of it has no explanation ({why})")
+    assert notes_of(changed(profile(*rows, timer=timer_ns), device=device)) == snapshot
 
 
 def test_compiled_code_that_the_call_with_places_did_not_have_is_compiled_code_still() -> None:
@@ -699,12 +689,12 @@ def test_work_of_no_category_counts_as_unexplained() -> None:
     assert told.unknown_share == pytest.approx(0.06)
 
 
-def test_cudas_calls_on_the_host_stand_beside_the_sum() -> None:
+def test_cudas_calls_on_the_host_stand_beside_the_sum(snapshot: SnapshotAssertion) -> None:
     calls = [{"cudaLaunchKernel": Sum(3, 3000), "cuLaunchKernelEx": Sum(1, 500), "cudaStreamSynchronize": Sum(1, 9e6)}]
     sums = device_sums([Kernel("k", 0, 100)], {0: (0, 100)}, {})
     told = summed_up("cuda", [sums], [100], [0], 100, cuda_calls=calls)
     assert [one.name for one in told.cuda_calls] == ["cudaStreamSynchronize", "cudaLaunchKernel", "cuLaunchKernelEx"]
-    assert "  beside it, on the host, CUDA's calls: 9.00 ms in 1 wait · 3.50 µs in 4 launches" in lines("c", told, 120)
+    assert lines("c", told, 120) == snapshot
     assert told.explained_ns == 100
 
 
@@ -791,7 +781,7 @@ def test_python_s_time_stands_within_its_phase_in_folded_stacks() -> None:
     assert folded_stacks([root], known).splitlines() == ["forward;head;aten::mm 30", "forward;python 20", "python 50"]
 
 
-def test_a_user_s_ranges_are_frames_within_their_phase_and_around_modules() -> None:
+def test_a_user_s_ranges_are_frames_within_their_phase_and_around_modules(snapshot: SnapshotAssertion) -> None:
     events = [
         opened(CALL, 0, 100),
         opened(f"{PHASE}forward", 10, 60),
@@ -802,14 +792,7 @@ def test_a_user_s_ranges_are_frames_within_their_phase_and_around_modules() -> N
     ]
     (root,) = nested(events)
     known = {id(one): Known(one.name, "products forward", "forward", Where("head")) for one in operators([root])}
-    assert folded_stacks([root], known).splitlines() == [
-        "forward;my: part;head;aten::linear 10",
-        "forward;my: part;head;aten::linear;inner;aten::mm 10",
-        "forward;my: part;head;aten::linear;inner;python 10",
-        "forward;my: part;python 10",
-        "forward;python 10",
-        "python 50",
-    ]
+    assert folded_stacks([root], known).splitlines() == snapshot
 
 
 def test_what_has_no_place_stands_within_the_phase_that_is_open_or_in_the_backward() -> None:

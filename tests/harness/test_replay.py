@@ -99,10 +99,11 @@ def test_optimizer_state_comes_to_be_when_the_first_optimizer_begins_and_finds_w
 def test_cublas_asks_for_a_workspace_with_the_first_product_of_each_thread() -> None:
     forward, backward = (Op("aten::mm", Place(in_backward=within), 8, 0, "float32") for within in (False, True))
     call = trace(block(1, 30 * MIB), Free(1), forward, block(2, 2 * MIB), forward, backward, Free(2))
-    seen = replay(call, workspace_bytes=64 * MIB)
+    seen = replay(call, workspace_bytes=32 * MIB)
     assert addresses(seen)[WORKSPACES[0]] == FIRST_ADDRESS + 30 * MIB
     assert addresses(seen)[WORKSPACES[1]] == FIRST_ADDRESS + 62 * MIB
     assert seen.peak_allocated_bytes == (30 + 64) * MIB
+    assert seen.workspace_bytes == 64 * MIB
 
 
 def test_what_the_call_let_go_and_nothing_replaces_is_there_again_for_the_next_call() -> None:
@@ -111,10 +112,21 @@ def test_what_the_call_let_go_and_nothing_replaces_is_there_again_for_the_next_c
     assert seen.log[0][:3] == ("free", addresses(seen)[0], 40 * MIB)
 
 
+def product(name: str) -> Op:
+    return Op(name, PLACE, 8, 0, "float32")
+
+
 def test_the_workspace_of_libraries_counts_and_stays() -> None:
-    seen = replay(trace(block(1, 4 * MIB), Free(1), held=(block(0, 10 * MIB),)), workspace_bytes=8 * MIB)
+    call = trace(product("aten::addmm"), block(1, 4 * MIB), Free(1), held=(block(0, 10 * MIB),))
+    seen = replay(call, workspace_bytes=8 * MIB)
     assert seen.peak_allocated_bytes == 22 * MIB
     assert seen.peak_reserved_bytes == 30 * MIB  # both large blocks below 10 MiB share a segment
+
+
+@pytest.mark.parametrize("name", ["mylib::attend", "aten::_flash_attention_forward", "aten::convolution"])
+def test_what_multiplies_without_cublas_takes_no_workspace(name: str) -> None:
+    seen = replay(trace(block(1, 4 * MIB), product(name), Free(1)), workspace_bytes=8 * MIB)
+    assert (seen.workspace_bytes, seen.peak_allocated_bytes) == (0, 4 * MIB)
 
 
 def test_the_log_and_the_segments_are_of_the_last_round() -> None:

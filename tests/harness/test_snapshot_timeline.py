@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.snapshots import page as page_module
 from perflab.snapshots import timeline
@@ -62,9 +63,9 @@ def test_the_bands_of_the_largest_are_the_rows_of_their_table(tmp_path: Path, mo
         assert name == f"{blocks} × {format_bytes(size)} {category}, {line}"
 
 
-def test_where_there_is_nothing_else_there_is_no_band_of_the_rest(tmp_path: Path) -> None:
+def test_where_there_is_nothing_else_there_is_no_band_of_the_rest(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     found = read(written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL))))
-    assert by_largest(found).names == ("1 × 1.00 MiB unknown, model.py:190",)
+    assert by_largest(found).names == snapshot
     nothing = read(written(tmp_path / "b.pickle", content(Recording().free(0, MIB, MODEL))))
     assert [sum(one.by_band) for one in thinned(nothing, 10, by_largest(nothing))] == [MIB, 0]
 
@@ -79,7 +80,9 @@ def test_a_band_is_named_with_shape_and_module_where_they_are_known(tmp_path: Pa
     assert by_largest(found).names == (name,)
 
 
-def test_bands_that_one_line_makes_for_several_callers_are_told_apart(tmp_path: Path) -> None:
+def test_bands_that_one_line_makes_for_several_callers_are_told_apart(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     helper, other = ("/home/me/project/model.py", 77, "scratch"), ("/home/me/project/train.py", 15, "main")
     library = ("/usr/lib/python3/site-packages/torch/nn/functional.py", 9, "gelu")
     made = Recording()
@@ -87,16 +90,7 @@ def test_bands_that_one_line_makes_for_several_callers_are_told_apart(tmp_path: 
         made.alloc(number * 64 * MIB, MIB, *stack)
     made.alloc(9 * 64 * MIB, MIB + 512, helper, TRAIN)
     found = read(written(tmp_path / "a.pickle", content(made)))
-    one = "1 × 1.00 MiB unknown, model.py"
-    assert sorted(by_largest(found).names) == sorted(
-        [
-            f"{one}:77, 1,049,088 B each",
-            f"{one}:77, 1,048,576 B each < train.py:12 main",
-            f"{one}:77, 1,048,576 B each < train.py:15 main",
-            f"{one}:77, 1,048,576 B each < train.py:12 main < functional.py:9 gelu",
-            f"{one}:190",
-        ]
-    )
+    assert sorted(by_largest(found).names) == snapshot
 
 
 def test_alike_blocks_share_a_band_before_and_after_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +146,7 @@ def test_the_page_s_times_are_exact_also_where_a_recording_has_nanoseconds(tmp_p
 
 
 def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(page_module, "MOST_CHARACTERS", 12_000)
     monkeypatch.setattr(page_module, "MOST_MOMENTS", 1000)
@@ -166,7 +160,7 @@ def test_a_page_without_room_for_all_blocks_keeps_those_at_the_peak_and_counts_t
     missing = len(found.blocks) - len(blocks)
     assert listed.left_out.startswith(f"{missing:,} of {len(found.blocks):,} blocks, of ")
     assert "alive at the peak" not in listed.left_out
-    assert "With more than 1,000 allocations and frees, the list of blocks has moments and no times" in listed.left_out
+    assert listed.left_out.partition(" With ")[2] == snapshot
 
 
 def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_they_lack(
@@ -183,16 +177,16 @@ def test_where_there_is_no_room_for_the_blocks_of_the_peak_the_note_says_what_th
     assert f" {len(at_peak) - len(sizes):,} of them, {lacks}, are alive at the peak." in listed.left_out
 
 
-def test_the_axis_says_moments_and_when_they_were(tmp_path: Path) -> None:
+def test_the_axis_says_moments_and_when_they_were(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     found = read(written(tmp_path / "a.pickle", content(training(3))))
     labels = re.findall(r'<text class="moment"[^>]*>([^<]*)</text>', drawn_by_category(found))
     moments, times, (name,) = labels[:-1:2], labels[1:-1:2], labels[-1:]
-    assert name == "allocations and frees so far; time since the first of them"
+    assert name == snapshot
     assert moments == [str(number) for number in range(0, 19, 2)]
     assert times == [format_ns(found.times_ns[max(int(one) - 1, 0)] - found.times_ns[0]) for one in moments]
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"schema": 1, "device": "cpu", "time": "event", "events": [[0, 512], [1, -512]]}))
-    assert "allocations and frees so far; the file has no times</text>" in drawn_by_category(read(path))
+    assert drawn_by_category(read(path)) == snapshot
 
 
 @pytest.mark.parametrize("moments", [1, 10, 1000, 100_000, 1_000_000])

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import Parameters, changed
 from perflab.base.errors import BaselineError
@@ -57,11 +58,14 @@ def read(folder: Path, case: str = CASE, machine: Environment = HERE) -> Entry |
     return closest(BaselineStore(folder), case, machine)
 
 
+REMEDY = "restore it (git checkout), or delete it and run with --perf-update-new"
+
+
 def refusal(folder: Path) -> str:
-    """What a user is told who has the baselines of ``folder``."""
+    """What a user is told who has the baselines of ``folder``, without the folder's name."""
     with pytest.raises(BaselineError) as caught:
         read(folder)
-    return str(caught.value)
+    return str(caught.value).replace(str(folder), "FOLDER")
 
 
 # --- what is written can be read ---------------------------------------------------------------------------------
@@ -175,8 +179,10 @@ def test_anchors_and_accepted_changes_stand_one_a_line(folder: Path) -> None:
     anchor = Anchor(recorded="2025-01-01", replicates=quiet(1e6), steps=3)
     (path,) = BaselineStore(folder).save({CASE: entry(anchor=anchor, accepted=accepted)})
     lines = [line.strip().rstrip(",") for line in path.read_text(encoding="utf-8").splitlines()]
-    assert '{"date": "2025-01-03", "reason": "fused"}' in lines
-    assert '{"date": "2025-01-04", "latency_ratio": 1.2}' in lines
+    assert [line for line in lines if '"date"' in line] == [
+        '{"date": "2025-01-03", "reason": "fused"}',
+        '{"date": "2025-01-04", "latency_ratio": 1.2}',
+    ]
     assert '"anchor": {"recorded": "2025-01-01", "steps": 3, "replicates": [' in lines
     assert len([line for line in lines if "median_ns" in line]) == 6
 
@@ -308,14 +314,6 @@ def test_a_saved_file_can_be_read_by_everybody(file: Path) -> None:
 # --- what cannot be understood -----------------------------------------------------------------------------------
 
 
-def test_damaged_json_names_the_file_the_line_and_the_remedy(folder: Path, edit: Edit) -> None:
-    path = edit('"recorded": "2025-11-20",', '"recorded": 2025-11-20,')
-    line = next(n for n, text in enumerate(path.read_text().splitlines(), start=1) if "2025-11-20" in text)
-    said = refusal(folder)
-    assert f"baseline file {path} is damaged at line {line}, column" in said
-    assert "restore it (git checkout), or delete it and run with --perf-update-new" in said
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -338,53 +336,30 @@ def test_damaged_json_names_the_file_the_line_and_the_remedy(folder: Path, edit:
 def test_a_file_of_another_kind_is_refused_by_name_with_the_remedy(folder: Path, file: Path, content: bytes) -> None:
     file.write_bytes(content)
     said = refusal(folder)
-    assert str(file) in said
-    assert "restore it (git checkout), or delete it and run with --perf-update-new" in said
+    assert said.startswith(f"baseline file FOLDER/{file.relative_to(folder)} ")
+    assert said.endswith(f"\n  -> {REMEDY}")
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    ("schema", "said", "remedy"),
+    ("old", "new"),
     [
-        ('5, "something": "else"', "was written by a newer perflab", "upgrade perflab"),
-        ("3", "has schema 3, and perflab reads schema 4 only", "delete it and run with --perf-update-new"),
+        pytest.param('"recorded": "2025-11-20",', '"recorded": 2025-11-20,', id="damaged JSON"),
+        pytest.param('"schema": 4', '"schema": 5, "something": "else"', id="a newer schema, not to be deleted"),
+        pytest.param('"schema": 4', '"schema": 3', id="an older schema"),
+        pytest.param('"environment": "cpu-', '"environment": "my-', id="an unknown environment"),
+        pytest.param('"samples": 30', '"samples": "30"', id="text for a number"),
+        pytest.param('"samples": 30', '"sample": 30', id="an unknown field"),
+        pytest.param('"noise": 0.002, ', "", id="a field that is missing"),
+        pytest.param('"cores": 2', '"cores": null', id="null"),
+        pytest.param('"parameters": {}', '"parameters": {"a": []}', id="a parameter of a wrong kind"),
     ],
 )
-def test_another_schema_is_named_with_the_remedy_and_a_newer_file_is_not_to_be_deleted(
-    folder: Path, edit: Edit, schema: str, said: str, remedy: str
+def test_a_file_that_is_wrong_inside_is_refused_with_the_place_and_what_was_wanted(
+    folder: Path, edit: Edit, old: str, new: str, snapshot: SnapshotAssertion
 ) -> None:
-    path = edit('"schema": 4', f'"schema": {schema}')
-    told = refusal(folder)
-    assert f"{path} {said}" in told
-    assert remedy in told
-    assert ("delete" in told) == (schema == "3")
-
-
-def test_a_case_that_names_an_unknown_environment_is_refused_with_that_name(folder: Path, edit: Edit) -> None:
-    path = edit('"environment": "cpu-', '"environment": "my-')
-    said = refusal(folder)
-    assert str(path) in said
-    assert "unknown environment 'my-amd-epyc" in said
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "place", "wanted"),
-    [
-        ('"samples": 30', '"samples": "30"', "replicates[0].samples", "Expected `int`, got `str`"),
-        ('"samples": 30', '"sample": 30', "replicates[0]", "unknown field `sample`"),
-        ('"noise": 0.002, ', "", "replicates[0]", "missing required field `noise`"),
-        ('"cores": 2', '"cores": null', "environments[...].cores", "Expected `int`, got `null`"),
-        ('"parameters": {}', '"parameters": {"a": []}', "parameters", "got `array`"),
-    ],
-)
-def test_a_wrong_field_names_its_place_and_what_was_wanted(
-    folder: Path, edit: Edit, old: str, new: str, place: str, wanted: str
-) -> None:
-    path = edit(old, new)
-    said = refusal(folder)
-    assert str(path) in said
-    assert place in said
-    assert wanted in said
+    edit(old, new)
+    assert refusal(folder) == snapshot
 
 
 @pytest.mark.parametrize("value", ["0.0", "-5.0", "1e999"])
@@ -394,9 +369,7 @@ def test_a_time_that_nothing_can_take_is_refused_where_it_stands(
 ) -> None:
     text = file.read_text(encoding="utf-8")
     file.write_text(re.sub(rf'"{field}": [0-9.]+', f'"{field}": {value}', text, count=1), encoding="utf-8")
-    said = refusal(folder)
-    assert str(file) in said
-    assert f"replicates[0].{field}" in said
+    assert f"replicates[0].{field}" in refusal(folder)
 
 
 # --- places that cannot be used ----------------------------------------------------------------------------------
@@ -421,7 +394,7 @@ def test_a_directory_that_nobody_can_write_to_is_named_with_the_remedy_before_an
 def test_a_directory_in_the_place_of_a_file_is_refused_by_name(folder: Path) -> None:
     path = BaselineStore(folder).path_for(CASE, HERE)
     path.mkdir(parents=True)
-    assert f"cannot read the baseline file {path}" in refusal(folder)
+    assert f"cannot read the baseline file FOLDER/{path.relative_to(folder)}" in refusal(folder)
 
 
 def test_a_directory_that_can_be_written_to_is_left_empty_by_the_check(folder: Path) -> None:

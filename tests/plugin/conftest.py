@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,6 +143,10 @@ def one_line(result: pytest.RunResult) -> str:
     return " ".join(result.stdout.str().split())
 
 
+_LEFT_BY: dict[Any, frozenset[tuple[str, bytes]]] = {}
+"""Files that sessions have left or changed, by what those sessions depend on."""
+
+
 class Folder:
     """A project whose sessions run in processes of their own."""
 
@@ -153,6 +158,33 @@ class Folder:
     def pytest(self, *arguments: str, **expected: int) -> pytest.RunResult:
         """One session, which chooses by nothing but the arguments."""
         return run_pytest(self.pytester, self.python, *arguments, **expected)
+
+    def prepare(self, *arguments: str, **expected: int) -> None:
+        """A session that a story begins with, of which nothing but the files that it leaves is looked at.
+
+        They are copied where an earlier story has had the same session: the same files, arguments and environment.
+        """
+        before = self._files()
+        story = os.environ["TMPDIR"].rpartition("/")[0]  # folders in it have the story's name
+        environment = {name: value for name, value in os.environ.items() if story not in value}
+        environment.pop("PYTEST_CURRENT_TEST")
+        is_repository = (self.pytester.path / ".git").exists()
+        head = git_in(self.pytester.path, "rev-parse", "HEAD") if is_repository else ""
+        session = (before, head, arguments, tuple(sorted(environment.items())))
+        if session not in _LEFT_BY:
+            self.pytest(*arguments, **expected)
+            _LEFT_BY[session] = self._files() - before
+        for name, content in _LEFT_BY[session]:
+            path = self.pytester.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def _files(self) -> frozenset[tuple[str, bytes]]:
+        """The project's files, without those that pytester, Python and git write beside."""
+        beside = re.compile(r"runpytest-|stdout$|stderr$|\.git/|(.*/)?__pycache__/")
+        named = {str(path.relative_to(self.pytester.path)): path for path in self.pytester.path.rglob("*")}
+        kept = {name: path for name, path in named.items() if path.is_file() and not beside.match(name)}
+        return frozenset((name, path.read_bytes()) for name, path in kept.items())
 
     def perflab(self, *arguments: str) -> pytest.RunResult:
         """The command."""
@@ -203,6 +235,10 @@ class Project(Folder):
         """One more session of the perf cases."""
         return self.pytest("-m", "perf", *args, **expected)
 
+    def save(self, *args: str, cases: int = 1) -> None:
+        """Have a baseline of each case, which all pass."""
+        self.prepare("-m", "perf", "--perf-update", *args, passed=cases)
+
     def baseline_file(self) -> Path:
         """The one file of committed times that there is."""
         (path,) = (self.pytester.path / "baselines").glob("cpu-*/*.json")
@@ -229,11 +265,16 @@ class Project(Folder):
         return {name: next(iter(case["needs"].values())) for name, case in cases.items()}
 
 
+def git_in(folder: Path, *arguments: str, **variables: str) -> str:
+    """What git prints, asked in a folder."""
+    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
+    command, environment = ["git", *identity, *arguments], os.environ | variables
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def git(project: Project, *arguments: str) -> str:
     """What git prints, asked in the project's folder."""
-    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
-    command = ["git", *identity, *arguments]
-    return subprocess.run(command, cwd=project.pytester.path, capture_output=True, text=True, check=True).stdout
+    return git_in(project.pytester.path, *arguments)
 
 
 def commit(project: Project, message: str, source: str | None = None) -> None:
@@ -248,7 +289,10 @@ def begin_repository(project: Project) -> None:
     """Make the project a git repository with one commit."""
     (project.pytester.path / ".gitignore").write_text("__pycache__/\n.perflab/\n/stdout\n/stderr\n/runpytest-*\n")
     git(project, "init", "--quiet", "--initial-branch=main")
-    commit(project, "first")
+    git(project, "add", "--all")
+    day = "2026-01-01T00:00:00Z"  # the same commit in every story: sessions in it can be copied
+    words = ("commit", "--quiet", "--message", "first")
+    git_in(project.pytester.path, *words, GIT_AUTHOR_DATE=day, GIT_COMMITTER_DATE=day)
 
 
 def worktrees(project: Project) -> int:

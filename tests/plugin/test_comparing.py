@@ -136,7 +136,8 @@ def test_a_run_that_measures_nothing_calls_both_once_and_the_test_ends_there(pro
     assert "after the comparison" not in output
 
 
-def test_a_prediction_is_of_the_candidate_and_the_test_ends_there(project: Project) -> None:
+def test_a_prediction_is_of_the_candidate_and_the_test_ends_there(project: Project, python_with_compiler: str) -> None:
+    project.python = python_with_compiler
     project.test_file.write_text(CASE + COUNTED)
     result = project.run("--perf-predict", "-s")
     result.assert_outcomes(passed=1)
@@ -151,7 +152,7 @@ def test_against_another_commit_the_candidate_takes_its_turns(
     project.test_file.write_text(CASE + COUNTED)
     begin_repository(project)
     git(project, "tag", "before")
-    project.cost(ms=120)
-    result = project.run("--perf-against=before")
+    rewritten(project, "1024 * kib", "2048 * kib")
+    result = project.run("--perf-against=before", "--perf-evidence=off")
     result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"latency\s+100 ms\s+120 ms\s+\+20\.0%.*"])
+    result.stdout.re_match_lines([r"peak\s+1\.00 MiB\s+2\.00 MiB .*"])

@@ -33,4 +33,4 @@ def test_coroutine_functions_are_run_to_their_end_in_tests_of_both_kinds(project
     result = project.run("--perf-update", "--perf-replicates=1")
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"plain +100 ms .* 1.00 KiB", r"within_a_loop +100 ms .* 1.00 KiB"])
-    project.pytester.runpytest_subprocess("-W", "error").assert_outcomes(passed=2)
+    project.pytest("-W", "error", passed=2)

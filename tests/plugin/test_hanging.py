@@ -48,6 +48,7 @@ def test_after(perf):
     perf(tick)
 """
 DEADLOCKS = """
+@pytest.mark.perf(timeout=1)
 def test_dead(perf):
     perf(stuck)
 
@@ -55,10 +56,11 @@ def test_dead(perf):
 def held():
     stuck()
 
+@pytest.mark.perf(timeout=1)
 def test_dead_before(perf, held):
     perf(tick)
 
-@pytest.mark.perf(timeout=2)
+@pytest.mark.perf(timeout=1)
 def test_swallows(perf):
     try:
         perf(stuck)
@@ -66,7 +68,10 @@ def test_swallows(perf):
         pass
 
 """
-QUICK = "--perf-timeout=2"
+QUICK = "@pytest.mark.perf(timeout=1)\n"
+"""A limit of the cases alone that hang: others take as long as they need on a busy machine."""
+SOON = "hanging.GRACE_S = 1.0\n"
+"""For a process that cannot be interrupted anyway."""
 GRACE = """
 import perflab.running.case.hanging as hanging
 
@@ -90,26 +95,26 @@ def alive(pid: int) -> bool:
 
 def test_a_case_that_deadlocks_fails_by_name_with_all_stacks_and_the_run_goes_on(project: Project) -> None:
     project.test_file.write_text(BEFORE + DEADLOCKS + AFTER)
-    result = project.run("-v", QUICK, passed=2, failed=2, errors=1)
+    result = project.run("-v", passed=2, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "*test_dead_before: hung: no progress for 2.00 s, in its set-up",
+            "*test_dead_before: hung: no progress for 1.00 s, in its set-up",
             "  -> run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(*",
             "where its threads were:",
             "thread 'MainThread':",
             "*in stuck",
-            "*test_dead: hung: no progress for 2.00 s, in its call",
+            "*test_dead: hung: no progress for 1.00 s, in its call",
             "    lock.acquire()",
         ]
     )
     result.stdout.re_match_lines(
-        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 2.00 s", r"after .* new"], consecutive=False
+        [r"before .* new", r"dead .* FAILED", r"\s+hung: no progress for 1.00 s", r"after .* new"], consecutive=False
     )
 
 
 def test_so_it_does_in_a_run_that_measures_nothing(project: Project) -> None:
     project.test_file.write_text(BEFORE + DEADLOCKS + AFTER)
-    project.run("--perf-disable", QUICK).assert_outcomes(passed=2, failed=2, errors=1)
+    project.run("--perf-disable").assert_outcomes(passed=2, failed=2, errors=1)
 
 
 BEFORE_IS_NEW, DEAD_FAILED = ("test_story.py::test_before", "new"), ("test_story.py::test_dead", "failed")
@@ -129,12 +134,13 @@ def kept(project: Project) -> list[tuple[str, str]]:
 
 
 def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays(project: Project) -> None:
-    project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
-    result = project.run(QUICK, "--perf-json=results.json")
+    project.add(SOON, "conftest.py")
+    project.test_file.write_text(BEFORE + QUICK + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
+    result = project.run("--perf-json=results.json")
     assert result.ret == 1
     result.stderr.fnmatch_lines(
         [
-            "perf: test_story.py::test_dead: hung: no progress for 2.00 s, in its call",
+            "perf: test_story.py::test_dead: hung: no progress for 1.00 s, in its call",
             "*in stuck_in_c",
             "perf: it could not be interrupted, so this process exits with status 1",
             "perf: the results so far are in .perflab/runs/*.jsonl",
@@ -145,12 +151,13 @@ def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays
 
 @pytest.mark.parametrize("before", [BEFORE, BEFORE.partition("def test_before")[0]], ids=["second", "first"])
 def test_what_keeps_the_interpreters_lock_is_named_and_what_was_measured_stays(project: Project, before: str) -> None:
-    project.test_file.write_text(before + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
-    result = project.run(QUICK, "--perf-json=results.json")
+    project.add(SOON, "conftest.py")
+    project.test_file.write_text(before + QUICK + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
+    result = project.run("--perf-json=results.json")
     assert result.ret == -signal.SIGABRT
     result.stderr.fnmatch_lines(
         [
-            "perf: test_story.py::test_dead: hung: no progress for 2.00 s, in its call",
+            "perf: test_story.py::test_dead: hung: no progress for 1.00 s, in its call",
             "  -> run it alone, and look at the stacks; if it needs that long, raise the limit: perf.requires(*",
             "perf: C code keeps Python's lock, so nothing here can end it: this process is aborted, with its stacks",
             "perf: the results so far are in *.perflab/runs/*.jsonl",
@@ -167,7 +174,7 @@ import os, sys, time
 from perflab.running.case.last_words import LastWords
 
 words = LastWords(2)
-words.leave(1.5, text="silent for too long", file=None, line="", document=None)
+words.leave(1.0, text="silent for too long", file=None, line="", document=None)
 if os.fork() == 0:
     words.leave(0.0, text="said by a fork", file=None, line="", document=None)
     os._exit(0)
@@ -191,35 +198,36 @@ def test_a_process_that_is_stopped_is_not_said_to_hang_and_a_fork_says_nothing_f
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(3.0)  # twice as long as it may be silent
+        time.sleep(2.0)  # twice as long as it may be silent
         process.send_signal(signal.SIGCONT)
         said, complaints = process.communicate("\n")
     assert (process.returncode, said, complaints) == (0, "done\n", "")
 
 
 def test_a_case_that_lives_or_says_what_it_takes_is_left_alone(project: Project) -> None:
-    project.test_file.write_text(BEFORE)
+    project.test_file.write_text(BEFORE.replace("def test_before", "@pytest.mark.perf(timeout=30)\ndef test_before"))
     project.add("""
+@pytest.mark.perf(timeout=1.5)
 def test_many_calls(perf):
-    perf(lambda: (time.sleep(0.6), tick()))  # two warm-ups, three samples or more: longer than the limit
+    perf(lambda: (time.sleep(0.4), tick()))  # two warm-ups, three samples or more: longer than the limit
 
 @pytest.mark.perf(timeout=30)
 def test_marked(perf):
-    time.sleep(2.5)
+    time.sleep(0.6)
     perf(tick)
 
 @pytest.mark.perf(timeout="off")
 def test_without(perf):
-    time.sleep(2.5)
+    time.sleep(0.6)
     perf(tick)
 """)
-    project.run(QUICK, "--perf-counts=off").assert_outcomes(passed=4)
+    project.run("--perf-timeout=0.5", "--perf-counts=off").assert_outcomes(passed=4)
 
 
 def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> None:
     hang = '    if "--perf-replicate=" in " ".join(sys.argv):\n        stuck()\n    tick()\n'
-    project.test_file.write_text(BEFORE + f"def once():\n{hang}\ndef test_dead(perf):\n    perf(once)\n" + AFTER)
-    result = project.run("--perf-update", "--perf-replicates=2", QUICK, passed=3)
+    project.test_file.write_text(BEFORE + f"def once():\n{hang}\n{QUICK}def test_dead(perf):\n    perf(once)\n" + AFTER)
+    result = project.run("--perf-update", "--perf-replicates=2", passed=3)
     result.stdout.fnmatch_lines(["*a fresh process did not measure test_story.py::test_dead*"])
     result.stdout.fnmatch_lines(["*times not saved, from a single process: dead: no slowdown would count against them"])
     cases = json.loads(project.baseline_file().read_text())["cases"]
@@ -241,7 +249,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
 """
     project.add(more, "conftest.py")
     started_s = time.monotonic()
-    result = project.run("--perf-update", "--perf-replicates=2", QUICK, "-s")
+    result = project.run("--perf-update", "--perf-replicates=2", "--perf-timeout=2", "-s")
     assert time.monotonic() - started_s < 60
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
@@ -258,15 +266,15 @@ if "--perf-replicate=" in " ".join(sys.argv):
 @pytest.mark.parametrize("stuck", ["stuck", "stuck_with_the_lock"])
 def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(project: Project, stuck: str) -> None:
     hang = f'    if "--perf-replicate=" in " ".join(sys.argv) and once.hangs:\n        {stuck}()\n    tick()\n'
-    source = f"def once():\n{hang}once.hangs = False\n\ndef test_dead(perf):\n    perf(once)\n"
+    source = f"def once():\n{hang}once.hangs = False\n\n{QUICK}def test_dead(perf):\n    perf(once)\n"
     project.test_file.write_text(BEFORE + source)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)
     project.test_file.write_text(BEFORE + source.replace("False", "True").replace("    tick()", "    tick(); tick()"))
-    project.run(QUICK, passed=2).stdout.re_match_lines(
+    project.run(passed=2).stdout.re_match_lines(
         [
             r"dead .* inconclusive",
             r"  could not be measured again: test_story.py::test_dead in a fresh process hung:",
-            r"  no progress for 2.00 s",
+            r"  no progress for 1.00 s",
         ]
     )
 

@@ -64,12 +64,11 @@ def test_a_folder_for_temporary_files_whose_name_is_not_utf8_is_refused_before_a
     except (OSError, UnicodeError):
         pytest.skip("this file system takes names that are text alone")
     monkeypatch.setenv("TMPDIR", str(folder))
-    result = project.pytester.runpytest_subprocess("--perf-update")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result = project.pytest("--perf-update", ret=pytest.ExitCode.USAGE_ERROR)
     result.stderr.fnmatch_lines(
         [r"*tmp_\udcff: the name of the folder for temporary files is not UTF-8", "  -> set TMPDIR to another folder"]
     )
-    project.pytester.runpytest_subprocess("-m", "not perf").assert_outcomes(deselected=1)
+    project.pytest("-m", "not perf", deselected=1)
 
 
 LEAVES_NO_FILES = """

@@ -56,14 +56,14 @@ def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_comm
 def test_the_command_that_accepts_keeps_what_is_about_the_case_and_nothing_of_the_run(
     project: Project, given: str, kept: str
 ) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.cost(ms=130)
     said = {line for line in project.run(*given.split()).outlines if line.startswith("if intended: ")}
     assert said == {f"if intended: pytest -m perf {kept}test_story.py::test_work --perf-update"}
 
 
 def test_a_slow_reading_that_fresh_processes_do_not_confirm_passes_and_says_so(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     # Slow in the session itself, and back to normal in the process that looks again.
     slow_once = 'cost_ms = 200 if "--perf-replicate" not in " ".join(sys.argv) else 100'
     source = project.test_file.read_text().replace("    block =", f"    {slow_once}\n    block =")
@@ -73,20 +73,20 @@ def test_a_slow_reading_that_fresh_processes_do_not_confirm_passes_and_says_so(p
 
 
 def test_a_slowdown_below_the_threshold_passes_and_a_lower_threshold_finds_it(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.cost(ms=103)
     project.run().assert_outcomes(passed=1)
     project.run("--perf-threshold=1%").assert_outcomes(failed=1)
 
 
 def test_code_that_got_faster_passes_and_hints_at_saving_it(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.cost(ms=70)
     project.run(passed=1).stdout.re_match_lines([r"work .* -30\.0% .* improved", r"1 improved .*--perf-update.*"])
 
 
 def test_saving_keeps_cases_that_were_not_run_and_new_ones_can_be_saved_alone(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.edit("test_work", "test_other")
     project.cost(ms=120)
     project.run("--perf-update-new").assert_outcomes(passed=1)
@@ -155,7 +155,7 @@ def test_a_case_whose_id_a_worker_ends_in_the_name_of_its_group_is_the_same_case
 ) -> None:
     pytest.importorskip("xdist")
     project.add(GROUPS, "conftest.py")
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     project.cost(ms=160)
     if crashes:
         project.test_file.write_text(f"import os\n{CASE}    os._exit(3)\n")

@@ -19,6 +19,7 @@ from perflab.cli import build_parser
 from perflab.options import OPTIONS
 from perflab.units import parse_seconds
 from tests.plugin.conftest import KERNELS
+from tests.plugin.conftest import git_in as git
 from tests.plugin.workflows import DOCS, WORKFLOWS, Runner, commands_of, jobs_of, read_workflow, unknown_names
 
 every_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -152,11 +153,6 @@ perf_against_threshold = 500%
 perf_kernels = kernels:EXAMPLES
 perf_arch = 80
 """
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=perflab", "-c", "user.email=perflab@example.org", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ logsumexp (B, H, N_q) or (B, N_q), float32.
     perflab::flash_attention(q, k, v, scale, softcap, lower, upper) -> (out, logsumexp)
     perflab::flash_attention_tma, the same by way of Hopper's TMA
     perflab::flash_attention_one_pass, the same with another derivative
-    perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, scale, ...) -> (dq, dk, dv)
+    perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, delta, scale, ...) -> (dq, dk, dv)
     perflab::flash_attention_backward_one_pass(..., logsumexp, delta, dq_sum, scale, ...) -> (dq, dk, dv)
 
-with the band lower <= j - i <= upper of `scoring`, and its sinks. The last adds up dq in dq_sum, float32 zeros
-before, (B, H, N_q, D), by atomics, and writes delta (as logsumexp): memory of the caller's, since predictions and
+with the band lower <= j - i <= upper of `scoring`, and its sinks. Both write delta (as logsumexp), and the last adds up
+dq in dq_sum, float32 zeros before, (B, H, N_q, D), by atomics: memory of the caller's, since predictions and
 torch.compile see none that an operator takes for itself.
 
 Each has an implementation for CUDA (and for the CPU, in Triton's interpreter), one that only makes shapes (fake
@@ -47,10 +47,10 @@ _RULES = "float scale, float? softcap, SymInt? lower, SymInt? upper, SymInt sink
 _library = torch.library.Library("perflab", "FRAGMENT")
 for _name in ("flash_attention", "flash_attention_tma", "flash_attention_one_pass"):
     _library.define(f"{_name}(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)")
-for _name, _sums in (("backward", ""), ("backward_one_pass", "Tensor(a!) delta, Tensor(b!) dq_sum, ")):
+for _name, _sums in (("backward", ""), ("backward_one_pass", "Tensor(b!) dq_sum, ")):
     _library.define(
         f"flash_attention_{_name}(Tensor d_out, Tensor? d_logsumexp, Tensor q, Tensor k, Tensor v, "
-        f"Tensor out, Tensor logsumexp, {_sums}{_RULES}) -> (Tensor, Tensor, Tensor)"
+        f"Tensor out, Tensor logsumexp, Tensor(a!) delta, {_sums}{_RULES}) -> (Tensor, Tensor, Tensor)"
     )
 flash_attention_op = torch.ops.perflab.flash_attention.default
 flash_attention_tma_op = torch.ops.perflab.flash_attention_tma.default
@@ -86,18 +86,13 @@ def _backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    scale: float,
-    softcap: float | None,
-    lower: int | None,
-    upper: int | None,
-    sinks: int,
+    delta: Tensor,
+    *rules: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = _empty_gradients(d_out, d_logsumexp, q, k, v)
-    scoring = Scoring(scale, softcap, lower, upper, sinks)
+    scoring = Scoring(*rules)
     d_ends = None if d_logsumexp is None else _with_heads(q, d_logsumexp.contiguous())[0]
-    dq, dk, dv, d_out, k, v, out, ends, delta, q = _with_heads(
-        q, *results, d_out, k, v, out, logsumexp, torch.empty_like(logsumexp), q
-    )
+    dq, dk, dv, d_out, k, v, out, ends, delta, q = _with_heads(q, *results, d_out, k, v, out, logsumexp, delta, q)
     run_prepared(delta_launch, out, d_out, d_ends, delta)
     run_dk_dv(q, k, v, d_out, ends, delta, dk, dv, scoring)
     run_dq(q, k, v, d_out, ends, delta, dq, scoring)
@@ -130,17 +125,20 @@ def _backward_one_pass(
     return results
 
 
-def _in_one_pass(
-    d_out: Tensor, d_logsumexp: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
-    *rules: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _in_two_passes(d_out: Tensor, d_logsumexp: Tensor | None, *kept: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients from what the forward kept: q, k, v, out, logsumexp, and the rules."""
+    delta = torch.empty_like(kept[4])
+    return flash_attention_backward_op(d_out, d_logsumexp, *kept[:5], delta, *kept[5:])  # type: ignore[no-any-return]
+
+
+def _in_one_pass(d_out: Tensor, d_logsumexp: Tensor | None, *kept: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients in one pass where it has tiles, and in two elsewhere or where the same bits are asked for."""
-    tiles = one_pass_tiles(q, k, Scoring(*rules), architecture_of(q.device))
-    if tiles is None or _must_repeat_bits():
-        return flash_attention_backward_op(d_out, d_logsumexp, q, k, v, out, logsumexp, *rules)  # type: ignore[no-any-return]
-    delta, dq_sum = torch.empty_like(logsumexp), q.new_zeros(q.shape, dtype=torch.float32)
+    q, k, _, _, logsumexp, *rules = kept
+    if one_pass_tiles(q, k, Scoring(*rules), architecture_of(q.device)) is None or _must_repeat_bits():
+        return _in_two_passes(d_out, d_logsumexp, *kept)
+    sums = torch.empty_like(logsumexp), q.new_zeros(q.shape, dtype=torch.float32)
     return flash_attention_backward_one_pass_op(  # type: ignore[no-any-return]
-        d_out, d_logsumexp, q, k, v, out, logsumexp, delta, dq_sum, *rules
+        d_out, d_logsumexp, *kept[:5], *sums, *rules
     )
 
 
@@ -212,8 +210,8 @@ def _backward_flops(d_out_shape: Sequence[int], d_logsumexp_shape: Any, *rest: A
 
 
 for _op, _name, _run, _gradients in (
-    (flash_attention_op, "triton", run_forward, flash_attention_backward_op),
-    (flash_attention_tma_op, "triton-tma", run_forward_tma, flash_attention_backward_op),
+    (flash_attention_op, "triton", run_forward, _in_two_passes),
+    (flash_attention_tma_op, "triton-tma", run_forward_tma, _in_two_passes),
     (flash_attention_one_pass_op, "triton-one-pass", run_forward, _in_one_pass),
 ):
     for _device in ("CPU", "CUDA"):

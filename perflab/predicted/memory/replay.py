@@ -58,6 +58,8 @@ class Replay:
     blocks, up to 1 MiB each."""
     peak_reserved_bytes: int
     """``max_memory_reserved``."""
+    workspace_bytes: int
+    """The bytes of the library workspaces of all threads that compute products."""
     log: tuple[Entry, ...]
     """The allocator's actions in the last round."""
     segments: tuple[Segment, ...]
@@ -75,15 +77,13 @@ def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
 
     Args:
         trace: the trace of the call.
-        workspace_bytes: bytes that libraries such as cuBLAS allocate once and keep; they count as allocated. Each
-            thread that computes products has an equal share, requested by its first product.
+        workspace_bytes: bytes that cuBLAS allocates with the first product of each thread and keeps; they count as
+            allocated.
     """
     first = first_call(trace)
     player = _Player(trace, workspace_bytes)
     for block in first.held:
         player.alloc(block)
-    if not first.products:
-        player.alloc(Alloc(WORKSPACES[0], workspace_bytes, Place(), "workspace"))
     player.play(first)
     for _ in range(ROUNDS - 1):
         player.settle()
@@ -91,6 +91,7 @@ def replay(trace: Trace, workspace_bytes: int = 0) -> Replay:
     return Replay(
         peak_allocated_bytes=player.peak,
         peak_reserved_bytes=player.allocator.reserved_bytes,
+        workspace_bytes=workspace_bytes * len(first.products),
         log=tuple(player.log),
         segments=player.allocator.segments(),
         alive={address: block for address, block in player.live.values() if block.size_bytes},
@@ -139,8 +140,8 @@ class _Player:
                 elif first is None or event.block in self.live:
                     self.free(event.block)
             if first is not None and number in first.products:
-                share = self.workspace_bytes // len(first.products)
-                self.alloc(Alloc(WORKSPACES[first.products.index(number)], share, Place(), "workspace"))
+                workspace = WORKSPACES[first.products.index(number)]
+                self.alloc(Alloc(workspace, self.workspace_bytes, Place(), "workspace"))
 
     def settle(self) -> None:
         """Bring memory from the end of a call to the start of the next: held blocks exist, all others are freed."""
@@ -240,17 +241,22 @@ def _adopted(trace: Trace, gradients: list[Alloc]) -> dict[int, Alloc]:
 
 
 def _first_products(trace: Trace) -> tuple[int, ...]:
-    """Return the position of the last result of each thread's first product.
+    """Return the position of the last result of each thread's first product by cuBLAS.
 
-    A product's results are allocated before its workspace.
+    On CUDA, backward runs in a thread of autograd's. A product's results are allocated before its workspace. An
+    operator that is not PyTorch's is taken to multiply in kernels of its own.
     """
     found: dict[bool, int] = {}
     events = trace.events
     for number, event in enumerate(events):
-        if isinstance(event, Op) and event.flops and not any(word in event.name for word in _NO_CUBLAS):
+        if isinstance(event, Op) and event.flops and _uses_cublas(event.name):
             thread = event.place.in_backward
             if thread not in found:
                 while number + 1 < len(events) and isinstance(events[number + 1], Alloc):
                     number += 1
                 found[thread] = number
     return tuple(found.values())
+
+
+def _uses_cublas(name: str) -> bool:
+    return name.startswith("aten::") and not any(word in name for word in _NO_CUBLAS)

@@ -39,7 +39,7 @@ def write_snapshot(trace: Trace, path: Path, *, workspace_bytes: int = 0, time_o
     Args:
         trace: the trace of the call.
         path: the path to write to, without the ending ``.pickle``.
-        workspace_bytes: as in ``replay``.
+        workspace_bytes: bytes for each thread that computes products, as in ``replay``.
         time_of: returns an operator's time in nanoseconds.
 
     Raises:

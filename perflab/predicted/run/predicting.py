@@ -268,7 +268,7 @@ class Predictions:
         return write_snapshot(
             trace,
             folder / f"{file_name_for(case)}-predicted",
-            workspace_bytes=now.workspace_bytes,
+            workspace_bytes=self._gpu.workspace_bytes if now.workspace_bytes else 0,
             time_of=lambda op: roofline_ns(op, self._gpu) or 0.0,
         )
 
