@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,7 +66,6 @@ class Places:
         they find one.
         """
         import torch
-        from torch import nn
         from torch.overrides import TorchFunctionMode
 
         places = self
@@ -117,19 +116,25 @@ class Places:
                 if left is module:
                     return
 
-        hooks = (
-            nn.modules.module.register_module_forward_pre_hook(enter),
-            nn.modules.module.register_module_forward_hook(leave, always_call=True),
-        )
-        try:
-            with contextlib.ExitStack() as stack:
-                if lines:
-                    stack.enter_context(Lines())
-                    stack.enter_context(backward_run_by(backward))
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(hooked(enter, leave))
+            if lines:
+                stack.enter_context(Lines())
+                stack.enter_context(backward_run_by(backward))
+            yield
+
+
+@contextlib.contextmanager
+def hooked(enter: Callable[[nn.Module, Any], None], leave: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
+    """Call ``enter`` before every module's forward, and ``leave`` after it, also if the forward raises."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def module_names(found: Iterable[Any], *, is_numbered: bool = False) -> dict[int, str]:

@@ -15,6 +15,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -190,3 +191,9 @@ def temporaries(folder: Path, name: str | None = None) -> Iterator[Path]:
     for one in names:
         if _TEMPORARY.fullmatch(one) and (name is None or one[1 : -len(".0123456789ab.part")] == name):
             yield folder / one
+
+
+def shared_end(one: str, other: str) -> int:
+    """Return the number of trailing parts that two paths share."""
+    pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -23,8 +23,7 @@ from perflab.store.case_files import Part
 from perflab.store.json_files import as_json, named, read_checked, write_text, writing
 
 SCHEMA = 3
-"""The version of the file format. In 1, each kernel held its own date of saving and its architecture's limits. In 1 and
-2, a kernel without instructions of interest had no field ``instructions``. Both are still read."""
+"""The version of the file format."""
 PREFIX = "triton-"
 """The prefix of the folders' names; folders of measured baselines are named after a device."""
 WHAT = "kernel baseline"

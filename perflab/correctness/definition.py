@@ -109,7 +109,7 @@ class Definition:
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         where = next((one.device for one in got.values() if one is not None), torch.device("cpu"))
         exact = _on(where, run_plainly(self._exact, upcast(inputs), self._task, {}))
-        halved = {name for name, one in exact.items() if _exceeds_float64(one)}
+        halved = {name for name, one in exact.items() if one.dtype == torch.int64 and (one.abs() > 1 << 53).any()}
         reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
         plain = _on(where, run_plainly(self._plain, inputs, self._task, {}))
         plain = {name: _parted(one, name in halved) for name, one in plain.items()}
@@ -224,10 +224,6 @@ def _repeats(output: object, other: object) -> bool:
     if output.itemsize == 1:
         output, other = output.float(), other.float()
     return torch.allclose(output, other, equal_nan=True)
-
-
-def _exceeds_float64(result: Tensor) -> bool:
-    return result.dtype == torch.int64 and bool((result.abs() > 1 << 53).any())
 
 
 def _parted(result: Tensor, halved: bool) -> Tensor:

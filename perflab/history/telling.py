@@ -71,7 +71,9 @@ def contents_of(history: History, repository: Path) -> Contents:
         )
         for at, one in enumerate(series)
     ]
-    environments = _told_apart([history.places[place].text for place in used])
+    texts = [history.places[place].text for place in used]
+    often = [texts[: at + 1].count(text) for at, text in enumerate(texts)]  # of equal texts all but the first get it
+    environments = [text if nth == 1 else f"{text} ({nth})" for text, nth in zip(texts, often, strict=True)]
     return Contents(
         kind=KIND,
         schema=SCHEMA,
@@ -218,12 +220,6 @@ def _member(found: Found, row: SeriesRow, undone: Mapping[tuple[int, int], int],
 
 def _finite(ratio: float | None) -> float | None:
     return ratio if ratio is not None and math.isfinite(ratio) else None
-
-
-def _told_apart(texts: Sequence[str]) -> list[str]:
-    """Return the environments' texts; if two are equal, the second gets a number."""
-    often = [texts[: at + 1].count(text) for at, text in enumerate(texts)]
-    return [text if number == 1 else f"{text} ({number})" for text, number in zip(texts, often, strict=True)]
 
 
 def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[BreakRow]:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from perflab.base.user_lines import with_callers
 from perflab.results.measurement import Leak, OutOfMemory
-from perflab.results.peak import PeakPart
+from perflab.results.peak import MADE_BY, PeakPart
 from perflab.units import format_bytes, format_count
 
 MOST = 5
 """Number of groups of live memory to list; the results file has all of them."""
 _WORTH = 0.05
 """Share of the live memory that a remedy must free to be reported."""
-FORWARD, OPTIMIZER = "made by the forward", "made by the optimizer"
+FORWARD, OPTIMIZER = f"{MADE_BY}forward", f"{MADE_BY}optimizer"
 _MOST = 3
 """Number of places to name; the results file has all of them."""
 
@@ -53,7 +53,7 @@ def _remedies(alive: Sequence[PeakPart]) -> Iterator[tuple[str, int]]:
         module, size = sums[0]
         yield f"checkpointing {module} would free up to {format_bytes(size)} of it", size
     size = sum(part.size_bytes for part in alive if part.category == "gradients")
-    began = any(part.category != FORWARD and part.category.startswith("made by") for part in alive)
+    began = any(part.category != FORWARD and part.category.startswith(MADE_BY) for part in alive)
     if size > 0 and not began:
         yield f"zero_grad() before the forward would free {format_bytes(size)} of it: gradients of the last step", size
     size = sum(

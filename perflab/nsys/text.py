@@ -9,9 +9,8 @@ from textwrap import wrap
 from perflab.nsys.cases import CaseReading
 from perflab.nsys.reading import KernelSum, RangeSum, Reading
 from perflab.profiles.text import lines as profile_lines
-from perflab.profiles.text import percent
 from perflab.tables.escaping import one_line
-from perflab.tables.lines import columns, cut, cut_begin
+from perflab.tables.lines import columns, cut, cut_begin, percent
 from perflab.units import format_change, format_names, format_ns
 
 _RANGES, _KERNELS = 40, 15

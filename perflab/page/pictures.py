@@ -43,7 +43,8 @@ class Picture:
 
 def pictures_of(case: Case) -> list[Picture]:
     """Draw all pictures for which the case has data, the readings first."""
-    return [*_readings(case), *_pairs(case), *_composition(case), *_timeline(case)]
+    taken = [one for one in (case.paired, case.paired_to_anchor) if one is not None and (one.screen or one.confirm)]
+    return [*_readings(case), *(_pair(case, one) for one in taken), *_composition(case), *_timeline(case)]
 
 
 def _readings(case: Case) -> list[Picture]:
@@ -97,11 +98,6 @@ def _sampled(times: Times) -> str:
     calls = f" of {times.repetitions} calls" if times.repetitions > 1 else ""
     each = f": {STEPS + 1} of them, 5 % apart by rank" if times.quantiles_ns else ""
     return f"{format_count(times.samples, 'sample')}{calls}{each}, the median {format_ns(times.median_ns)}"
-
-
-def _pairs(case: Case) -> list[Picture]:
-    both = (case.paired, case.paired_to_anchor)
-    return [_pair(case, one) for one in both if one is not None and (one.screen or one.confirm)]
 
 
 def _pair(case: Case, paired: Paired) -> Picture:

@@ -13,7 +13,7 @@ from perflab.results.records import says_nothing
 from perflab.tables.beside_text import NOTHING, amount
 from perflab.tables.contents import Quantity, Table
 from perflab.tables.escaping import one_line
-from perflab.tables.lines import shorten
+from perflab.tables.lines import percent, shorten
 from perflab.units import format_change, format_interval, format_noise, format_percent, format_ratio
 
 LONGEST_NAME = 120
@@ -148,7 +148,7 @@ def written(value: float, unit: str) -> str:
     if unit == "noise":
         return format_noise(value)
     if unit == "share":
-        return f"{100 * value:.1f}%"
+        return percent(value)
     if unit == "ratio":
         return format_ratio(value) if value >= 0 else f"-{format_ratio(-value)}"
     if unit == "s":

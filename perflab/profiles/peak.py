@@ -17,7 +17,7 @@ from perflab.base.data import changed
 from perflab.internals.of_torch.machine import BlockEvent
 from perflab.profiles.events import NODE, Innermost
 from perflab.profiles.placed import Placed, role_of
-from perflab.results.peak import INPUTS, KEPT, KEPT_BEFORE, LET_GO, Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.results.peak import INPUTS, KEPT, KEPT_BEFORE, LET_GO, MADE_BY, Peak, PeakChange, PeakExplanation, PeakPart
 from perflab.results.profile import BACKWARD, OPTIMIZER
 from perflab.units import format_bytes, format_signed
 
@@ -139,7 +139,7 @@ def made_by_call(
             is_result = ended_ns is not None and number in freed and events[freed[number]].time_ns >= ended_ns
             category = "results" if is_result else category_of(asked, last)
             if failed_ns is not None:  # it is not known when the block would have been freed
-                category = f"made by the {asked.phase or 'call'}"
+                category = f"{MADE_BY}{asked.phase or 'call'}"
             parts.append(asked.part(category, events[number].size_bytes, 1))
     return summed(parts)
 

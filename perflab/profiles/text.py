@@ -9,7 +9,7 @@ from textwrap import wrap
 from perflab.base.data import changed
 from perflab.measure.counts.events import kind_of
 from perflab.results.profile import GAPS, OTHER, OTHER_THREAD, Profile, ProfileRow, merged_with
-from perflab.tables.lines import columns, cut, shorten
+from perflab.tables.lines import columns, cut, percent, shorten
 from perflab.units import format_count, format_flops, format_ns
 
 CANT_TELL = 0.05
@@ -217,8 +217,3 @@ def _shares(profile: Profile, name_of: Callable[[ProfileRow], str], most: int) -
 def _often(instances: float) -> str:
     """Format how often work is done in one call: ``12``, or ``0.25`` for work in every fourth call."""
     return f"{instances:.0f}" if instances >= 1 or not instances else f"{instances:.2g}"
-
-
-def percent(share: float) -> str:
-    """Format a share as ``12.3%``."""
-    return f"{100 * share:.1f}%"

@@ -34,6 +34,8 @@ dropped."""
 KEPT_BEFORE = "kept by more calls before"
 """The category of the difference between a recorded peak and the gate's, if each call keeps something and more calls
 had run before the gate's."""
+MADE_BY = "made by the "
+"""The beginning of a category of memory that a call made until it ran out; the phase follows, or ``call``."""
 LET_GO = "let go"
 """The category of blocks that were held before a call and are freed by its peak. Their size is negative."""
 

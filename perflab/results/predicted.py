@@ -267,6 +267,8 @@ class Prediction(Costed, frozen=True):
     traced_layers: list[int] = []
     """The numbers of layers that were run, if the rest was extrapolated; empty if every layer was run."""
     fit: Fit | None = None
+    snapshot: str | None = None
+    """The name of the file that has the memory timeline of the call; None if none was asked for."""
     notes: list[str] = []
     """Remarks on how the prediction was made and what the prediction leaves out, in sentences."""
     world_size: int = 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
-from itertools import takewhile
 
+from perflab.base.files import shared_end
 from perflab.snapshots.analysis import (
     Line,
     alive_at,
@@ -75,13 +75,8 @@ def _same_files(old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
     for file in old:
         others = by_name[file.rsplit("/", 1)[-1]]
         if file not in there and others:
-            found[file] = max(others, key=lambda other: _shared(file, other))
+            found[file] = max(others, key=lambda other: shared_end(file, other))
     return found
-
-
-def _shared(file: str, other: str) -> int:
-    pairs = zip(reversed(file.split("/")), reversed(other.split("/")), strict=False)
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 _Lines = dict[int, Counter[tuple[str, int]]]

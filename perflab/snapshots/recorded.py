@@ -3,7 +3,7 @@
 Schema 3 has ``events`` of ``[time, bytes, block, place]``, each on its own line (``event_lines``). Before the events
 come ``places``; ``before`` with ``[block, bytes, place]`` of blocks that were alive already; and ``marks`` with
 ``[event, phase]`` where a phase begins. Without marks, an event has the phase of its place. ``looks`` list the blocks
-at known addresses (``notes``). Schema 2 has ``[block, place]`` of each event in ``blocks``. Schema 1 has only
+at known addresses (``notes``). Schema 1, of a recording whose blocks nobody can tell apart, has only
 ``[time, bytes]``.
 """
 
@@ -31,7 +31,7 @@ MOST_BYTES = 2**26
 one event per line."""
 MOST_EVENTS = 3_000_000
 """The most events of a file: an event takes up to 500 bytes of memory, so all events fit into 2 GB."""
-_SCHEMAS = (1, 2, 3)
+_SCHEMAS = (1, 3)
 _SPACE, _BETWEEN = re.compile(r"\s*"), re.compile(r"[\s,:]*")
 
 
@@ -72,8 +72,8 @@ def read_json(file: BinaryIO, path: Path, progress: Progress) -> Snapshot:
         if type(content) is not dict or type(content.get("events")) is not list:
             raise ValueError("it has no events")
         if content.get("schema") not in _SCHEMAS:
-            raise ValueError(f"its schema is {content.get('schema')!r}, and 1, 2 and 3 are known")
-        found = _snapshot(content, content["events"] if lines is None else lines, is_cut=bool(cut_at))
+            raise ValueError(f"its schema is {content.get('schema')!r}, and 1 and 3 are known")
+        found = _snapshot(content, content["events"] if lines is None else lines)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeError, RecursionError) as error:
         raise SnapshotError(
             f"{path} is no recording of memory_snapshot: {error}",
@@ -129,10 +129,8 @@ def _behind(text: str, what: re.Pattern[str], position: int) -> int:
     return found.end()
 
 
-def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -> Snapshot:
-    has_blocks = content["schema"] > 1 and not (
-        content["schema"] == 2 and is_cut and {"blocks", "places"} - content.keys()
-    )
+def _snapshot(content: dict[str, Any], listed: Iterable[Any]) -> Snapshot:
+    has_blocks = content["schema"] > 1
     stacks: dict[Stack, Stack] = {}
     places = [_place(one, stacks) for one in content.get("places", [])]
     reading = _Reading()
@@ -142,7 +140,8 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -
     phases: list[str] = []
     begins = {_whole(event): str(mark) for event, mark in content.get("marks", [])}
     times = array("q")
-    for time, size, block, number in _events(content, listed, len(places), is_cut=is_cut, has_blocks=has_blocks):
+    for event in listed:
+        time, size, block, number = event if has_blocks else (*event, None, None)
         times.append(_whole(time))
         moment = len(times)
         if moment > MOST_EVENTS:
@@ -181,27 +180,9 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any], *, is_cut: bool) -
     )
 
 
-def _events(
-    content: dict[str, Any], listed: Iterable[Any], places: int, *, is_cut: bool, has_blocks: bool
-) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Yield time, bytes, block and number of the place of each event; block and place are None if unknown."""
-    if content["schema"] == 3:
-        yield from ((time, size, block, place) for time, size, block, place in listed)
-    elif not has_blocks:
-        yield from ((time, size, None, None) for time, size in listed)
-    else:
-        events, blocks = content["events"], content["blocks"]
-        if len(blocks) != len(events) and not is_cut:
-            raise ValueError(f"{len(events)} events have {len(blocks)} blocks")
-        for (time, size), (block, place) in zip(events, blocks, strict=False):
-            is_lost = is_cut and place is not None and place >= places
-            yield time, size, block, None if is_lost else place
-
-
 def _notes(content: dict[str, Any], *, has_blocks: bool) -> Iterator[str]:
     if not has_blocks:
-        why = "the file (schema 1) names no blocks" if content["schema"] == 1 else "the list of blocks is cut off"
-        yield f"{why}: each free is taken for the latest block of its size"
+        yield "the file (schema 1) names no blocks: each free is taken for the latest block of its size"
     unseen = _whole(content.get("let_go_unseen_bytes", 0))
     if unseen:
         yield (

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from perflab.base.data import Data
+from perflab.base.files import shared_end
 from perflab.base.identity import file_of, function_of, name_in_file, without_group, without_mode
 from perflab.store.case_files import CaseFiles, path_of
 
@@ -141,15 +141,9 @@ def moved_from(case: str, gone: Iterable[str], text_of: Callable[[str], str | No
         if (old_name == name) if is_elsewhere else (_parameters(old_name) == _parameters(name)):
             then = _code(text_of(old), old_name)
             found += [old] if (is_elsewhere if then is None else then == _code(text_of(case), name)) else []
-    alike = [_common_end(file_of(old), path) for old in found]
+    alike = [shared_end(file_of(old), path) for old in found]
     best = [old for old, parts in zip(found, alike, strict=True) if parts == max(alike)]
     return best[0] if len(best) == 1 else None
-
-
-def _common_end(one: str, other: str) -> int:
-    """Return the number of trailing parts that two paths share."""
-    pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _parameters(name: str) -> str:

@@ -190,6 +190,11 @@ def shown_verdict(result: Result) -> Verdict:
     return Verdict.OK if outcome(result) == ACCEPTED else result.judgement.verdict
 
 
+def percent(share: float, digits: int = 1) -> str:
+    """Format a share with a fixed number of digits, as tables have it: ``12.3%``."""
+    return f"{100 * share:.{digits}f}%"
+
+
 def wrap_facts(facts: Sequence[str], width: int) -> list[str]:
     """Join facts by dots into lines no longer than ``width``, breaking only between facts."""
     lines: list[str] = []

@@ -243,7 +243,7 @@ class Ancestor:
             self._peer = Peer[Fork | Wait, Done | Refused](
                 Start("their ancestor", command, variables, first.directory),
                 _ANSWERS,
-                _ancestor_ended,
+                lambda end: NotForkedError(": ".join([f"their ancestor {end.told}", *end.last_lines(1)])),
                 silent_s=_PATIENCE_S,
             )
         except OSError as error:
@@ -299,11 +299,6 @@ class Ancestor:
         if isinstance(answer, Refused):
             raise NotForkedError(answer.problem)
         return answer.number
-
-
-def _ancestor_ended(ending: Ending) -> Exception:
-    """Return the error for an ancestor with which the conversation has ended."""
-    return NotForkedError(": ".join([f"their ancestor {ending.told}", *ending.last_lines(1)]))
 
 
 class Forked:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from perflab.internals.of_torch.compiler import CompilerState
 from perflab.internals.of_torch.machine import activity_of, deduced_activity, kineto_results
 from perflab.measure.calls.workload import Step, Workload
-from perflab.measure.counts.counter import CallCounter, CompilerState, compiler_state, counts_of_compiler
+from perflab.measure.counts.counter import CallCounter, compiler_state, counts_of_compiler
 from perflab.measure.counts.events import (
     COUNTED,
     Event,

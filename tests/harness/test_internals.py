@@ -284,7 +284,7 @@ def test_dynamo_without_counters_is_an_error_and_without_frames_it_counts_no_bre
     with pytest.raises(InternalsError, match=r"has no torch\._dynamo\.utils\.counters, which perflab needs to count"):
         compiler.dynamo_counters()
     vars(utils)["counters"] = {}
-    assert compiler.dynamo_counters() == compiler.DynamoCounters(0, 0, None)
+    assert compiler.dynamo_counters() == compiler.CompilerState(0, 0, None)
 
 
 def test_a_patch_that_finds_nothing_raises_and_puts_back_what_it_had_replaced() -> None:

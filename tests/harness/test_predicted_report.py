@@ -81,11 +81,11 @@ def test_no_number_is_parted_from_its_unit_at_the_end_of_a_line() -> None:
 
 
 def test_what_many_cases_say_alike_stands_once_below_the_table(snapshot: SnapshotAssertion) -> None:
-    shorter = prediction(saved=[saved("blocks.*.attention", [1], 8 * GIB)], notes=["timeline: b.pickle"])
+    shorter = prediction(saved=[saved("blocks.*.attention", [1], 8 * GIB)], snapshot="b.pickle")
     other = prediction(saved=[saved("head.*", [1], 16 * GIB)], layers={"head": 2}, estimate_from="3 cases")
     results = [
         predicted_result(shorter, case="t.py::test_b"),
-        predicted_result(prediction(estimate_from="3 cases", notes=["timeline: a.pickle"]), case="t.py::test_a"),
+        predicted_result(prediction(estimate_from="3 cases", snapshot="a.pickle"), case="t.py::test_a"),
         predicted_result(other, case="t.py::test_c"),
     ]
     assert [prediction_notes(results), prediction_notes(results[:1])] == snapshot

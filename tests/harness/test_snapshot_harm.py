@@ -222,9 +222,7 @@ def test_texts_of_every_place_can_be_shown(tmp_path: Path, hostile: str) -> None
     assert not any(text in page for text in ("\x1b", "\u202e", "\ud800"))
     path = tmp_path / "a.json"
     place = {"frames": [[hostile, 1, hostile]], **texts}
-    path.write_text(
-        json.dumps({"schema": 2, "events": [[0, 5]], "blocks": [[1, 0]], "places": [place], "marks": [[0, hostile]]})
-    )
+    path.write_text(json.dumps({"schema": 3, "events": [[0, 5, 1, 0]], "places": [place], "marks": [[0, hostile]]}))
     found = read(path)
     as_page(summarize(found, "a"), [("a", found)]).encode("utf-8")
 
@@ -234,12 +232,11 @@ def test_json_that_is_cut_off_says_what_could_be_read(tmp_path: Path) -> None:
     sizes = [chance.randrange(1, 9000) for _ in range(200)]
     whole = json.dumps(
         {
-            "schema": 2,
+            "schema": 3,
             "device": "cpu",
             "places": [{"module": "a", "phase": "forward"}],
             "before": [[7, 5, 0]],
-            "events": [[number, size] for number, size in enumerate(sizes)],
-            "blocks": [[10 + number, 0] for number in range(len(sizes))],
+            "events": [[number, size, 10 + number, 0] for number, size in enumerate(sizes)],
         }
     )
     path, counts = tmp_path / "cut.json", []
@@ -252,27 +249,6 @@ def test_json_that_is_cut_off_says_what_could_be_read(tmp_path: Path) -> None:
         counts.append(found.moments)
     assert len({*counts}) > 50
     assert counts[-1] > 190
-
-
-def test_json_that_is_cut_off_counts_what_was_held_and_let_go_once(tmp_path: Path) -> None:
-    """``blocks`` stands behind ``events``, so where that is cut off frees are known by their sizes alone."""
-    events = [[0, -4096], [1000, 512], [2000, 512], [3000, 64]]
-    made = {
-        "schema": 2,
-        "device": "cpu",
-        "places": [{"category": "gradients"}],
-        "before": [[100, 4096, 0]],
-        "looks": [],
-        "events": events,
-        "blocks": [[100, 0], [200, 0], [300, 0], [400, 0]],
-    }
-    text, path = json.dumps(made), tmp_path / "cut.json"
-    path.write_text(text)
-    assert list(levels(read(path))) == [4096, 0, 512, 1024, 1088]
-    path.write_text(text[: text.index("[3000")])
-    cut = read(path)
-    assert list(levels(cut)) == [4096, 0, 512, 1024]
-    assert cut.notes[1] == "the list of blocks is cut off: each free is taken for the latest block of its size"
 
 
 def test_json_of_empty_lists_takes_no_more_memory_than_there_is(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def loops_of(function: Function, smallest: int = 1) -> list[Loop]:
     real = {
         head: body
         for head, body in bodies.items()
-        if not _waits(blocks, body) and sum(len(blocks[number].instructions) for number in body) >= smallest
+        if not all(one.name in _WAITS for number in body for one in blocks[number].instructions)
+        and sum(len(blocks[number].instructions) for number in body) >= smallest
     }
     found = []
     for head, body in sorted(real.items()):
@@ -136,10 +137,6 @@ def _reaching(latch: int, head: int, before: Mapping[int, Sequence[int]]) -> set
             found.add(number)
             waiting += before[number]
     return found
-
-
-def _waits(blocks: Sequence[_Block], body: set[int]) -> bool:
-    return all(one.name in _WAITS for number in body for one in blocks[number].instructions)
 
 
 def _joined(blocks: Sequence[_Block], numbers: Sequence[int]) -> tuple[Instruction, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 
 from perflab.internals.lookup import TORCH, attribute
@@ -17,13 +17,17 @@ _COUNT = "count graph breaks and recompilations"
 
 
 @dataclass(frozen=True)
-class DynamoCounters:
-    """Dynamo's counters in this process so far."""
+class CompilerState:
+    """Dynamo's counters at one moment; zero and empty if Dynamo is not loaded."""
 
-    graph_breaks: int
-    frames_seen: int
-    compilations: Mapping[int, int] | None
-    """How often each frame was compiled. Evidence alone: if it is None, graph breaks are not counted, and left out."""
+    graph_breaks: int = 0
+    frames_seen: int = 0
+    """Frames that Dynamo was given to compile, successfully or not."""
+    compilations: Mapping[int, int] | None = field(default_factory=dict)
+    """How often each frame was compiled, by frame number; None if this version of PyTorch does not report it, so that
+    graph breaks are left out."""
+    off: str | None = None
+    """The reason why no counter is known; None if the counters are known."""
 
 
 def dynamo_is_loaded() -> bool:
@@ -36,17 +40,17 @@ def load_compiler() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def dynamo_counters() -> DynamoCounters | None:
-    """Return Dynamo's counters; None if Dynamo is not loaded, and so has counted nothing.
+def dynamo_counters() -> CompilerState:
+    """Return Dynamo's present counters.
 
     ``torch._dynamo.explain`` is documented, but compiles anew to report graph breaks.
     """
     utils, convert = sys.modules.get("torch._dynamo.utils"), sys.modules.get("torch._dynamo.convert_frame")
     if utils is None or convert is None:
-        return None
+        return CompilerState()
     counters = attribute(TORCH, utils, "counters", _COUNT)
     compilations = getattr(convert, "FRAME_COMPILE_COUNTER", None)
-    return DynamoCounters(
+    return CompilerState(
         graph_breaks=sum(counters.get("graph_break", {}).values()),
         frames_seen=counters.get("frames", {}).get("total", 0),
         compilations=dict(compilations) if compilations is not None else None,

@@ -29,9 +29,8 @@ import re
 import struct
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,7 @@ from perflab.devices.backend import Backend, Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals import of_triton
 from perflab.internals.lookup import switched_off
-from perflab.internals.of_torch.compiler import dynamo_counters
+from perflab.internals.of_torch.compiler import CompilerState, dynamo_counters
 from perflab.internals.of_torch.machine import host_events, kineto_results
 from perflab.measure.counts.collectives import collectives_of, communicates
 from perflab.measure.counts.events import (
@@ -244,30 +243,14 @@ def operators_lost(device: torch.device) -> str | None:
     return None if seen == _KNOWN else f"PyTorch's profiler saw {seen} of a known call's {_KNOWN} operators on {device}"
 
 
-@dataclass(frozen=True)
-class CompilerState:
-    """Dynamo's counters at one moment; zero and empty if Dynamo is not loaded."""
-
-    graph_breaks: int = 0
-    frames_seen: int = 0
-    """Frames that Dynamo was given to compile, successfully or not."""
-    compilations: Mapping[int, int] | None = field(default_factory=dict)
-    """How often each frame was compiled, by frame number; None if this version of PyTorch does not report it."""
-    off: str | None = None
-    """The reason why no counter is known; None if the counters are known."""
-
-
 def compiler_state() -> CompilerState:
-    """Return Dynamo's current counters."""
+    """Return Dynamo's present counters, or why perflab does not read them with this PyTorch."""
     try:
-        counters = dynamo_counters()
+        return dynamo_counters()
     except Exception as error:
         if (why := switched_off(error)) is None:
             raise
         return CompilerState(off=why.problem)
-    if counters is None:
-        return CompilerState()
-    return CompilerState(counters.graph_breaks, counters.frames_seen, counters.compilations)
 
 
 def counts_of_compiler(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perflab.attribution.held import held_by_address, held_storages
-from perflab.attribution.places import module_names
+from perflab.attribution.places import hooked, module_names
 from perflab.base.event_lines import as_lines
 from perflab.base.files import write_whole
 from perflab.base.reachable import reachable
@@ -315,8 +315,6 @@ def _modules_noted(known: KnownBlocks, note: Callable[[str], None]) -> Iterator[
 
     Compiled code is not observed, because hooks on modules would make it compile again.
     """
-    from torch import nn
-
     if known.is_compiled:
         yield
         return
@@ -331,12 +329,5 @@ def _modules_noted(known: KnownBlocks, note: Callable[[str], None]) -> Iterator[
             pass  # modules within this one that an error has left come first
         note(running[-1][1] if running else "")
 
-    hooks = (
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
-    )
-    try:
+    with hooked(enter, leave):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

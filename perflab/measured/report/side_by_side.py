@@ -31,7 +31,7 @@ from perflab.results.measurement import Record
 from perflab.results.records import Environment
 from perflab.results.result import Result, parameters_of
 from perflab.tables.escaping import bars_block, escape
-from perflab.tables.lines import Line, cut, short_name, with_mark, wrap_facts
+from perflab.tables.lines import Line, cut, percent, short_name, with_mark, wrap_facts
 from perflab.units import format_ns, format_rate
 
 _COLUMNS = ("median", "spread", "ratio", "rate", "matmul", "peak")
@@ -304,7 +304,7 @@ def _level(one: _Member, ns: float, base: Result) -> Level:
 
 def _share(flops: float, ns: float, record: Record) -> str:
     share = share_of_rate(flops, ns, record)
-    return f"{100 * share:.1f}%" if isinstance(share, float) else share or ""
+    return percent(share) if isinstance(share, float) else share or ""
 
 
 def _phases(result: Result) -> dict[str, float]:

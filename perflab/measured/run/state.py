@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from perflab.base.errors import SettingError, UsageError
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
-from perflab.measure.counts.counter import CompilerState, compiler_state
+from perflab.internals.of_torch.compiler import CompilerState
+from perflab.measure.counts.counter import compiler_state
 from perflab.results.measurement import Measurement, OutOfMemory
 from perflab.results.records import Environment
 from perflab.settings.settings import Settings

@@ -29,7 +29,7 @@ def describe(result: Result, case: Case) -> Case:
         return case
     now, live = outcome.now, outcome.now.timeline
     facts = [*filter(None, [filled_by(now)]), *fit_facts(now), *time_facts(now), *memory_facts(now)]
-    facts += [*dry_run_facts(now), *now.notes]
+    facts += [*dry_run_facts(now), *now.notes, *([f"timeline: {now.snapshot}"] if now.snapshot is not None else [])]
     return changed(
         case,
         parameters=outcome.parameters or case.parameters,

@@ -17,7 +17,7 @@ from perflab.results.records import Change, Verdict
 from perflab.results.result import Result
 from perflab.tables.escaping import lines_of
 from perflab.tables.failing import IMPROVED, Quantity, failing_table
-from perflab.tables.lines import short_name, shorten, wrap_facts
+from perflab.tables.lines import percent, short_name, shorten, wrap_facts
 from perflab.units import format_bytes, format_change, format_ns, format_percent, format_si, format_signed
 
 MOST = 10
@@ -216,7 +216,7 @@ def _time(costs: Sequence[Cost]) -> float:
 
 
 def _share(part: float, whole: float, digits: int = 1) -> str:
-    return f"{100 * part / whole:.{digits}f}%" if whole else "–"
+    return percent(part / whole, digits) if whole else "–"
 
 
 def _of(shown: int, there: int) -> str:

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from perflab.results.peak import PeakPart
 from perflab.results.predicted import TO_DEVICE, TO_HOST, WAIT, Fit, Prediction, SavedTensors, Traffic
+from perflab.tables.lines import percent
 from perflab.units import format_bytes, format_count, format_names, format_ns, format_si
 
 _LEAST_SHARE = 0.01
@@ -49,11 +50,6 @@ class Checkpoint:
         return f"checkpoint first: {where}, {freed}"
 
 
-def percent(share: float) -> str:
-    """Format a share as ``42%``."""
-    return f"{100 * share:.0f}%"
-
-
 def filled_by(now: Prediction) -> str | None:
     """Name the kinds that fill the memory at the peak, the largest first: ``42% activations (blocks.*)``.
 
@@ -64,7 +60,7 @@ def filled_by(now: Prediction) -> str | None:
     kinds = sorted(kinds, key=lambda pair: -pair[0])[:_MOST_KINDS]
     if not kinds or not now.peak_bytes:
         return None
-    told = [f"{percent(size / now.peak_bytes)}\u00a0{_SHORT.get(kind, kind)}" for size, kind in kinds]
+    told = [f"{percent(size / now.peak_bytes, 0)}\u00a0{_SHORT.get(kind, kind)}" for size, kind in kinds]
     where = mostly_in([part for part in now.at_peak if part.category == kinds[0][1]])
     return ", ".join([told[0] + (f" ({where})" if where else ""), *told[1:]])
 
@@ -116,7 +112,7 @@ def time_facts(now: Prediction) -> list[str]:
         facts.append(f"at least {format_ns(now.bound_ns)}")
     share = compute_bound(now)
     if share is not None and not (now.is_bound and share == 0.0):  # a sheet without rates has bytes alone
-        bound = f"{percent(share)} compute-bound" if share >= 0.5 else f"{percent(1 - share)} memory-bound"
+        bound = f"{percent(share, 0)} compute-bound" if share >= 0.5 else f"{percent(1 - share, 0)} memory-bound"
         facts.append(", ".join([bound, *([f"{intensity(now.flops, now.bytes_moved)} FLOP/B"] if now.flops else [])]))
     if now.launches and not now.is_bound:
         named = format_count(now.launches, "launch")
@@ -137,7 +133,7 @@ def memory_facts(now: Prediction) -> list[str]:
     fragments = now.reserved_bytes - now.allocated_bytes
     past = room_bytes is not None and now.peak_bytes <= room_bytes < now.reserved_bytes
     if now.reserved_bytes and (past or fragments > _FRAGMENTS * now.reserved_bytes):
-        shared = f", {percent(fragments / now.reserved_bytes)} of it fragments"
+        shared = f", {percent(fragments / now.reserved_bytes, 0)} of it fragments"
         about = "" if now.dry_run is not None else "about "
         facts.append(f"{about}{format_bytes(now.reserved_bytes)} reserved{shared}{f', past {now.gpu}' if past else ''}")
     return facts

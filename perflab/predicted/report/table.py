@@ -51,7 +51,6 @@ _PARAMETERS, _TIME, _FITS = "params", "roofline", "fits"
 _LEAST_NAME_WIDTH = 19
 """The columns that 80 columns leave for a name beside the longest verdict."""
 _MOST_REASONS = 3
-_TIMELINE = "timeline: "
 _UNIT = re.compile(r"(?<=\d) (?=[KMGT]iB|B\b|[kMGT]?FLOP|[mµn]?s\b)")
 
 
@@ -131,11 +130,8 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
     """Return the notes below the table: modules to checkpoint first, the sources of estimates, and each note once."""
     predictions = _predictions(results)
     notes = Counter(note for one in predictions for note in dict.fromkeys(one.notes))
-    timelines = [note for note in notes if note.startswith(_TIMELINE)]
-    if len(timelines) > 1:  # each case has its own timeline
-        for note in timelines:
-            del notes[note]
-    named = format_names([note.removeprefix(_TIMELINE) for note in timelines])
+    timelines = [one.snapshot for one in predictions if one.snapshot is not None]
+    notes.update(f"timeline: {file}" for file in timelines if len(timelines) == 1)
     return [
         *_to_checkpoint(results),
         *(f"estimates are from {rests}" for rests in dict.fromkeys(one.estimate_from for one in predictions) if rests),
@@ -143,7 +139,7 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
             f"note: {note}" if many == len(predictions) else f"note ({many} of {len(predictions)} cases): {note}"
             for note, many in notes.items()
         ),
-        *([f"note: timelines {named}"] if len(timelines) > 1 else []),
+        *([f"note: timelines {format_names(timelines)}"] if len(timelines) > 1 else []),
     ]
 
 

@@ -29,19 +29,18 @@ from perflab.settings.settings import Settings
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_CANNOT = "cannot be predicted, "
 _REMEDY = (
     "move code that reads values of tensors out of the callable, or out of predictions: `if not perf.predicts: ...`; "
     "work that depends on values (a loop's length, an early exit) can only be measured"
 )
-_MEASURE_ONLY = "or only measure this case: @pytest.mark.perf(predict=False)"
+_MEASURE_ONLY = "only measure this case: @pytest.mark.perf(predict=False)"
 _REGISTER = (
     "register shapes for an operator of your own (`@torch.library.register_fake`); call an operator of PyTorch's with "
-    f"other arguments, such as floats; {_MEASURE_ONLY}"
+    f"other arguments, such as floats; or {_MEASURE_ONLY}"
 )
 _REGISTER_KERNEL = (
     "launch it in an operator with a fake implementation (`@torch.library.triton_op` or `custom_op`, and "
-    f"`register_fake`); {_MEASURE_ONLY}"
+    f"`register_fake`); or {_MEASURE_ONLY}"
 )
 
 
@@ -179,44 +178,44 @@ class PredictedCases:
             if as_out_of_memory(error) is not None:
                 self._predictions.out_of_memory(state, error)
             raise error
-        told = _in_words(error, state.case)
+        cannot = _why_not(error)
         unmet = state.part(Instead).of
         if (operator := operator_of_a_loader(error)) is not None and unmet is None:
             said = f"nothing to predict: a data loader runs on the host, and {operator} needs values"
             raise pytest.skip.Exception(said, _use_item_location=True)
         if unmet is None:
+            told = PredictionError(f"{state.case}: cannot be predicted, {cannot[0]}", cannot[1]) if cannot else error
             raise without_machinery(told)
-        if isinstance(told, PerflabError):
-            said = told.problem.removeprefix(f"{state.case}: ").removeprefix(_CANNOT)
+        if cannot is not None:
+            said, _ = cannot
+        elif isinstance(error, PerflabError):
+            said = error.problem.removeprefix(f"{state.case}: ")
         else:
-            first_line = " ".join(str(told).strip().partition("\n")[0].split())
-            said = f"{type(told).__name__}: {first_line}".removesuffix(": ")
-        raise pytest.skip.Exception(f"{unmet}; {_CANNOT}{said}", _use_item_location=True)
+            first_line = " ".join(str(error).strip().partition("\n")[0].split())
+            said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
+        raise pytest.skip.Exception(f"{unmet}; cannot be predicted, {said}", _use_item_location=True)
 
 
-def _in_words(error: Exception, case: str) -> Exception:
-    """Return the error itself, or a ``PredictionError`` that explains an error of fake tensors."""
+def _why_not(error: Exception) -> tuple[str, str] | None:
+    """Return why a case cannot be predicted, and the remedy; None for an error that is not one of fake tensors."""
     from perflab.predicted.cuda.fake_errors import higher_order_operator, unpredictable, what_needs_numbers
 
     off = switched_off(error)
     if off is not None:
-        return PredictionError(f"{case}: {_CANNOT}{off.problem}", off.remedy)
+        return off.problem, off.remedy
     launch = line_of_launch(error)
     if launch is not None:
         why = "launches a Triton kernel, which needs the addresses of its tensors; fake tensors have none"
-        return PredictionError(f"{case}: {_CANNOT}{launch} {why}", _REGISTER_KERNEL)
+        return f"{launch} {why}", _REGISTER_KERNEL
     found = unpredictable(error)
     if found is not None:
-        return PredictionError(f"{case}: {_CANNOT}{found}", _REGISTER)
+        return found, _REGISTER
     needs_numbers, operator = what_needs_numbers(error), higher_order_operator(error)
     if needs_numbers is not None:
-        return PredictionError(f"{case}: {_CANNOT}{needs_numbers} needs values, and fake tensors have none", _REMEDY)
+        return f"{needs_numbers} needs values, and fake tensors have none", _REMEDY
     if operator is not None:
-        return PredictionError(
-            f"{case}: {_CANNOT}{operator} is created by compiling a function, which runs it",
-            _MEASURE_ONLY.removeprefix("or "),
-        )
-    return error
+        return f"{operator} is created by compiling a function, which runs it", _MEASURE_ONLY
+    return None
 
 
 def _is_of_fake_tensors(error: Exception) -> bool:

@@ -222,8 +222,7 @@ class Predictions:
                 )
             state.part(Instead).skip("the callable calls no operator of PyTorch, so there is nothing to predict")
         if self._settings.part(Predicting).snapshots:
-            path = self._write_timeline(state.case, now, traced.trace)
-            now = msgspec.structs.replace(now, notes=[*now.notes, f"timeline: {path.name}"])
+            now = changed(now, snapshot=self._write_timeline(state.case, now, traced.trace).name)
         try:
             now = with_estimate(now, state.case, self._measured, self._store, gpu)
         except BaselineError as error:  # in a file of measured baselines, which this case does not need

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perflab.attribution.places import hooked
 from perflab.base.user_lines import line_of
 from perflab.internals.of_torch import TorchDispatchMode
 from perflab.internals.of_torch.dispatch import backward_code, is_composite, without_torch_function
@@ -232,17 +233,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._resize(storage, size_bytes)
 
         hooks: list[Any] = [
-            nn.modules.module.register_module_forward_pre_hook(self._enter_module),
-            nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
+            parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+            for parameter in self._parameters
+            if parameter.requires_grad
         ]
-        for parameter in self._parameters:
-            if parameter.requires_grad:
-                hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))  # type: ignore[no-untyped-call]
         was_on = gc.isenabled()
         gc.disable()  # the garbage collector frees cycles at arbitrary moments
         try:
             saving = torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor)
-            with attributes_replaced([(torch.UntypedStorage, "resize_", resize)]), saving, self:
+            modules = hooked(self._enter_module, self._leave_module)
+            with modules, attributes_replaced([(torch.UntypedStorage, "resize_", resize)]), saving, self:
                 yield
         finally:
             for hook in hooks:
