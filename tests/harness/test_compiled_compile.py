@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.errors import KernelError
 from perflab.compiled.compiler.pool import CompilerPool
@@ -84,29 +85,27 @@ def test_shared_memory_past_the_limit_is_compiled_and_told(found: Found) -> None
     assert (resources.blocks_per_sm, resources.limited_by) == (0, "shared memory")
 
 
-def test_what_does_not_compile_is_a_result_that_names_the_line(found: Found) -> None:
+def test_what_does_not_compile_is_a_result_that_names_the_line(found: Found, snapshot: SnapshotAssertion) -> None:
     broken = found["unknown-name", 90]
     assert broken.resources is None
-    assert broken.problem == (
-        "NameError('there_is_no_such_name is not defined')\n"
-        "in: tl.store(x_ptr + tl.arange(0, BLOCK), there_is_no_such_name)  # noqa: F821"
-    )
+    assert broken.problem == snapshot
 
 
-def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(pool: CompilerPool, found: Found) -> None:
+def test_a_compiler_that_dies_is_a_result_and_the_next_kernel_is_compiled(
+    pool: CompilerPool, found: Found, snapshot: SnapshotAssertion
+) -> None:
     died = pool.submit(f"{HERE}:dying", "add", 90).result()
-    assert died.problem == "the compiling process ended (exit status 7); its output:\nLLVM ERROR: cannot select this"
+    assert died.problem == snapshot
     assert (died.resources, died.triton) == (None, found["add", 80].triton)
     assert pool.submit(f"{HERE}:FINE", "add", 80).result() == found["add", 80]
 
 
 def test_a_compiler_that_closes_its_output_and_stays_is_ended(
-    pool: CompilerPool, monkeypatch: pytest.MonkeyPatch
+    pool: CompilerPool, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr("perflab.processes.peer._CLOSING_S", 0.5)
     silent = pool.submit(f"{HERE}:silent", "add", 90).result(timeout=60)
-    assert silent.problem is not None
-    assert silent.problem.startswith("the compiling process closed its connection to this session and was ended")
+    assert (silent.problem or "").partition(";")[0] == snapshot
 
 
 def _runs(pid: int) -> bool:
