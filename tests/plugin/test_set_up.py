@@ -26,7 +26,7 @@ def test_used_up(perf):
 
 def test_a_set_up_is_no_part_of_the_case_in_any_kind_of_run(project: Project) -> None:
     project.test_file.write_text(CASE)
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     project.test_file.write_text(CASE.replace("30, 1", "90, 40"))
     result = project.run()
     result.assert_outcomes(passed=1)
