@@ -250,17 +250,11 @@ def test_a_case_without_any_baseline_stays_new_and_is_compared_with_the_last_run
 # --- pools ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["option", "variable", "ini"])
-def test_machines_of_one_pool_share_their_times(here: Project, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    options = ["--perf-machine=fleet"] if way == "option" else []
-    if way == "variable":
-        monkeypatch.setenv("PERFLAB_MACHINE", "fleet")
-    if way == "ini":
-        here.add("\nperf_machine = fleet\n", "tox.ini")
-    here.run("--perf-update", *options).assert_outcomes(passed=1)
+def test_machines_of_one_pool_share_their_times(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.save("--perf-machine=fleet")
     move_to("b", monkeypatch)
     here.cost(ms=130)
-    result = here.run("--perf-settle=off", *options, failed=1)
+    result = here.run("--perf-settle=off", "--perf-evidence=off", "--perf-machine=fleet", failed=1)
     result.stdout.re_match_lines([r"work is slower than its baseline", r".*machine fleet.*"])
 
 
@@ -268,10 +262,10 @@ def test_the_command_line_names_the_pool_before_the_variable_and_this_before_the
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.add("\nperf_machine = of-the-ini\n", "tox.ini")
-    here.run().stdout.fnmatch_lines(["*machine of-the-ini*"])
+    here.run("--perf-check=off").stdout.fnmatch_lines(["*machine of-the-ini*"])
     monkeypatch.setenv("PERFLAB_MACHINE", "of-the-variable")
-    here.run().stdout.fnmatch_lines(["*machine of-the-variable*"])
-    here.run("--perf-machine=of-the-option").stdout.fnmatch_lines(["*machine of-the-option*"])
+    here.run("--perf-check=off").stdout.fnmatch_lines(["*machine of-the-variable*"])
+    here.run("--perf-check=off", "--perf-machine=of-the-option").stdout.fnmatch_lines(["*machine of-the-option*"])
 
 
 @pytest.mark.parametrize("name", ["my fleet", "../fleet", "Fleet", "-fleet", "x" * 41])

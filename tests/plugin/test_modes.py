@@ -60,7 +60,7 @@ def results(project: Project, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_a_cold_case_has_a_baseline_of_its_own_and_the_warm_ones_stays_as_it_was(project: Project) -> None:
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     assert evictions(project) == [0]
     warm_alone = project.baseline_file().read_text()
     project.cost(ms=150)  # as a cold call would be: no regression of the warm one
@@ -78,7 +78,7 @@ def test_a_cold_case_has_a_baseline_of_its_own_and_the_warm_ones_stays_as_it_was
 
 def test_a_cold_case_that_got_slower_is_measured_again_cold_and_fails_by_its_name(project: Project) -> None:
     mark(project, "cache='cold'")
-    project.run("--perf-update", "--perf-replicates=3").assert_outcomes(passed=1)
+    project.save("--perf-replicates=3")
     assert len(saving := evictions(project)) == 3
     assert min(saving) > 0
     project.cost(ms=150)
@@ -207,7 +207,7 @@ def test_a_prediction_heeds_no_mode(project: Project) -> None:
 
 def test_a_cold_baseline_is_not_stale_while_its_case_exists_and_is_when_it_is_gone(project: Project) -> None:
     mark(project, "cache='cold'")
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     project.edit("cache='cold'", "")
     project.run("--perf-prune").assert_outcomes(passed=1)
     assert list(project.saved_cases()) == ["test_work {cold}"], "an option brings it back"

@@ -66,7 +66,7 @@ class Story:
         self.path = project.pytester.path
         project.test_file.write_text(CASES)
         self.costs(AT_FIRST)
-        project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=4)
+        project.save("--perf-replicates=2", cases=4)
         self.costs(LATER)
         self.forget()
 
@@ -175,7 +175,7 @@ def test_with_x_nothing_waits_and_the_first_failures_in_order_end_the_run(
 
 
 def test_with_x_a_case_that_fails_by_its_memory_is_no_second_failure_after_another_one(project: Project) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.cost(ms=100, kib=1024)
     (project.pytester.path / "test_a_plain.py").write_text("def test_plain():\n    assert False\n")
     result = project.run("-x", "-m", "", "--perf", "test_story.py", "test_a_plain.py", failed=1)
@@ -186,7 +186,7 @@ def test_with_x_a_case_that_fails_by_its_memory_is_no_second_failure_after_anoth
 def test_a_case_that_fails_by_what_is_exact_is_not_measured_on_for_its_time(
     project: Project, what: str, fresh: int
 ) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     project.cost(ms=160, kib=1024 if what == "memory" else 512)
     if what == "counts":
         source = project.test_file.read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.plugin.conftest import CONFTEST, Project
 
 CASE = """
@@ -24,9 +26,14 @@ def test_used_up(perf):
 """
 
 
+@pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler
+
+
 def test_a_set_up_is_no_part_of_the_case_in_any_kind_of_run(project: Project) -> None:
     project.test_file.write_text(CASE)
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     project.test_file.write_text(CASE.replace("30, 1", "90, 40"))
     result = project.run()
     result.assert_outcomes(passed=1)
@@ -34,7 +41,7 @@ def test_a_set_up_is_no_part_of_the_case_in_any_kind_of_run(project: Project) ->
     predicted = project.run("--perf-predict")
     predicted.assert_outcomes(passed=1)
     predicted.stdout.re_match_lines([r"used_up .* 1.00 KiB .*  new"])
-    project.pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    project.pytest(passed=1)
 
 
 def test_a_graph_refuses_a_set_up_by_name(project: Project) -> None:

@@ -56,8 +56,8 @@ def test_code_that_got_slower_fails_says_by_how_much_and_is_accepted_by_the_comm
 def test_the_command_that_accepts_keeps_what_is_about_the_case_and_nothing_of_the_run(
     project: Project, given: str, kept: str
 ) -> None:
-    project.save()
-    project.cost(ms=130)
+    project.save("--perf-replicates=1")
+    project.cost(ms=100, kib=1024)
     said = {line for line in project.run(*given.split()).outlines if line.startswith("if intended: ")}
     assert said == {f"if intended: pytest -m perf {kept}test_story.py::test_work --perf-update"}
 
@@ -76,7 +76,7 @@ def test_a_slowdown_below_the_threshold_passes_and_a_lower_threshold_finds_it(pr
     project.save()
     project.cost(ms=103)
     project.run().assert_outcomes(passed=1)
-    project.run("--perf-threshold=1%").assert_outcomes(failed=1)
+    project.run("--perf-threshold=1%", "--perf-evidence=off").assert_outcomes(failed=1)
 
 
 def test_code_that_got_faster_passes_and_hints_at_saving_it(project: Project) -> None:

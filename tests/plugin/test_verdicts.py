@@ -10,7 +10,7 @@ from tests.plugin.conftest import Project, interrupted, run_pytest
 
 
 def test_times_of_another_environment_are_refused_by_name_and_the_rest_is_judged(project: Project) -> None:
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     file = project.baseline_file()
     file.write_text(file.read_text().replace('"threads": ', '"threads": 9'))
     project.cost(ms=300)
@@ -22,7 +22,7 @@ def test_times_of_another_environment_are_refused_by_name_and_the_rest_is_judged
 
 
 def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) -> None:
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     for file in (project.baseline_file(), project.exact_file()):
         file.write_text(file.read_text().replace('"torch": "', '"torch": "0.'))
         file.parent.rename(file.parent.with_name(f"{file.parent.name}-of-old"))
@@ -32,7 +32,7 @@ def test_a_baseline_of_another_environment_is_refused_by_name(project: Project) 
 
 
 def test_check_off_measures_without_judging(project: Project) -> None:
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     project.cost(ms=200)
     result = project.run("--perf-check=off", passed=1)
     result.stdout.re_match_lines([r"work .* \+100\.0% .* unchecked", "1 unchecked.*"])
@@ -285,7 +285,7 @@ def test_odd_ends_have_their_verdict_and_leave_the_device_to_the_next_case(proje
     ],
 )
 def test_a_noisy_baseline_says_what_it_cannot_see(project: Project, replicates: tuple[str, str], said: str) -> None:
-    project.run("--perf-update").assert_outcomes(passed=1)
+    project.save()
     file = project.baseline_file()
     for ms in replicates:  # two of the three
         file.write_text(file.read_text().replace('"median_ns": 100000000.0', f'"median_ns": {ms}000000.0', 1))
@@ -306,7 +306,7 @@ def changed(project: Project, work: str) -> None:
 
 def test_a_cache_that_grows_past_the_peak_of_before_fails_until_it_is_accepted(project: Project) -> None:
     project.edit("def work", "cache = []\n\ndef work")
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     changed(project, "cache.append(block)")
     result = project.run()
     result.assert_outcomes(failed=1)
@@ -319,14 +319,14 @@ def test_a_cache_that_grows_past_the_peak_of_before_fails_until_it_is_accepted(p
             r"  each call; no peak or count is exact -> give each call fresh arguments,",
         ]
     )
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     accepted = project.run()
     accepted.assert_outcomes(passed=1)
     accepted.stdout.re_match_lines([r"work .* –  ok"])
 
 
 def test_a_queue_that_is_used_up_is_not_called_ok(project: Project) -> None:
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     project.edit("def work", "queue = [1, 2]\n\ndef work")
     changed(project, "queue and queue.pop()")
     project.run(passed=1).stdout.re_match_lines(
@@ -352,7 +352,7 @@ def test_a_case_without_tensors_has_no_peak_and_says_that_it_needs_no_tensor_mem
     source = project.test_file.read_text()
     project.test_file.write_text(source.replace("torch.empty(1024 * kib, dtype=torch.uint8)", "list(range(9))"))
     changed(project, "block.append(1)")
-    project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=1)
+    project.save("--perf-replicates=2")
     project.run().stdout.re_match_lines([r"work .* –  ok", r"peak –: no tensor memory$"])
     project.cost(ms=200)
     project.run(failed=1).stdout.re_match_lines([r"latency .* failed", r"peak +– +– +no tensor memory +– +–$"])
@@ -376,7 +376,7 @@ def test_hangs(perf):
 
 
 def test_an_improvement_fails_until_it_is_saved_where_baselines_must_not_go_stale(project: Project) -> None:
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     project.cost(ms=100, kib=256)
     project.run().assert_outcomes(passed=1)
     project.pytester.makeini("[pytest]\naddopts = -p perflab.plugin -p no:cacheprovider\nperf_fail_improved = true\n")
@@ -393,7 +393,7 @@ def test_an_improvement_fails_until_it_is_saved_where_baselines_must_not_go_stal
     )
     result.stdout.no_fnmatch_line("*if intended:*--perf-fail-improved*")
     project.run("--perf-check=off").assert_outcomes(passed=1)
-    project.run("--perf-update", "--perf-replicates=1").assert_outcomes(passed=1)
+    project.save("--perf-replicates=1")
     project.run().assert_outcomes(passed=1)
 
 
