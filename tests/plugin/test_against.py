@@ -297,10 +297,10 @@ def test_last(perf):
     perf.note(loss=2.5)
 """
     commit(repository, "a step", source)
-    longer = source.replace("lambda: spend(40))", "lambda: spend(40), optimizer=lambda: spend(0))")
+    longer = source.replace("lambda: spend(40))", "lambda: spend(40), optimizer=lambda: spend(10))")
     repository.test_file.write_text(longer.replace("perf(os._exit, 3)", "perf(spend, 5)"))
     result = repository.run("--perf-against=HEAD", "--perf-check=off", passed=3)
-    result.stdout.fnmatch_lines(["step * 0.0% * unchecked", "dies_there * incomparable", "last * 0.0% * unchecked"])
+    result.stdout.fnmatch_lines(["step * +25.0% * unchecked", "dies_there * incomparable", "last * 0.0% * unchecked"])
     result.stdout.fnmatch_lines(["study: ends", "case * loss", "dies_there  incomparable: *", "last * 2.5"])
 
 

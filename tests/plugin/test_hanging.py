@@ -135,12 +135,12 @@ def kept(project: Project) -> list[tuple[str, str]]:
 
 def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays(project: Project) -> None:
     project.add(SOON, "conftest.py")
-    project.test_file.write_text(BEFORE + QUICK + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
-    result = project.run("--perf-json=results.json")
+    project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
+    result = project.run("--perf-timeout=2", "--perf-json=results.json")
     assert result.ret == 1
     result.stderr.fnmatch_lines(
         [
-            "perf: test_story.py::test_dead: hung: no progress for 1.00 s, in its call",
+            "perf: test_story.py::test_dead: hung: no progress for 2.00 s, in its call",
             "*in stuck_in_c",
             "perf: it could not be interrupted, so this process exits with status 1",
             "perf: the results so far are in .perflab/runs/*.jsonl",
