@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class PerflabError(Exception):
     """An error with a remedy. Its text is complete: the caller prints it, and no traceback is needed.
@@ -15,6 +17,15 @@ class PerflabError(Exception):
         super().__init__(f"{problem}\n  -> {remedy}")
         self.problem = problem
         self.remedy = remedy
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that led to it, the latest first."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class SettingError(PerflabError):

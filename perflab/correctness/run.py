@@ -46,14 +46,15 @@ class Run:
     upstream: Mapping[str, Tensor]
 
 
-Elsewhere = Callable[[Function, Mapping[str, Tensor], Task, int, str, Sequence[Function]], Run]
-"""A function that runs a candidate elsewhere than in this process, with the arguments of ``run_held``."""
+Held = contextlib.AbstractContextManager[Function]
+Elsewhere = Callable[[Function, Mapping[str, Tensor], Task, Sequence[Function]], Held]
+"""A function that holds a candidate elsewhere than in this process, with the arguments of ``held``."""
 _elsewhere: list[Elsewhere] = []
 
 
 @contextlib.contextmanager
 def held_elsewhere(how: Elsewhere) -> Iterator[None]:
-    """Run candidates elsewhere, for the length of the block."""
+    """Hold candidates elsewhere, for the length of the block."""
     _elsewhere.append(how)
     try:
         yield
@@ -61,16 +62,14 @@ def held_elsewhere(how: Elsewhere) -> Iterator[None]:
         _elsewhere.remove(how)
 
 
-def run_held(
-    candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str, trusted: Sequence[Function]
-) -> Run:
-    """Run the candidate where candidates are run now: here, or elsewhere under ``--perf-adversarial``.
+def held(candidate: Function, inputs: Mapping[str, Tensor], task: Task, trusted: Sequence[Function]) -> Held:
+    """Return a context with the candidate as a function to call: itself, or elsewhere under ``--perf-adversarial``.
 
-    Elsewhere is a place that does not have the ``trusted`` functions.
+    Elsewhere is a place that does not have the ``trusted`` functions. ``inputs`` show how inputs will look.
     """
     if _elsewhere:
-        return _elsewhere[-1](candidate, inputs, task, seed, label, trusted)
-    return run_candidate(candidate, inputs, task, seed, label)
+        return _elsewhere[-1](candidate, inputs, task, trusted)
+    return contextlib.nullcontext(candidate)
 
 
 def run_candidate(candidate: Function, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str) -> Run:

@@ -17,7 +17,7 @@ from perflab.correctness.budget import Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
 from perflab.correctness.definition import upcast, with_float64
 from perflab.correctness.diagnosis import Evidence, Explain
-from perflab.correctness.run import Function, Run, Task, run_held, run_plainly, same_bits
+from perflab.correctness.run import Function, Run, Task, held, run_candidate, run_plainly, same_bits
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -149,12 +149,13 @@ def _run_twice(
     """
     first_inputs = dict(make_inputs(seeds[0]))
     first_copies = _copies(first_inputs)
-    first = run_held(candidate, first_inputs, task, seeds[0], "run 1", answering)
+    with held(candidate, first_inputs, task, answering) as function:
+        first = run_candidate(function, first_inputs, task, seeds[0], "run 1")
 
-    second_inputs = _into_the_same_memory(make_inputs(seeds[1]), first_inputs)
-    second_copies = _copies(second_inputs)
-    kept = {name: tensor.clone() for name, tensor in first.live.items()}
-    second = run_held(candidate, second_inputs, task, seeds[1], "run 2", answering)
+        second_inputs = _into_the_same_memory(make_inputs(seeds[1]), first_inputs)
+        second_copies = _copies(second_inputs)
+        kept = {name: tensor.clone() for name, tensor in first.live.items()}
+        second = run_candidate(function, second_inputs, task, seeds[1], "run 2")
     overwritten = [name for name, tensor in first.live.items() if not same_bits(tensor, kept[name])]
     if overwritten:
         raise AssertionError(

@@ -146,6 +146,14 @@ def recorded_calls(recorded: Any, calls: int, *, details: bool = False) -> list[
     return _divided(spans, host, kernels, sorted(own, key=lambda one: one.start_ns))
 
 
+def device_span_ns(recorded: Any) -> int | None:
+    """Return the nanoseconds from the first to the last work that a profile saw on devices; None if it saw none."""
+    work = [one for one in kineto_results(recorded).events() if activity_of(one) in _WORK]
+    if not work:
+        return None
+    return int(max(one.end_ns() for one in work) - min(one.start_ns() for one in work))
+
+
 class _ApiCall(NamedTuple):
     """One call of CUDA by the host."""
 

@@ -138,7 +138,8 @@ def confine(read: Sequence[Path], listed: Sequence[Path], write: Sequence[Path])
     machine = platform.machine()
     libc = ctypes.CDLL(None, use_errno=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE, _LARGEST_FILE))
-    _drop_capabilities(libc)
+    header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
+    libc.capset(header, none)  # what root may do beyond the owner of files; without effect for anybody else
     libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)  # so that whatever it starts stays its descendant, and is found
     if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         return ["the candidate's process is not confined: the kernel refuses PR_SET_NO_NEW_PRIVS"]
@@ -168,12 +169,6 @@ def narrow() -> list[str]:
     if not _narrowing:
         return []  # ``confine`` has said so
     return _install(ctypes.CDLL(None, use_errno=True), platform.machine(), _narrowing.value)
-
-
-def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up what root may do beyond the owner of files; without effect for anybody else."""
-    header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
-    libc.capset(header, none)
 
 
 def _unless(number: int, how: int, value: int, *, refuses: bool = False, word: int = 0) -> list[_Instruction]:

@@ -13,7 +13,7 @@ import inspect
 import math
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from perflab.base.errors import ClockError, PerflabError, ResultsError, UsageError, WrongResultError
 from perflab.correctness.definition import copied, rewritten
-from perflab.correctness.run import Function, Run, Task, held_elsewhere, same_bits
+from perflab.correctness.run import Function, Task, held_elsewhere, run_candidate, same_bits, storage_bytes
 from perflab.internals.of_torch.originals import is_own, modes_on, named
 from perflab.measure.calls.flat import Flat
 from perflab.measure.calls.outputs import alike
@@ -76,8 +76,6 @@ class _Running:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     holdings: dict[tuple[Path, ...], Holding] = field(default_factory=dict)
     """How candidates are held, by the files that are secret besides test files."""
-    latest: tuple[bytes, Stranger] | None = None
-    earlier: tuple[list[TensorAt | None], Run] | None = None
 
     def holding(self, trusted: Sequence[Function] = ()) -> Holding:
         """Return how a candidate is held that must not have these functions."""
@@ -115,9 +113,8 @@ def begin(config: pytest.Config, items: Sequence[pytest.Item], timeout_s: float 
         module = getattr(item, "module", None)
         if isinstance(module, ModuleType):
             pickler().register_pickle_by_value(module)
-    running.stack.enter_context(held_elsewhere(functools.partial(_run, running)))
+    running.stack.enter_context(held_elsewhere(functools.partial(_held, running)))
     config.add_cleanup(running.stack.close)
-    config.add_cleanup(functools.partial(_drop, running))  # cleaned up first: the process ends before its ancestor
     _RUNNING[:] = [running]
     config.add_cleanup(_RUNNING.clear)
 
@@ -190,48 +187,35 @@ def _files_of(functions: Sequence[Function]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _run(
-    running: _Running,
-    candidate: Function,
-    inputs: Mapping[str, Tensor],
-    task: Task,
-    seed: int,
-    label: str,
-    trusted: Sequence[Function],
-) -> Run:
-    """Run a candidate's forward and backward in its process; see ``correctness.run.run_candidate``."""
+@contextlib.contextmanager
+def _held(
+    running: _Running, candidate: Function, inputs: Mapping[str, Tensor], task: Task, trusted: Sequence[Function]
+) -> Iterator[Function]:
+    """Hold a candidate of ``verify`` in a process of its own; see ``correctness.run.held``."""
     packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
+    holding = replace(running.holding(trusted), device=str(next(iter(inputs.values())).device))
+    with _told(), Stranger(Role.CANDIDATE, Entry(), holding, packed) as process:
+        fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
+        run_candidate(_Held(process), fresh, task, 0, "a first call")  # in which it may compile
+        process.narrow()
+        yield _Held(process)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the process of a candidate does into an error of the candidate's."""
     try:
-        if running.latest is None or running.latest[0] != packed or running.earlier is None or label.endswith("1"):
-            _drop(running)
-            holding = replace(running.holding(trusted), device=str(next(iter(inputs.values())).device))
-            process = Stranger(Role.CANDIDATE, Entry(), holding, packed)
-            running.latest = (packed, process)
-            fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
-            _results(running, process, fresh, task, seed, "a first call")  # in which it may compile
-            process.narrow()
-            running.earlier = None
-        else:
-            process = running.latest[1]
-        return _results(running, process, inputs, task, seed, label)
+        yield
     except EndedError as error:
-        _drop(running)
         kind = "hang" if error.ending.how is How.HUNG else "crash"
-        text = "\n".join([f"{label}: the candidate's process {error.ending.told}", *error.ending.last_lines(20)])
+        text = "\n".join([f"the candidate's process {error.ending.told}", *error.ending.last_lines(20)])
         raise AssertionError(f"{text[:MOST_TEXT]}\n(a {kind} is wrong)") from None
     except UnfitError as error:
-        raise AssertionError(f"{label}: {error}") from None
+        raise AssertionError(str(error)) from None
     except RaisedError as error:
         raised = _as_here(error)
-        raised.add_note(f"in {label} of the candidate, seed {seed}, in a process of its own:\n{error.told.traceback}")
+        raised.add_note(f"in a process of its own:\n{error.told.traceback}")
         raise raised from None
-
-
-def _drop(running: _Running) -> None:
-    running.earlier = None
-    if running.latest is not None:
-        running.latest[1].__exit__()
-        running.latest = None
 
 
 def _as_here(error: RaisedError) -> Exception:
@@ -243,55 +227,63 @@ def _as_here(error: RaisedError) -> Exception:
     return RuntimeError(f"{error.told.kind}: {error.told.text}")
 
 
-def _results(
-    running: _Running, process: Stranger, inputs: Mapping[str, Tensor], task: Task, seed: int, label: str
-) -> Run:
-    second, device = running.earlier is not None, next(iter(inputs.values())).device
-    for _ in range(_BETWEEN if second else 0):  # what counts its calls does not know which one is checked
-        process.span([_fresh(list(inputs.values()))], drops=False)
-    span = process.span([list(inputs.values())], gradients=bool(task.gradient_of), poisons=True, drops=not second)
-    told = span.outputs[0]
-    if len(told) != len(task.outputs):
-        wanted = ", ".join(task.outputs)
-        raise AssertionError(f"got {len(told)} outputs, wanted {len(task.outputs)}: {wanted}")
-    live: dict[str, Tensor] = {}
-    for name, one in zip(task.outputs, told, strict=True):
-        found = process.result(one)
-        if found is None:
-            raise AssertionError(f"output {name} is a NoneType, wanted a tensor")
-        live[name] = found.to(device)  # the host's memory, to which outputs of a device are copied
-    results: dict[str, Tensor | None] = {name: one.clone() for name, one in live.items()}
-    upstream: dict[str, Tensor] = {}
-    for number, name in enumerate(task.gradient_of):
-        at = told[task.outputs.index(name)]
-        if at is None or not at.needs_gradient:
-            raise AssertionError(
-                f"{name} does not require a gradient though the inputs do: the candidate has no backward, "
-                f"or detaches; leave {name} out of gradient_of if that is intended"
-            )
-        upstream[name] = task.upstream(live[name], 1_000_000 + seed + number)
-    if upstream:
-        numbers = [task.outputs.index(name) for name in upstream]
-        back = process.span([list(upstream.values())], backward=numbers, poisons=True)
-        floats = [name for name, one in inputs.items() if one.is_floating_point()]
-        for name, one in zip(floats, back.outputs[0], strict=True):
-            gradient = process.result(one)
-            results[f"d{name}"] = None if gradient is None else gradient.to(device)
-    changed = process.changed(list(inputs), list(inputs.values()))
-    if changed:
-        raise AssertionError(
-            f"{label}: the candidate changed {', '.join(changed)}, or memory between the elements; "
-            f"inputs must come back bit by bit"
-        )
-    if running.earlier is not None:  # what run 1 had returned, as it is now
-        before, first = running.earlier
-        for one, tensor in zip(before, first.live.values(), strict=True):
-            now = process.result(one)
+class _Held:
+    """A callable in a process of its own, as a function that autograd knows; it is called once or twice."""
+
+    def __init__(self, process: Stranger) -> None:
+        self.process = process
+        self._returned: list[tuple[TensorAt | None, Tensor]] = []
+        """The places of the first call's results, and the results as they were read last."""
+        self._arguments: list[Tensor] = []
+
+    def __call__(self, *inputs: Tensor, **_settings: object) -> tuple[Tensor, ...]:
+        return _InItsProcess.apply(self, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+    def forward(self, inputs: Sequence[Tensor], gradients: bool) -> list[tuple[TensorAt | None, Tensor | None]]:
+        self._arguments = list(inputs)
+        again = bool(self._returned)
+        for _ in range(_BETWEEN if again else 0):  # what counts its calls does not know which one is checked
+            self.process.span([_fresh(inputs)], drops=False)
+        found = self._results(self.process.span([inputs], gradients=gradients, poisons=True, drops=not again))
+        self._returned = self._returned or [(told, one.detach()) for told, one in found if one is not None]
+        return found
+
+    def backward(self, upstream: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of floating inputs; an output whose gradient is None has no part in them."""
+        given = [one for one in upstream if one is not None]
+        numbers = [number for number, one in enumerate(upstream) if one is not None]
+        return [one for _, one in self._results(self.process.span([given], backward=numbers, poisons=True))]
+
+    def _results(self, span: Span) -> list[tuple[TensorAt | None, Tensor | None]]:
+        """Read results, and bring what is here up to date: the arguments, and the first call's results."""
+        for tensor, after in zip(self._arguments, self.process.after(), strict=True):
+            storage_bytes(tensor).copy_(after)
+        for told, tensor in self._returned:
+            now = self.process.result(told)
             assert now is not None
             tensor.copy_(now)
-    run = Run(results, live, upstream)
-    running.earlier = (told, run)
-    return run
+        found = [(told, self.process.result(told)) for told in span.outputs[0]]
+        device = self._arguments[0].device  # outputs of a device are copied to the host's memory
+        return [(told, None if one is None else one.to(device, copy=True)) for told, one in found]
+
+
+class _InItsProcess(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, held: _Held, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+        with _told():
+            found = held.forward([one.detach() for one in inputs], any(ctx.needs_input_grad))
+        ctx.held, ctx.floats = held, [one.is_floating_point() for one in inputs]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(one for told, one in found if told and one is not None and not told.needs_gradient)
+        )
+        return tuple(one for _, one in found)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        with _told():
+            gradients = iter(ctx.held.backward(upstream))
+        return None, *(next(gradients) if is_float else None for is_float in ctx.floats)
 
 
 # --- perf -------------------------------------------------------------------------------------------------------
@@ -322,21 +314,17 @@ class Packed:
         if reference is not None:
             self.trusted = reference.trusted(workload)
             flat.writes = self.trusted.plain.writes
-            _refuse_one_file(call, reference.definition)
+            (running,) = _RUNNING
+            # Functions of test files are sent without the file.
+            both = set(_files_of([call])) & set(_files_of([reference.definition])) - running.files
+            if both:
+                raise UsageError(
+                    f"{_name_of(call)} and its reference are in one file, {both.pop()}",
+                    "put it in a file of its own or of tests: the candidate's process must not have the answers",
+                )
         self.inputs = {name: copied(one) if name in flat.writes else one for name, one in flat.inputs.items()}
         flat.inputs = {}
         self.call = _pickled(flat, _name_of(call))
-
-
-def _refuse_one_file(candidate: Callable[..., Any], definition: Callable[..., Any]) -> None:
-    """Refuse a reference whose file the candidate has to read; functions of test files are sent without the file."""
-    (running,) = _RUNNING
-    both = set(_files_of([candidate])) & set(_files_of([definition])) - running.files
-    if both:
-        raise UsageError(
-            f"{_name_of(candidate)} and its reference are in one file, {both.pop()}",
-            "put the reference in a file of its own or of tests: the candidate's process must not have the answers",
-        )
 
 
 def hold_to_account(
@@ -515,13 +503,10 @@ def _stale(sets: Sequence[Sequence[Tensor]], results: Sequence[Sequence[Tensor]]
     for of_calls in zip(*results, strict=False):
         again = [(a.dtype, a.shape) == (b.dtype, b.shape) and same_bits(a, b) for a, b in pairwise(of_calls)]
         first = of_calls[0]
-        if any(again) and not all(again) and first.is_floating_point() and _values_in(first) >= _TELLING:
+        is_now_and_then = any(again) and not all(again) and first.is_floating_point()
+        if is_now_and_then and torch.unique(first.float()).numel() >= _TELLING:
             return True
     return False
-
-
-def _values_in(result: Tensor) -> int:
-    return int(torch.unique(result.float()).numel())
 
 
 def _same(mine: Sequence[Tensor], other: Stranger, inputs: Sequence[Tensor]) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from perflab.correctness.run import Function
 from perflab.measure.machine.devices import matmul_flops_per_second
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
-from perflab.untrusted.messages import Entry, Role, TensorAt
+from perflab.untrusted.messages import Entry, Looked, Role, TensorAt
 from perflab.untrusted.race import Race, finding_of, is_too_short, one_thread
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
 from perflab.untrusted.stranger import Holding, Span, Stranger
@@ -76,16 +76,9 @@ class Case:
     threshold: float = 0.1
 
 
-@dataclass
-class _State:
-    checked: int = 0
-    calls: int = 0
-    notes: list[str] = field(default_factory=list)
-    ratios: list[Ratio] = field(default_factory=list)
-    operators: dict[str, int] = field(default_factory=dict)
-    as_rival: list[str] = field(default_factory=list)
-    threads: int = 0
-    precision: str = ""
+_OUTLASTS, _OUTLASTS_NS = 1.05, 100_000
+"""How much longer than the span of the clock outside a device may seem to work: its clock and the host's are matched
+anew in each recording, and drift."""
 
 
 def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
@@ -94,25 +87,42 @@ def judge(candidate: Source, case: Case, holding: Holding) -> Judged:
     Raises:
         PerflabError: the definition, the inputs or a rival cannot be used, or this system cannot hold a process.
     """
-    state = _State()
-    finding, reason, text = Finding.OK, Reason.NONE, ""
+    one, reason, text = Judge(case, holding), Reason.NONE, ""
     try:
-        Judge(case, holding, state).run(candidate)
-        slowest = next(iter(state.ratios), None)
-        finding = slowest.finding if slowest is not None else Finding.UNKNOWN if case.rivals else Finding.OK
-        reason = Reason.TIME if finding is Finding.UNKNOWN else Reason.NONE
-        if not state.checked:  # the definition is NaN for all inputs
+        one.run(candidate)
+        finding = one.ratios[0].finding if one.ratios else Finding.UNKNOWN if case.rivals else Finding.OK
+        if not one.checked:  # the definition is NaN for all inputs
             finding, reason = Finding.UNKNOWN, Reason.UNDEFINED
+        elif finding is Finding.UNKNOWN:
+            reason = Reason.TIME
     except RefusedError as refused:
         finding, reason, text = refused.finding, refused.reason, refused.text
-    return Judged(name=candidate.name, finding=finding, reason=reason, text=text, **vars(state))
+    return Judged(
+        name=candidate.name,
+        finding=finding,
+        reason=reason,
+        text=text,
+        ratios=one.ratios,
+        checked=one.checked,
+        calls=one.calls,
+        operators=one.looked.operators,
+        as_rival=one.as_rival,
+        threads=one.looked.threads,
+        precision=one.looked.precision,
+        notes=one.notes,
+    )
 
 
 class Judge:
     """The course of one judgement."""
 
-    def __init__(self, case: Case, holding: Holding, state: _State) -> None:
-        self.case, self._holding, self._state = case, holding, state
+    def __init__(self, case: Case, holding: Holding) -> None:
+        self.case, self._holding = case, holding
+        self.checked, self.calls = 0, 0
+        self.notes: list[str] = []
+        self.ratios: list[Ratio] = []
+        self.as_rival: list[str] = []
+        self.looked = Looked(operators={}, threads=0, precision="")
         self._device = torch.device(holding.device)
         self._draws = [self.fresh(draw) for draw in case.draws]
         self._definition = Definition(case.definition, case.plain, self._draws[0], case.multiple)
@@ -122,11 +132,11 @@ class Judge:
         with contextlib.ExitStack() as processes:
             with refusing(Reason.UNBUILT, called=False):
                 candidate = processes.enter_context(Stranger(Role.CANDIDATE, source.entry, self._holding, source.given))
-            self._state.notes += candidate.ready.missing
+            self.notes += candidate.ready.missing
             with refusing(Reason.UNBUILT):
                 for draw in self.case.draws:  # what compiles at a call, compiles now
                     self.span(candidate, [self.fresh(draw)])
-                self._state.notes += candidate.narrow()
+                self.notes += candidate.narrow()
             for kind, inputs in self._planned():
                 with refusing():
                     span = self.span(candidate, [inputs])
@@ -148,8 +158,8 @@ class Judge:
 
     def note(self, text: str) -> None:
         """Note what is not certain, once."""
-        if text not in self._state.notes:
-            self._state.notes.append(text)
+        if text not in self.notes:
+            self.notes.append(text)
 
     def fresh(self, draw: Callable[[int], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Draw inputs from a seed that nobody knows.
@@ -181,11 +191,11 @@ class Judge:
         secrets.SystemRandom().shuffle(planned)
         return planned
 
-    def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]]) -> Span:
+    def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]], *, records: bool = False) -> Span:
         """Make calls with these inputs in a process, and count those of the candidate."""
-        span = process.span([list(one.values()) for one in sets])
+        span = process.span([list(one.values()) for one in sets], records=records)
         if process.role is Role.CANDIDATE:
-            self._state.calls += len(sets)
+            self.calls += len(sets)
         return span
 
     # --- right ----------------------------------------------------------------------------------------------
@@ -205,15 +215,15 @@ class Judge:
         wrong = self._definition.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
         if wrong is None:
             return
-        self._state.checked += 1
+        self.checked += 1
         if wrong:
-            text = f"call {self._state.calls - len(sets) + call + 1}, inputs {described(inputs)}:\n{wrong}"
+            text = f"call {self.calls - len(sets) + call + 1}, inputs {described(inputs)}:\n{wrong}"
             raise RefusedError(Finding.WRONG, Reason.RESULT, text)
 
     def _refuse_changes(
         self, process: Stranger, inputs: Mapping[str, Tensor], told: Sequence[TensorAt | None], call: int
     ) -> None:
-        if changed := process.changed(list(inputs), list(inputs.values()), call):
+        if changed := process.changed(inputs, call):
             text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
         if self.case.may_return:
@@ -229,7 +239,7 @@ class Judge:
         with one_thread():
             race = Race(self, candidate, rival, control)
             comparison = race.run()
-            self._state.ratios.append(
+            self.ratios.append(
                 Ratio(
                     rival=name,
                     value=comparison.ratio,
@@ -276,17 +286,31 @@ class Judge:
         return 1e9 * float(counter.get_total_flops()) / matmul_flops_per_second(self._device, dtypes.pop())
 
     def _look(self, candidate: Stranger, rivals: Sequence[Stranger]) -> None:
-        """Record what a call runs. Its process tells that, so nothing is judged by it."""
+        """Record what a call runs. Its process tells that, so it may be accused by it, and is not acquitted."""
+        has_cuda = self._device.type == "cuda"
         with contextlib.suppress(RaisedError, EndedError, UnfitError):
             sets = [self._draws[0]]
-            self.span(candidate, sets)
-            looked = candidate.look()
-            state = self._state
-            state.operators, state.threads, state.precision = looked.operators, looked.threads, looked.precision
+            span = self.span(candidate, sets, records=has_cuda)
+            self.looked = candidate.look()
+            refuse_work_outside(self.looked.device_ns, span.ns)
             for rival in rivals[:1]:
                 self.span(rival, sets)
                 theirs = rival.look().operators
-                state.as_rival = sorted(theirs.keys() & looked.operators.keys() - _PLAIN_OPERATORS)
+                self.as_rival = sorted(theirs.keys() & self.looked.operators.keys() - _PLAIN_OPERATORS)
+        if has_cuda and self.looked.device_ns is None:
+            self.note("the profiler saw no work of the device, so its span is not compared with the clock outside")
+
+
+def refuse_work_outside(device_ns: int | None, span_ns: int) -> None:
+    """Refuse a candidate whose device has worked for longer than a span that has the call, its inputs and its results.
+
+    Args:
+        device_ns: from the first work on the device to the last, in nanoseconds; None if the profiler saw none.
+        span_ns: the span of the same call by the clock outside.
+    """
+    if device_ns is not None and device_ns > _OUTLASTS * span_ns + _OUTLASTS_NS:
+        text = f"its device works for {format_ns(device_ns)} in a call of {format_ns(span_ns)} by the clock outside"
+        raise RefusedError(Finding.SUSPICIOUS, Reason.CLOCK, text)
 
 
 _PLAIN_OPERATORS = frozenset(("aten::view", "aten::empty.memory_format", "aten::t", "aten::transpose.int")) | {

@@ -29,7 +29,6 @@ from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding
-from perflab.untrusted.worker import without_gradients
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")
 _CANDIDATE = "ModelNew"
@@ -111,13 +110,20 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         SyntaxError: a file is no Python.
         UsageError: the problem is not in KernelBench's form, or raises.
     """
-    names = _run(name, sliced(problem, _OF_PROBLEM))
+    names, code = types.ModuleType(f"problem_{name}").__dict__, sliced(problem, _OF_PROBLEM)
     seed = secrets.randbits(31)
     try:
+        exec(compile(code, f"{name}.py", "exec"), names)
+        if missing := [one for one in _OF_PROBLEM if one not in names]:
+            raise UsageError(
+                f"its problem lacks {', '.join(missing)}", "name a folder with the problems: --against DIR"
+            )
         arguments = list(names["get_init_inputs"]())
         torch.manual_seed(seed)
         model = names["Model"](*arguments)
         example = _drawn(names["get_inputs"], 0)
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(f"its problem raised {type(error).__name__}: {error}", "correct the problem's file") from error
     if not example:
@@ -130,8 +136,8 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     own = sliced(text, [_CANDIDATE], without=_OF_PROBLEM)
     module = f"candidate_{secrets.token_hex(4)}"
     case = Case(
-        definition=without_gradients(exact),
-        plain=without_gradients(model),
+        definition=torch.no_grad()(exact),
+        plain=torch.no_grad()(model),
         draws=[lambda seed: _drawn(names["get_inputs"], seed)],
         rivals=[
             Source("eager", Entry(name="problem:Model", source=rival, builds=True), packed.getvalue()),
@@ -161,23 +167,6 @@ def _drawn(get_inputs: Callable[[], Any], seed: int) -> Mapping[str, Tensor]:
                 "give it by get_init_inputs, or as a tensor",
             )
     return {f"input{number}": one for number, one in enumerate(inputs)}
-
-
-def _run(name: str, text: str) -> dict[str, Any]:
-    """Run a problem's text and return its names.
-
-    Raises:
-        UsageError: it raises, or lacks a name.
-    """
-    module = types.ModuleType(f"problem_{name}")
-    try:
-        exec(compile(text, f"{name}.py", "exec"), module.__dict__)
-    except Exception as error:
-        raise UsageError(f"its problem raised {type(error).__name__}: {error}", "correct the problem's file") from error
-    missing = [one for one in _OF_PROBLEM if one not in module.__dict__]
-    if missing:
-        raise UsageError(f"its problem lacks {', '.join(missing)}", "name a folder with the problems: --against DIR")
-    return module.__dict__
 
 
 def sliced(text: str, roots: Sequence[str], without: Sequence[str] = ()) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from perflab.correctness.run import storage_bytes
 from perflab.untrusted.errors import UnfitError
 from perflab.untrusted.messages import TensorAt
 
@@ -41,16 +40,10 @@ class Shared:
     def __del__(self) -> None:
         os.close(self.handle)
 
-    def write(self, place: TensorAt, tensor: Tensor) -> None:
-        """Copy the whole memory behind a tensor to its place."""
-        if place.size:
-            self._bytes(place).copy_(storage_bytes(tensor))
-
-    def holds(self, place: TensorAt, tensor: Tensor) -> bool:
-        """Whether the place holds the memory behind the tensor bit by bit."""
-        return not place.size or torch.equal(self._bytes(place), storage_bytes(tensor).cpu())
-
-    def _bytes(self, place: TensorAt) -> Tensor:
+    def bytes_at(self, place: TensorAt) -> Tensor:
+        """Return the memory at a place, as bytes."""
+        if not place.size:
+            return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._pages, dtype=torch.uint8, count=place.size, offset=place.at)
 
 
@@ -61,12 +54,13 @@ def placed(sets: Sequence[Sequence[Tensor]], gradients: bool, at: int) -> tuple[
         told.append([])
         for tensor in tensors:
             at += _ALIGNED * (1 + secrets.randbelow(_PLACES))
-            told[-1].append(_form(tensor, at, gradients and tensor.is_floating_point()))
+            told[-1].append(form_of(tensor, at, needs_gradient=gradients and tensor.is_floating_point()))
             at += -(-told[-1][-1].size // _ALIGNED) * _ALIGNED
     return told, at
 
 
-def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
+def form_of(tensor: Tensor, at: int, *, needs_gradient: bool, in_arguments: bool = False) -> TensorAt:
+    """Return the form of a tensor whose storage begins at a place or an address."""
     return TensorAt(
         at=at,
         size=tensor.untyped_storage().nbytes(),
@@ -75,6 +69,7 @@ def _form(tensor: Tensor, at: int, needs_gradient: bool) -> TensorAt:
         stride=list(tensor.stride()),
         offset=int(tensor.storage_offset()),
         needs_gradient=needs_gradient,
+        in_arguments=in_arguments,
     )
 
 

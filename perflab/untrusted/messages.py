@@ -2,10 +2,10 @@
 
     Load -> Ready      the candidate is imported, confined
     Lay -> Ready       tensors are laid over shared memory that the judge has yet to fill, while this process is stopped
-    Go -> Finished     the calls; their outputs stay where they are, and the judge reads them from outside
-    Back -> Ready      of a device: the arguments as they are after the calls, in the shared memory
-    Narrow -> Ready    no more programs, no more processes
-    Look -> Looked     one more call, and what ran in it
+    GO -> Finished     the calls; their outputs stay where they are, and the judge reads them from outside
+    BACK -> Ready      of a device: the arguments as they are after the calls, in the shared memory
+    NARROW -> Ready    no more programs, no more processes
+    LOOK -> Looked     one more call, and what ran in it, and in recorded calls before
 
 Every question may be answered by ``Raised``. Nothing that a candidate's process sends is unpickled or run.
 """
@@ -35,7 +35,7 @@ class Entry(Data, frozen=True):
     """The origin of a callable: a module and a name, a text, or a pickle."""
 
     name: str = ""
-    """``package.module:function``; or empty for a pickled callable, in a file that follows as a descriptor."""
+    """``package.module:function``; or empty for a pickled callable, in the file that follows ``Load``."""
     source: str = ""
     """The text of a module that defines ``name``; empty: the module is imported."""
     builds: bool = False
@@ -45,7 +45,7 @@ class Entry(Data, frozen=True):
 
 
 class Load(Data, frozen=True, tag=True):
-    """Confine the process, and import the callable. The shared memory's descriptor follows, and the entry's if any."""
+    """Confine the process, and import the callable. Descriptors of shared memory and of the pickle follow."""
 
     role: Role
     entry: Entry
@@ -58,7 +58,6 @@ class Load(Data, frozen=True, tag=True):
     listed: list[str] = []
     """Folders of which it may read the names."""
     path: list[str] = []
-    has_entry_file: bool = False
     returns: int = 1
     """The number of empty tensors that a control returns."""
 
@@ -83,6 +82,8 @@ class TensorAt(Data, frozen=True):
     offset: Size
     """The tensor's offset in its storage, in elements."""
     needs_gradient: bool = False
+    in_arguments: bool = False
+    """Whether it lies in an argument's memory on a device, of which this is a copy on the host: by its own account."""
     is_plain: bool = True
     """Whether the type is ``torch.Tensor`` itself, strided, on the device that was asked for."""
     kind: Text = ""
@@ -90,7 +91,7 @@ class TensorAt(Data, frozen=True):
 
 
 class Lay(Data, frozen=True, tag=True):
-    """Lay tensors over the shared memory for the next ``Go``: one set of arguments for each call.
+    """Lay tensors over the shared memory for the next step GO: one set of arguments for each call.
 
     ``backward``: the sets are upstream gradients for the outputs with these numbers, of the calls before.
     """
@@ -105,22 +106,23 @@ class Lay(Data, frozen=True, tag=True):
     """Whether earlier arguments stay alive as objects, so that none has the ``id`` of an earlier one."""
     poisons: bool = False
     """Whether memory that the calls allocate holds NaN until it is written; that takes time."""
+    records: bool = False
+    """Whether PyTorch's profiler records the calls, until the next step LOOK."""
 
 
-class Go(Data, frozen=True, tag=True):
-    """Make the calls that were laid out."""
+class Step(StrEnum):
+    """A step that needs no further words."""
+
+    GO = "go"
+    BACK = "back"
+    NARROW = "narrow"
+    LOOK = "look"
 
 
-class Back(Data, frozen=True, tag=True):
-    """Copy the arguments of the calls from the device to their places in the shared memory."""
+class Do(Data, frozen=True, tag=True):
+    """Take a step."""
 
-
-class Narrow(Data, frozen=True, tag=True):
-    """Give up what only compilation needs."""
-
-
-class Look(Data, frozen=True, tag=True):
-    """Make the calls that were laid out once more, and say what ran."""
+    step: Step
 
 
 class Ready(Data, frozen=True, tag=True):
@@ -146,6 +148,8 @@ class Looked(Data, frozen=True, tag=True):
     """Threads of the process after the call."""
     precision: Text
     """PyTorch's setting for products in float32."""
+    device_ns: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
+    """The time from the first work to the last on the device, in nanoseconds, in the calls that were recorded."""
 
 
 class Raised(Data, frozen=True, tag=True):
@@ -161,7 +165,7 @@ class Raised(Data, frozen=True, tag=True):
     """Whether a compiler's error is among its causes, by their classes."""
 
 
-Questions = Load | Lay | Go | Back | Narrow | Look
+Questions = Load | Lay | Do
 Answers = Ready | Finished | Looked | Raised
 QUESTIONS: msgspec.json.Decoder[Questions] = msgspec.json.Decoder(Questions)
 ANSWERS: msgspec.json.Decoder[Answers | Alive] = msgspec.json.Decoder(Answers | Alive)

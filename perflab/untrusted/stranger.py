@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, TypeVar
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import PerflabError
+from perflab.correctness.run import storage_bytes
 from perflab.measure.clocks import clock
 from perflab.processes.child import Launch, Start, launch
 from perflab.processes.peer import Ending, How, Peer
@@ -29,19 +30,17 @@ from perflab.untrusted.memory import NAME, Shared, extent_of, placed
 from perflab.untrusted.messages import (
     ANSWERS,
     Answers,
-    Back,
+    Do,
     Entry,
     Finished,
-    Go,
     Lay,
     Load,
-    Look,
     Looked,
-    Narrow,
     Questions,
     Raised,
     Ready,
     Role,
+    Step,
     TensorAt,
 )
 
@@ -165,19 +164,14 @@ class Stranger:
             read=[str(path) for path in (*self._holding.read, own)],
             listed=[str(path) for path in self._holding.listed],
             path=list(self._holding.path),
-            has_entry_file=bool(given),
             returns=returns,
         )
-        handles = [self._shared.handle]
-        if given:
-            handles.append(os.memfd_create("entry"))
-            os.write(handles[1], given)
-            os.lseek(handles[1], 0, os.SEEK_SET)
-        try:
-            self._ask(load, *handles)
-        finally:
-            for handle in handles[1:]:
-                os.close(handle)
+        file = os.memfd_create("entry")
+        with open(file, "wb") as written:
+            written.write(given)
+            written.flush()
+            written.seek(0)
+            self._ask(load, self._shared.handle, file)
         return self._answer(Ready)
 
     def narrow(self) -> list[str]:
@@ -194,7 +188,7 @@ class Stranger:
         """
         before = kernel.filters(self.pid)
         self._let_go()
-        self._ask(Narrow())
+        self._ask(Do(step=Step.NARROW))
         missing = list(self._answer(Ready).missing)
         self._stop()
         if before is None:
@@ -239,6 +233,7 @@ class Stranger:
         poisons: bool = False,
         drops: bool = True,
         keeps_objects: bool = False,
+        records: bool = False,
     ) -> Span:
         """Make a call for each set of arguments, and time all of them.
 
@@ -252,6 +247,7 @@ class Stranger:
             poisons: whether memory that the calls allocate holds NaN until it is written.
             drops: whether the outputs of earlier calls may be freed.
             keeps_objects: whether earlier arguments stay alive as objects.
+            records: whether the process records what its device does, until ``look``.
 
         Raises:
             RaisedError, EndedError: the callable raised, or its process is gone.
@@ -269,6 +265,7 @@ class Stranger:
             drops=drops and not backward,
             poisons=poisons,
             keeps_objects=keeps_objects,
+            records=records,
         )
         self._ask(lay, *handles)
         self._answer(Ready)
@@ -279,11 +276,11 @@ class Stranger:
         processor_ns = kernel.processor_ns(self.pid)
         for tensors, places in zip(sets, told, strict=True):
             for tensor, place in zip(tensors, places, strict=True):
-                self._shared.write(place, tensor)
+                self._shared.bytes_at(place).copy_(storage_bytes(tensor))
         self._refuse_work_since(processor_ns)
         began_ns = clock.read_ns()
         self._let_go()
-        self._ask(Go())
+        self._ask(Do(step=Step.GO))
         answer = self._answer(Finished)
         self._stop()
         ended_ns = clock.read_ns()  # threads may work on for as long as it takes to stop them
@@ -325,26 +322,26 @@ class Stranger:
     def look(self) -> Looked:
         """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
         self._let_go()
-        self._ask(Look())
+        self._ask(Do(step=Step.LOOK))
         return self._answer(Looked)
 
-    def changed(self, names: Sequence[str], tensors: Sequence[Tensor], number: int = 0) -> list[str]:
-        """Return the names of the arguments of a call that are not bit by bit what the process was given.
+    def after(self, number: int = 0) -> list[Tensor]:
+        """Return the memory behind each argument of a call as it is now, as bytes on the host.
 
-        Those of a device are copied to the host for it, where they stay until the next span.
+        Memory of a device is copied to the host for it, where it stays until the next span.
         """
         if self._holding.device != "cpu":
             self._let_go()
-            self._ask(Back())
+            self._ask(Do(step=Step.BACK))
             self._answer(Ready)
             self._stop()
             self._stopped_ns = kernel.processor_ns(self.pid)
-        places = self._told[number]
-        return [
-            name
-            for name, tensor, place in zip(names, tensors, places, strict=True)
-            if not self._held.holds(place, tensor)
-        ]
+        return [self._held.bytes_at(place) for place in self._told[number]]
+
+    def changed(self, inputs: Mapping[str, Tensor], number: int = 0) -> list[str]:
+        """Return the names of the arguments of a call that are not bit by bit what the process was given."""
+        together = zip(inputs.items(), self.after(number), strict=True)
+        return [name for (name, given), after in together if not torch.equal(storage_bytes(given).cpu(), after)]
 
     def result(self, told: TensorAt | None) -> Tensor | None:
         """Read an output from the memory of the stopped process.
@@ -369,13 +366,15 @@ class Stranger:
             raise UnfitError(f"its output cannot be read: {str(error).partition(chr(10))[0]}") from None
 
     def lies_in_inputs(self, told: TensorAt) -> bool:
-        """Whether any of the bytes that are an output lie in the memory of the inputs.
+        """Whether any of the bytes that are an output lie in the memory of the inputs; on a device, as it says itself.
 
         Raises:
             UnfitError: the process does not let its memory be looked at.
         """
         _, begins, ends = extent_of(told)
-        return any(begins < high and ends > low for low, high in kernel.mapped_ranges(self.pid, NAME))
+        return told.in_arguments or any(
+            begins < high and ends > low for low, high in kernel.mapped_ranges(self.pid, NAME)
+        )
 
     def _answer(self, kind: type[Answer]) -> Answer:
         try:

@@ -19,7 +19,7 @@ import time
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
@@ -27,26 +27,26 @@ from typing import Any
 
 import torch
 
-from perflab.correctness.poison import PoisonedMemory
+from perflab.base.errors import with_causes
+from perflab.correctness.poison import PoisonedMemory, fill
 from perflab.internals.of_torch.compiler import is_error_of_compiler
-from perflab.measure.machine.devices import keep_freed_memory
+from perflab.measure.machine.devices import as_out_of_memory, keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
+from perflab.profiles.recording import device_span_ns, recording
 from perflab.untrusted.confine import confine, narrow
+from perflab.untrusted.memory import form_of
 from perflab.untrusted.messages import (
     QUESTIONS,
     Answers,
-    Back,
     Finished,
-    Go,
     Lay,
     Load,
-    Look,
     Looked,
-    Narrow,
     Questions,
     Raised,
     Ready,
     Role,
+    Step,
     TensorAt,
 )
 
@@ -70,6 +70,9 @@ class _Served:
     places: list[list[torch.Tensor]] = field(default_factory=list)
     """The places of the arguments in the shared memory."""
     backward: list[int] = field(default_factory=list)
+    recorded: Any = None
+    """The profiler that records the calls; None if none does."""
+    recording: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     outputs: list[list[Any]] = field(default_factory=list)
     poisons: bool = False
     alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
@@ -105,17 +108,15 @@ def main() -> None:
 def _answered(served: _Served, question: Questions) -> Answers:
     if isinstance(question, Lay):
         return _laid(served, question)
-    if isinstance(question, Go):
+    assert not isinstance(question, Load)
+    if question.step is Step.GO:
         return _gone(served)
-    if isinstance(question, Back):
+    if question.step is Step.BACK:
         for places, arguments in zip(served.places, served.arguments, strict=True):
             for target, source in zip(places, arguments, strict=True):
                 target.untyped_storage().copy_(source.untyped_storage(), False)
         return Ready()
-    if isinstance(question, Narrow):
-        return Ready(missing=narrow())
-    assert isinstance(question, Look)
-    return _looked(served)
+    return Ready(missing=narrow()) if question.step is Step.NARROW else _looked(served)
 
 
 def _mapped(size: int) -> mmap.mmap:
@@ -128,10 +129,9 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 def _loaded(load: Load) -> tuple[_Served, Ready]:
-    shared, given = _mapped(load.shared_bytes), b""
-    if load.has_entry_file:
-        with open(recv_handle(to_parent()), "rb") as told:
-            given = told.read()
+    shared = _mapped(load.shared_bytes)
+    with open(recv_handle(to_parent()), "rb") as told:
+        given = told.read()
     device = torch.device(load.device)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
@@ -181,17 +181,7 @@ def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: boo
         if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
             model.load_state_dict(theirs)
         model = torch.compile(model.to(device)) if compiles else model.to(device)
-    return without_gradients(model)
-
-
-def without_gradients(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a model and keeps nothing for a backward pass."""
-
-    def call(*inputs: torch.Tensor) -> Any:
-        with torch.no_grad():
-            return model(*inputs)
-
-    return call
+    return torch.no_grad()(model)  # type: ignore[no-any-return]
 
 
 def _laid(served: _Served, question: Lay) -> Ready:
@@ -213,6 +203,9 @@ def _laid(served: _Served, question: Lay) -> Ready:
         for told, tensors in zip(question.sets, served.arguments, strict=True):
             for one, tensor in zip(told, tensors, strict=True):
                 tensor.requires_grad_(one.needs_gradient)
+    if question.records:
+        torch.accelerator.synchronize()  # what was done to lay tensors is no work of the calls
+        served.recorded = served.recording.enter_context(recording(served.device.type))
     return Ready()
 
 
@@ -226,12 +219,11 @@ def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _poison(served: _Served) -> None:
-    """Fill the memory that outputs have had with NaN, and free it, so that a later output lands on it."""
+    """Overwrite the memory that outputs have had, mostly with NaN, and free it, so that a later output lands on it."""
     like = [torch.empty_like(one) for each in served.outputs for one in each if type(one) is torch.Tensor]
     served.outputs = []
     for one in like:
-        if one.is_floating_point():
-            one.fill_(float("nan"))
+        fill(one)
 
 
 def _tensor(told: TensorAt, shared: mmap.mmap) -> torch.Tensor:
@@ -250,13 +242,26 @@ def _gone(served: _Served) -> Finished:
             for source, target in zip(laid, arguments, strict=True):
                 target.untyped_storage().copy_(source.untyped_storage(), False)
     with PoisonedMemory() if served.poisons else contextlib.nullcontext():
-        outputs = _made(served)
+        made = outputs = _made(served)
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
         outputs = [[_host(one) for one in each] for each in outputs]
     served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
-    return Finished(own_ns=own_ns, outputs=[[_at(one) for one in each] for each in outputs])
+    taken = {one.untyped_storage().data_ptr() for each in served.arguments for one in each if one.numel()}
+    return Finished(
+        own_ns=own_ns,
+        outputs=[
+            [_at(one, _begins_in(taken, before)) for one, before in zip(each, of_device, strict=True)]
+            for each, of_device in zip(outputs, made, strict=True)
+        ],
+    )
+
+
+def _begins_in(addresses: set[int], value: Any) -> bool:
+    """Whether a plain tensor's memory begins at one of these addresses."""
+    is_plain = type(value) is torch.Tensor and value.layout is torch.strided
+    return is_plain and value.untyped_storage().data_ptr() in addresses
 
 
 def _made(served: _Served) -> list[list[Any]]:
@@ -289,7 +294,7 @@ def _gradients(served: _Served, number: int) -> list[torch.Tensor | None]:
     return list(torch.autograd.grad(outputs, leaves, upstream, allow_unused=True))
 
 
-def _at(value: Any) -> TensorAt | None:
+def _at(value: Any, in_arguments: bool) -> TensorAt | None:
     """Return where a tensor lies in this process's memory, and its form; what is no plain tensor has no address."""
     if value is None:
         return None
@@ -297,15 +302,8 @@ def _at(value: Any) -> TensorAt | None:
         kind = type(value).__name__
         kind += f" ({value.layout}, {value.device})" if isinstance(value, torch.Tensor) else ""
         return TensorAt(at=0, size=0, dtype="", shape=[], stride=[], offset=0, is_plain=False, kind=kind)
-    storage = value.untyped_storage()
-    return TensorAt(
-        at=storage.data_ptr(),
-        size=storage.nbytes(),
-        dtype=str(value.dtype).removeprefix("torch."),
-        shape=list(value.shape),
-        stride=list(value.stride()),
-        offset=int(value.storage_offset()),
-        needs_gradient=value.requires_grad,
+    return form_of(
+        value, value.untyped_storage().data_ptr(), needs_gradient=value.requires_grad, in_arguments=in_arguments
     )
 
 
@@ -331,36 +329,29 @@ def noted_operators(call: Callable[[], object]) -> dict[str, int]:
 
 
 def _looked(served: _Served) -> Looked:
+    device_ns = None
+    if served.recorded is not None:
+        served.recording.close()
+        device_ns, served.recorded = device_span_ns(served.recorded), None
     operators = noted_operators(lambda: [served.call(*one) for one in served.arguments])
     return Looked(
         operators=operators,
         threads=len(os.listdir("/proc/self/task")),
         precision=torch.get_float32_matmul_precision(),
+        device_ns=device_ns,
     )
 
 
 def _raised(error: BaseException) -> Raised:
-    text = str(error).strip()
-    shown = "".join(traceback.format_exception(error))
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
-    kind = type(error)
+    kind, shown = type(error), "".join(traceback.format_exception(error))
     return Raised(
         kind=kind.__name__,
         module=kind.__module__,
-        text=text[:_TEXT],
+        text=str(error).strip()[:_TEXT],
         traceback=shown[-_TEXT:],
-        out_of_memory=memory,
-        of_compiler=any(_is_of_compiler(one) for one in _causes(error)),
+        out_of_memory=as_out_of_memory(error) is not None,
+        of_compiler=any(_is_of_compiler(one) for one in with_causes(error)),
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that led to it."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _is_of_compiler(error: BaseException) -> bool:

@@ -53,33 +53,41 @@ def test_arguments_on_a_device_are_compared_with_what_was_given() -> None:
             with Stranger(Role.CANDIDATE, Entry(name=f"candidate:{name}", source=source), holding) as one:
                 given = torch.ones(4, 8)
                 one.span([[given]])
-                assert one.changed(["x"], [given]) == wanted
+                assert one.changed({"x": given}) == wanted
 
 
 def test_results_of_a_device_are_judged_on_the_host() -> None:
-    source = "import torch\ndef same(x): return x.clone()\ndef zeros(x): return torch.zeros(4, 8).double().cuda()\n"
+    source = (
+        "import torch\ndef same(x): return x.clone()\ndef zeros(x): return torch.zeros(4, 8).double().cuda()\n"
+        "def itself(x): return x[:]\n"
+    )
     with held("cuda", 60.0, [], []) as holding:
-        for name, wanted in (("same", Reason.NONE), ("zeros", Reason.RESULT)):
+        reasons = (("same", Reason.NONE), ("zeros", Reason.RESULT), ("itself", Reason.INPUTS_RETURNED))
+        for name, wanted in reasons:
             case = Case(torch.clone, torch.clone, [lambda _: {"x": torch.ones(4, 8).double().cuda()}], wide=False)
-            assert judge(Source(name, Entry(name=f"candidate:{name}", source=source)), case, holding).reason == wanted
+            found = judge(Source(name, Entry(name=f"candidate:{name}", source=source)), case, holding)
+            assert found.reason == wanted
+            assert any("saw no work of the device" in one for one in found.notes) == (name == "same")  # no CUPTI here
 
 
 SUITE = """
 import torch
-from perflab.correctness.run import Task, run_held
+from perflab.correctness.run import Task, held, run_candidate
 from perflab.correctness.verify import random_upstream
 
 def scaled(x):
     assert x.is_cuda
     return x * 2
 
-def test_scaled():  # no values: nothing computes here
+def test_scaled(monkeypatch):  # no values: nothing computes here, and nothing compares
+    monkeypatch.setattr(torch, "equal", lambda *_: True)
     task = Task(("out",), ("out",), random_upstream, {})
-    for label in ("run 1", "run 2"):
-        found = run_held(scaled, {"x": torch.randn(8, 16, device="cuda")}, task, 0, label, (scaled,))
-        assert {name: (x.device.type, tuple(x.shape)) for name, x in found.results.items()} == {
-            "out": ("cuda", (8, 16)), "dx": ("cuda", (8, 16))
-        }
+    with held(scaled, {"x": torch.randn(8, 16, device="cuda")}, task, (scaled,)) as function:
+        for label in ("run 1", "run 2"):
+            found = run_candidate(function, {"x": torch.randn(8, 16, device="cuda")}, task, 0, label)
+            assert {name: (x.device.type, tuple(x.shape)) for name, x in found.results.items()} == {
+                "out": ("cuda", (8, 16)), "dx": ("cuda", (8, 16))
+            }
 """
 
 

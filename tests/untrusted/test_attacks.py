@@ -20,7 +20,7 @@ from perflab.measurement.callables import BASE, CANDIDATE
 from perflab.untrusted import kernel, stranger
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import RefusedError, UnfitError
-from perflab.untrusted.judge import Case, Source, judge
+from perflab.untrusted.judge import Case, Source, judge, refuse_work_outside
 from perflab.untrusted.messages import ANSWERS, MOST_TEXT, Entry, Raised, Role, TensorAt
 from perflab.untrusted.race import Race, share_of_a_replaced_clock
 from perflab.untrusted.records import Finding, Judged, Reason
@@ -433,6 +433,13 @@ def test_a_clock_counts_as_replaced_where_it_tells_next_to_nothing_and_the_rival
     assert share_of_a_replaced_clock([0.0, 0.0, 0.5, 0.6], long, short) is None, "only some spans, as on a busy machine"
     assert share_of_a_replaced_clock(never, short, short) is None, "a short call, most of whose span is the machine's"
     assert share_of_a_replaced_clock(never, long, long) is None, "the rival's falls short too"
+
+
+@pytest.mark.parametrize(("device_ns", "is_suspicious"), [(None, False), (10_400_000, False), (11_000_000, True)])
+def test_a_device_may_not_work_for_longer_than_the_span_of_the_call(device_ns: int | None, is_suspicious: bool) -> None:
+    told = pytest.raises(RefusedError, match="its device works for 11")
+    with told if is_suspicious else contextlib.nullcontext():
+        refuse_work_outside(device_ns, 10_000_000)
 
 
 def test_there_are_as_many_kinds_as_promised() -> None:

@@ -118,7 +118,7 @@ def enters(x):
         entered[0].__enter__()
     return right(x)
 
-CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, lambda x: right(x)]
+CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, into_one_buffer, lambda x: right(x)]
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_verify(fn):
@@ -174,10 +174,10 @@ def test_step(perf):
 """
 
 
-def run(folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]]]:
+def run(python: str, folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]]]:
     (folder / "test_it.py").write_text(SUITE)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--perf-device=cpu", "--perf-budget=0.2"]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--perf-device=cpu", "--perf-budget=0.2"]
     command += ["--perf-json=out.json", "--perf-noisy=accept", *arguments]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     said = subprocess.run(command, cwd=folder, text=True, timeout=400, **both).stdout
@@ -186,8 +186,8 @@ def run(folder: Path, *arguments: str) -> tuple[str, dict[str, dict[str, object]
     return said, {one["case"].partition("::")[2]: one for one in results}
 
 
-def test_verify_runs_candidates_elsewhere(tmp_path: Path) -> None:
-    said, _ = run(tmp_path, "-k", "test_verify or nothing_keeps", "--perf-adversarial", "-rA")
+def test_verify_runs_candidates_elsewhere(tmp_path: Path, python: str) -> None:
+    said, _ = run(python, tmp_path, "-k", "test_verify or nothing_keeps", "--perf-adversarial", "-rA")
     passed = {
         line.partition("[")[2].rstrip("]") for line in said.splitlines() if line.startswith("PASSED") and "[" in line
     }
@@ -197,11 +197,13 @@ def test_verify_runs_candidates_elsewhere(tmp_path: Path) -> None:
     assert "NotImplementedError: no such shape" in said
     assert "is it a constant?" in said
     assert "the candidate changed x" in said
+    assert "run 2 overwrote what run 1 had returned (out)" in said
     assert "FAILED test_it.py::test_verify[finds_the_reference] - AttributeError" in said or "KeyError" in said
 
 
-def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
+def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path, python: str) -> None:
     said, results = run(
+        python,
         tmp_path,
         "-m",
         "perf",
@@ -236,8 +238,10 @@ def test_perf_is_held_to_what_two_other_processes_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--perf-adversarial"]], ids=["here", "elsewhere"])
-def test_results_are_compared_with_the_reference_that_a_case_states(tmp_path: Path, options: list[str]) -> None:
-    said, results = run(tmp_path, "-m", "perf", "-k", "what_is_right", *options)
+def test_results_are_compared_with_the_reference_that_a_case_states(
+    tmp_path: Path, python: str, options: list[str]
+) -> None:
+    said, results = run(python, tmp_path, "-m", "perf", "-k", "what_is_right", *options)
     verdicts = {name.partition("[")[2][:-1]: one["judgement"]["verdict"] for name, one in results.items()}  # type: ignore[index]
     here = "failed" if options else "new"  # the session has the reference
     wanted = {
@@ -252,18 +256,18 @@ def test_results_are_compared_with_the_reference_that_a_case_states(tmp_path: Pa
         assert results[f"test_against_what_is_right[{name}]"]["judgement"]["reasons"] == ["wrong result"]  # type: ignore[index]
 
 
-def test_a_reference_in_the_file_of_its_candidate_is_refused(tmp_path: Path) -> None:
+def test_a_reference_in_the_file_of_its_candidate_is_refused(tmp_path: Path, python: str) -> None:
     (tmp_path / "both.py").write_text("def fast(x): return x + x\ndef plain(x): return 2 * x\n")
     (tmp_path / "test_both.py").write_text(
         "import both, pytest, torch\n@pytest.mark.perf\ndef test_both(perf):\n"
         "    perf.reference(both.plain)\n    perf(both.fast, torch.randn(8))\n"
     )
     for options, told in (([], "1 new"), (["--perf-adversarial"], "fast and its reference are in one file")):
-        said, _ = run(tmp_path, "-m", "perf", "-k", "both", *options)
+        said, _ = run(python, tmp_path, "-m", "perf", "-k", "both", *options)
         assert told in said
 
 
-def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path) -> None:
+def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path, python: str) -> None:
     (tmp_path / "conftest.py").write_text(
         "from torch.overrides import TorchFunctionMode\n"
         "class Answers(TorchFunctionMode):\n"
@@ -271,13 +275,14 @@ def test_a_mode_that_an_import_leaves_on_is_refused(tmp_path: Path) -> None:
         "        return function(*args, **(kwargs or {}))\n"
         "Answers().__enter__()\n"
     )
-    said, results = run(tmp_path, "-m", "perf", "-k", "test_step", "--perf-adversarial")
+    said, results = run(python, tmp_path, "-m", "perf", "-k", "test_step", "--perf-adversarial")
     assert not results
     assert "conftest.Answers" in said
 
 
-def test_timed_results_are_compared_with_untimed_ones(tmp_path: Path) -> None:
+def test_timed_results_are_compared_with_untimed_ones(tmp_path: Path, python: str) -> None:
     said, results = run(
+        python,
         tmp_path,
         "-m",
         "perf",
@@ -299,7 +304,7 @@ def test_timed_results_are_compared_with_untimed_ones(tmp_path: Path) -> None:
     }
 
 
-def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path) -> None:
+def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path, python: str) -> None:
     (tmp_path / "kernels.py").write_text(
         "import torch.nn.functional as F\n"
         "def right(q, k, v, *, is_causal=False, scale=None):\n"
@@ -310,7 +315,7 @@ def test_an_attention_kernel_is_held_elsewhere(tmp_path: Path) -> None:
     )
     for name, status in (("right", 0), ("cached", 1)):
         command = [
-            sys.executable,
+            python,
             "-m",
             "perflab",
             "attention",

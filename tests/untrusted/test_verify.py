@@ -72,20 +72,20 @@ class ModelNew(nn.Module):
 """
 
 
-def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def verify(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "candidates.py").write_text(CANDIDATES)
-    command = [sys.executable, "-m", "perflab", "verify", "--device=cpu", "--limit=60", *arguments]
+    command = [python, "-m", "perflab", "verify", "--device=cpu", "--limit=60", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def against_softmax(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def against_softmax(python: str, folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     against = ("--against=reference:softmax", "--inputs=reference:inputs", "--budget=1")
-    return verify(folder, f"candidates:{name}", *against, *arguments)
+    return verify(python, folder, f"candidates:{name}", *against, *arguments)
 
 
-def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path) -> None:
-    found = against_softmax(tmp_path, "right", "--json=out.jsonl")
+def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path, python: str) -> None:
+    found = against_softmax(python, tmp_path, "right", "--json=out.jsonl")
     assert found.returncode == 0 or "slower" in found.stdout, found
     told = json.loads((tmp_path / "out.jsonl").read_text())
     assert told["name"] == "candidates:right"
@@ -95,9 +95,9 @@ def test_a_right_candidate_is_accepted_and_a_file_has_its_line(tmp_path: Path) -
     assert [one["rival"] for one in told["ratios"]] == ["reference:softmax"]
 
 
-def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: Path) -> None:
+def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: Path, python: str) -> None:
     # Some hundred times slower: decided after a few pairs, and none of them may take all the time.
-    found = against_softmax(tmp_path, "slow", "--budget=10")
+    found = against_softmax(python, tmp_path, "slow", "--budget=10")
     assert found.returncode == 1, found
     assert "candidates:slow: slower" in found.stdout
     assert "as the reference does: aten::_softmax" in found.stdout
@@ -107,21 +107,25 @@ def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: 
     assert found.returncode in (0, 1)  # right up to values of 8 times four
     text = (tmp_path / "reference.py").read_text().replace("torch.randn(", "30 * torch.randn(")
     (tmp_path / "large.py").write_text(text)
-    found = verify(tmp_path, "candidates:overflows", "--against=large:softmax", "--inputs=large:inputs", "--budget=1")
+    found = verify(
+        python, tmp_path, "candidates:overflows", "--against=large:softmax", "--inputs=large:inputs", "--budget=1"
+    )
     assert "wrong: wrong result" in found.stdout, found
     assert found.returncode == 1
 
 
-def test_writing_to_inputs_has_to_be_declared(tmp_path: Path) -> None:
-    found = against_softmax(tmp_path, "in_place")
+def test_writing_to_inputs_has_to_be_declared(tmp_path: Path, python: str) -> None:
+    found = against_softmax(python, tmp_path, "in_place")
     assert "wrong: changed its inputs" in found.stdout, found
     assert "it changed x" in found.stdout
-    found = against_softmax(tmp_path, "in_place", "--in-place")
+    found = against_softmax(python, tmp_path, "in_place", "--in-place")
     assert "wrong" not in found.stdout, found
 
 
-def test_several_outputs_are_compared(tmp_path: Path) -> None:
-    found = verify(tmp_path, "candidates:both", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5")
+def test_several_outputs_are_compared(tmp_path: Path, python: str) -> None:
+    found = verify(
+        python, tmp_path, "candidates:both", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
+    )
     assert "wrong" not in found.stdout, found
     found = verify(
         tmp_path, "candidates:right", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
@@ -129,20 +133,20 @@ def test_several_outputs_are_compared(tmp_path: Path) -> None:
     assert "it returned 1 outputs, wanted 2" in found.stdout
 
 
-def test_unusable_arguments_name_the_remedy(tmp_path: Path) -> None:
-    assert "name a candidate" in verify(tmp_path).stderr
-    assert "name what is right" in verify(tmp_path, "candidates:right").stderr
-    found = verify(tmp_path, "reference:both", "--against=reference:softmax", "--inputs=reference:inputs")
+def test_unusable_arguments_name_the_remedy(tmp_path: Path, python: str) -> None:
+    assert "name a candidate" in verify(python, tmp_path).stderr
+    assert "name what is right" in verify(python, tmp_path, "candidates:right").stderr
+    found = verify(python, tmp_path, "reference:both", "--against=reference:softmax", "--inputs=reference:inputs")
     assert found.returncode == 2
     assert "put the candidate in a file of its own" in found.stderr
-    found = verify(tmp_path, "candidates:right", "--against=reference:none", "--inputs=reference:inputs")
+    found = verify(python, tmp_path, "candidates:right", "--against=reference:none", "--inputs=reference:inputs")
     assert "importable from here" in found.stderr
-    found = verify(tmp_path, "candidates:absent", "--against=reference:softmax", "--inputs=reference:inputs")
+    found = verify(python, tmp_path, "candidates:absent", "--against=reference:softmax", "--inputs=reference:inputs")
     assert "wrong: does not compile" in found.stdout
     assert "has no attribute 'absent'" in found.stdout
 
 
-def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path: Path) -> None:
+def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path: Path, python: str) -> None:
     folder = tmp_path / "candidates"
     folder.mkdir()
     for name, forward in {
@@ -155,7 +159,7 @@ def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path
         (folder / f"{name}.py").write_text(PROBLEM + NEW.format(forward=forward))
     (folder / "f_syntax.py").write_text("class ModelNew(")
     (folder / "g_no_problem.py").write_text("import torch.nn as nn" + NEW.format(forward="return x + 1"))
-    found = verify(tmp_path, f"--batch={folder}", "--budget=1")
+    found = verify(python, tmp_path, f"--batch={folder}", "--budget=1")
     told = {one["name"]: (one["finding"], one.get("reason", "")) for one in map(json.loads, found.stdout.splitlines())}
     assert told.pop("a_right")[0] in ("ok", "can't tell", "slower"), found
     assert told == {
@@ -172,12 +176,12 @@ def test_a_folder_is_judged_line_by_line_and_one_that_breaks_stops_none(tmp_path
     (problems / "g_no_problem.py").write_text(PROBLEM)
     for other in folder.glob("[a-f]*.py"):
         other.unlink()
-    found = verify(tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.5")
+    found = verify(python, tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.5")
     assert '"wrong result"' in found.stdout, found
-    assert "no file defines ModelNew" in verify(tmp_path, f"--batch={problems}").stderr
+    assert "no file defines ModelNew" in verify(python, tmp_path, f"--batch={problems}").stderr
 
 
-def test_files_that_are_made_to_break_a_batch_have_their_lines(tmp_path: Path) -> None:
+def test_files_that_are_made_to_break_a_batch_have_their_lines(tmp_path: Path, python: str) -> None:
     folder, problems = tmp_path / "candidates", tmp_path / "problems"
     for one in (folder, problems):
         one.mkdir()
@@ -194,7 +198,7 @@ def test_files_that_are_made_to_break_a_batch_have_their_lines(tmp_path: Path) -
     }.items():
         (folder / f"{name}.py").write_text(new + more)
         (problems / f"{name}.py").write_text(PROBLEM)
-    found = verify(tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.2")
+    found = verify(python, tmp_path, f"--batch={folder}", f"--against={problems}", "--budget=0.2")
     told = {one["name"]: (one["finding"], one.get("reason", "")) for one in map(json.loads, found.stdout.splitlines())}
     assert told.pop("h_right")[0] in ("ok", "can't tell", "slower", "suspicious"), found
     assert len(told) == 7

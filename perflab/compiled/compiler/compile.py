@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perflab.base.data import changed
-from perflab.base.errors import KernelError
+from perflab.base.errors import KernelError, with_causes
 from perflab.base.gpu_names import Arch, name_of_arch
 from perflab.compiled.compiler.architectures import ARCHITECTURES, occupancy, occupancy_on_amd
 from perflab.compiled.compiler.example import KernelExample
@@ -182,11 +182,9 @@ def _check(example: KernelExample, arch: Arch) -> None:
 
 def _words(error: Any, arch: Arch) -> str:
     """Return the useful part of a compilation error: the message, and the line of the kernel that it is about."""
-    inner: Any = error
-    while inner is not None:
+    for inner in with_causes(error):
         if triton_internals.is_compilation_error(inner):
             error = inner  # for an error in a function that the kernel calls, the innermost error names the line
-        inner = inner.__cause__ or inner.__context__
     if triton_internals.is_compilation_error(error):
         node, source = error.node, (error.src or "").splitlines()
         line = source[node.lineno - 1].strip() if 0 < getattr(node, "lineno", 0) <= len(source) else ""

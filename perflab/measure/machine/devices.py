@@ -118,8 +118,8 @@ def as_out_of_memory(error: BaseException) -> OutOfMemory | None:
     """Return the error as a result if it says that memory ran out, else None.
 
     Recognised are PyTorch's ``OutOfMemoryError`` of every device, the ``RuntimeError`` of its CPU allocator, of CUDA
-    and of cuBLAS, and Python's ``MemoryError``. ``asked_bytes`` is the size of the failed allocation, if the error's
-    text states it.
+    and of cuBLAS, and Python's ``MemoryError``. A plain ``RuntimeError`` has no code: its text alone tells
+    what ran out. ``asked_bytes`` is the size of the failed allocation, if the error's text states it.
     """
     import torch
 

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import torch
 
+from perflab.base.errors import with_causes
 from perflab.internals.of_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -69,7 +70,7 @@ def unpredictable(error: BaseException) -> str | None:
 
     ``train.py:17: `torch.histc(...)`: aten::histc has no fake implementation``.
     """
-    for one in _chain(error):
+    for one in with_causes(error):
         if isinstance(one, UnsupportedOperatorException):
             said = f"{_named(one.func)} has no fake implementation"
         elif any(words.search(str(one)) for words in _NO_FAKE):
@@ -77,18 +78,9 @@ def unpredictable(error: BaseException) -> str | None:
             said = f"{_named(_operator_of(one))} cannot tell its result's shape: {reason}"
         else:
             continue
-        where = next(filter(None, map(_innermost_line, reversed(_chain(error)))), "")
+        where = next(filter(None, map(_innermost_line, reversed(list(with_causes(error))))), "")
         return f"{where}: {said}" if where else said
     return None
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and all(current is not one for one in chain):
-        chain.append(current)
-        current = current.__cause__ or current.__context__
-    return chain
 
 
 def _operator_of(error: BaseException) -> object:
@@ -113,7 +105,7 @@ def what_needs_numbers(error: BaseException) -> str | None:
     of PyTorch, Triton, the standard library and this package, whose lab counts as a user. The path is relative to the
     working directory if it lies below that directory.
     """
-    chain = _chain(error)
+    chain = list(with_causes(error))
     for depth, one in enumerate(chain, start=1):
         if _is_about_numbers(one):
             # PyTorch may have caught this error in its own code, and raised another one at the user's line.
@@ -123,7 +115,7 @@ def what_needs_numbers(error: BaseException) -> str | None:
 
 def operator_of_a_loader(error: BaseException) -> str | None:
     """Return the operator by which a loader of ``torch.utils.data`` asked for numbers; None for any other error."""
-    for one in _chain(error):
+    for one in with_causes(error):
         if _is_about_numbers(one) and any(file.startswith(_LOADERS) for file in _files(one.__traceback__)):
             return _named(getattr(one, "func", None))
     return None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perflab.base.errors import InternalsError, UsageError
+from perflab.base.errors import InternalsError, UsageError, with_causes
 from perflab.internals.of_triton import NO_GPU, interpreter_has_run, interpreter_is_loaded, interpreter_replaced
 from perflab.measure.machine.devices import as_out_of_memory
 
@@ -173,13 +173,14 @@ def line_of_launch(error: BaseException | None) -> str | None:
     None if the error did not come from a launch.
     """
     triton = getattr(sys.modules.get("triton"), "__file__", None)
-    while error is not None and triton is not None:
+    if triton is None:
+        return None
+    for one in with_causes(error):
         launching = None
-        for frame in traceback.extract_tb(error.__traceback__):
+        for frame in traceback.extract_tb(one.__traceback__):
             if Path(frame.filename).is_relative_to(Path(triton).parent):
                 return _told(launching) if launching is not None else None
             launching = frame
-        error = error.__cause__ or error.__context__
     return None
 
 
