@@ -24,7 +24,7 @@ from perflab.lab.attention.triton_backward_kernel import (
 )
 from perflab.lab.attention.triton_forward_kernel import attention_forward_kernel
 from perflab.lab.attention.triton_one_pass_kernel import attention_one_pass_kernel
-from perflab.lab.attention.triton_tiles import DELTA_ROWS, Tiles, padded_head_dim
+from perflab.lab.attention.triton_tiles import DELTA_ROWS, Tiles, one_pass_columns, padded_head_dim
 from perflab.lab.launch import Launch, emulates_bf16
 
 LOG2_E = math.log2(math.e)
@@ -101,6 +101,7 @@ def one_pass_launch(
         **strides_of(q=q, k=k, v=v, g=d_out, dk=dk, dv=dv),
         **{name: value for name, value in common.items() if name in attention_one_pass_kernel.arg_names},
     }  # fmt: skip
+    arguments["BLOCK_D"], arguments["BLOCK_MORE"] = one_pass_columns(q.shape[-1], is_cut=common["HAS_UPPER"])
     return _launch(attention_one_pass_kernel, k, triton.cdiv(k.shape[-2], tiles.block_k), arguments, tiles)
 
 

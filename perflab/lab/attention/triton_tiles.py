@@ -113,7 +113,11 @@ _HOPPER_SHARED_BYTES = 227 * 1024
 # dk, dv and dq in one pass, by compute capability and head dimensions: where its loop takes fewer cycles for a pair of
 # query and key than those of dk_dv and dq together, and spills no register. docs/log.md has the counts.
 _ONE_PASS: dict[int, dict[range, Tiles]] = {
-    80: {range(64, 65): Tiles(32, 128, 4, 2), range(65, 129): Tiles(32, 64, 4, 2)},
+    80: {
+        range(64, 65): Tiles(32, 128, 4, 2),
+        range(80, 81): Tiles(64, 64, 4, 2),
+        range(96, 129, 16): Tiles(32, 64, 4, 2),
+    },
     90: {range(64, 65): Tiles(64, 128, 8, 2)},
     100: {range(64, 65): Tiles(64, 128, 8, 2)},
 }
@@ -176,6 +180,19 @@ def one_pass_tiles(q: Tensor, k: Tensor, scoring: Scoring, architecture: int) ->
     tiles = next((tiles for widths, tiles in by_width.items() if q.shape[-1] in widths), None)
     is_whole = tiles is not None and q.shape[-2] % tiles.block_q == 0 and k.shape[-2] % tiles.block_k == 0
     return tiles if is_whole else None
+
+
+def one_pass_columns(head_dim: int, *, is_cut: bool) -> tuple[int, int]:
+    """The columns of a tile in one pass, and of the one behind it or 0; is_cut: with a bound on the right.
+
+    Above 64, a tile of keys that has no more rows than columns makes Triton give its warps the columns, and each warp
+    reads all of k and v; in two pieces it reads its own rows, and 80 columns are 80 instead of 128. Padded pieces spill
+    in the loop, and so do those above 80 with masks.
+    """
+    more = head_dim - 64
+    if more > 0 and more == padded_head_dim(more) and (head_dim <= 80 or not is_cut):
+        return 64, more
+    return padded_head_dim(head_dim), 0
 
 
 def choose_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:
