@@ -24,6 +24,7 @@ PUBLIC = (
 )
 OWN = ("tests.correctness", "tests.perf", "tests.studies")
 INSIDE = {
+    "conftest.py": "ranks start warm, as the harness's own stories do",
     "predicted.py": "what those that begin with test_predicted share",
     "test_attention_needs.py": "what cases say they need, against the harness's own measurement of memory",
     "test_memory_study.py": "snapshots of the lab's models: predicting beside recording",
