@@ -102,7 +102,12 @@ def test_a_slow_candidate_is_slower_and_one_for_small_values_is_wrong(tmp_path: 
     assert "candidates:slow: slower" in found.stdout
     assert "as the reference does: aten::_softmax" in found.stdout
     found = verify(
-        tmp_path, "candidates:overflows", "--against=reference:softmax", "--inputs=reference:inputs", "--budget=1"
+        python,
+        tmp_path,
+        "candidates:overflows",
+        "--against=reference:softmax",
+        "--inputs=reference:inputs",
+        "--budget=1",
     )
     assert found.returncode in (0, 1)  # right up to values of 8 times four
     text = (tmp_path / "reference.py").read_text().replace("torch.randn(", "30 * torch.randn(")
@@ -128,7 +133,7 @@ def test_several_outputs_are_compared(tmp_path: Path, python: str) -> None:
     )
     assert "wrong" not in found.stdout, found
     found = verify(
-        tmp_path, "candidates:right", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
+        python, tmp_path, "candidates:right", "--against=reference:both", "--inputs=reference:inputs", "--budget=0.5"
     )
     assert "it returned 1 outputs, wanted 2" in found.stdout
 
