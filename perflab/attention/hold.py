@@ -86,7 +86,8 @@ def complaint(candidate: Candidate, case: Case, device: torch.device) -> Complai
             explain=explain,
         )
     except AssertionError as error:
-        text = f"{wrapped(f'{candidate.name} is wrong for {described(case)}')}\n{error}"
+        head = wrapped(f"{candidate.name} is wrong for {described(case)}")
+        text = "\n".join([head, str(error), *getattr(error, "__notes__", [])])
         return Complaint(text, [one.hypothesis.cause for one in causes])
     return Complaint()
 

@@ -19,18 +19,17 @@ from perflab.history.wording import (
     brief,
     member_change,
     no_event,
-    pair_texts,
     remarks,
     series_name,
     short,
     summary,
     title,
-    value_text,
     where,
 )
 from perflab.page.render import render
 from perflab.page.svg import Scale, around, chart, element, rounded, ticks
 from perflab.page.table import Cell, Choice, Column, Filter, PageTable, Row, number_cell
+from perflab.tables.beside_text import pair_texts, value_text
 from perflab.tables.escaping import one_line
 from perflab.units import format_count
 

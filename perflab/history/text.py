@@ -22,9 +22,9 @@ from perflab.history.wording import (
     short,
     summary,
     title,
-    value_text,
     where,
 )
+from perflab.tables.beside_text import value_text
 from perflab.tables.escaping import one_line
 from perflab.tables.lines import cut, shorten
 from perflab.units import format_change, format_count

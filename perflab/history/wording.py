@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
 from perflab.history.contents import ACCEPTED, MACHINE, POSSIBLE, BreakRow, Contents, EventRow, Member, SeriesRow
 from perflab.history.judging import FEWEST
+from perflab.tables.beside_text import pair_text, value_text
 from perflab.tables.escaping import one_line
 from perflab.tables.lines import shorten
-from perflab.units import BYTES_PER, format_bytes, format_change, format_count, format_interval, format_ns, format_si
+from perflab.units import format_change, format_count, format_interval
 
 TOO_FEW = "too few runs to say how much"
 _SHORT = 7
-_LONG = 1e7
 _LONGEST = 60
 """The most characters of a name within a sentence."""
 _FIXED_WORK = "the calibration workload"
-_MOST_PLACES = 3
-_GROUPED = 10_000
-_NEAR = 100
-"""The ratio of two values below which both are written in one unit."""
-
-
-def value_text(value: float, unit: str) -> str:
-    """Return a value with its unit."""
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "bytes":
-        return format_bytes(int(value))
-    return f"{value:,.15g}" if value < _LONG else format_si(value)
 
 
 def series_name(row: SeriesRow) -> str:
@@ -69,33 +55,6 @@ def _size(event: EventRow, first: Member, rows: Sequence[SeriesRow]) -> str:
     if event.cases == 1 or event.smallest is None or event.largest is None or event.ratio is None:
         return member_change(first, row)
     return f"{format_change(event.ratio)} ({format_interval(event.smallest, event.largest)} over the cases)"
-
-
-def pair_text(old: float, new: float, unit: str) -> str:
-    """Return two values with an arrow between them: ``1.20 ms -> 1.31 ms``."""
-    return " -> ".join(pair_texts(old, new, unit))
-
-
-def pair_texts(old: float, new: float, unit: str) -> tuple[str, str]:
-    """Return two values as text: ``1.20 ms``, ``1.31 ms``; ``1000 B``, ``2000 B``; ``473.000 MiB``, ``472.988 MiB``.
-
-    Memory is written in the unit of the larger value, with as many digits as show a difference; or else in bytes.
-    """
-    texts = value_text(old, unit), value_text(new, unit)
-    low, high = sorted((old, new))
-    in_one_unit = texts[0].split()[-1] == texts[1].split()[-1]
-    if unit == "bytes" and low != high and (texts[0] == texts[1] or (not in_one_unit and high < _NEAR * low)):
-        name = value_text(high, unit).split()[-1]
-        places = max(2, math.ceil(1 - math.log10((high - low) / BYTES_PER[name])))
-        if name in ("B", "KiB") or places > _MOST_PLACES:
-            texts = _in_bytes(old), _in_bytes(new)
-        else:
-            texts = f"{old / BYTES_PER[name]:.{places}f} {name}", f"{new / BYTES_PER[name]:.{places}f} {name}"
-    return texts
-
-
-def _in_bytes(value: float) -> str:
-    return f"{int(value):,} B" if value >= _GROUPED else f"{int(value)} B"
 
 
 def difference_text(difference: float, unit: str) -> str:

@@ -195,11 +195,12 @@ def _too_far_apart(sides: Sides) -> list[str]:
     """Return the doubt that an improvement is smaller than the differences between fresh processes warrant.
 
     Code that runs at one of several speeds looks faster by chance, by little more than the speeds differ. The criterion
-    is the range of the processes rather than a robust spread, since all processes must agree on an improvement.
+    is the range of the processes rather than a robust spread, since all processes must agree on an improvement. A
+    baseline with a process as fast as any fresh one is another doubt, ``evidence_against``.
     """
     fastest, slowest = min(r.median_ns for r in sides.now), max(r.median_ns for r in sides.now)
     gap, span = min(r.median_ns for r in sides.before) / slowest, slowest / fastest
-    if gap > span**2:
+    if gap <= 1.0 or gap > span**2:
         return []
     return [f"{format_change(sides.change.ratio)}, but fresh processes differ by {format_percent(span - 1.0)}"]
 

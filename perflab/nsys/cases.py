@@ -26,7 +26,6 @@ MOST_EVENTS = 300_000
 """The most ranges of operators that are read; each takes 30 µs and 1 KB."""
 MOST_KERNELS = 300_000
 """The most kernels of all cases together that are read one by one; beyond that, each case still has two calls."""
-_LEFT_OUT = f"the first {MOST_EVENTS:,} ranges of operators are of other cases: read it with --case"
 _NO_OPERATORS = (
     "its calls have no ranges of operators: record them with PERFLAB_NVTX=1, or under emit_nvtx(record_shapes=True)"
 )
@@ -173,7 +172,8 @@ def case_reading(
     if not device_ns:
         return replace(reading, problem=_why_no_kernel(sums))
     if case.with_operators and not any(at in asked for at in case.with_operators):
-        return replace(reading, problem=_LEFT_OUT)
+        first = f"the first {MOST_EVENTS:,} ranges of operators"
+        return replace(reading, problem=f"{first} are of other cases: read it with --case")
     best = max((asked[at] for at in case.with_operators if at in asked), key=lambda one: one.by_operators, default=None)
     if best is None or not best.by_operators:
         return replace(reading, problem=_NO_OPERATORS)

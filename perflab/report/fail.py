@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from perflab.base.data import changed
 from perflab.report.gather import Source
 from perflab.results.records import Change, Judgement, Policy, Verdict
-from perflab.tables.beside_text import amount, cases_of, name_in
+from perflab.tables.beside_text import cases_of, name_in, pair_texts
 from perflab.tables.contents import Case, Compared, Contents
 from perflab.tiers.interface import tier_of
 from perflab.units import format_change, format_names, parse_fraction
@@ -144,7 +144,7 @@ def _said(name: str, change: Change | None, case: Case) -> str:
     """Return a change in words: ``latency 100 ms -> 112 ms (+12.0%)``."""
     assert change is not None
     unit = case.quantities[name].unit if name in case.quantities else "count"
-    then, now = (amount(one if unit == "ns" else int(one), unit) for one in (change.before, change.now))
+    then, now = pair_texts(change.before, change.now, unit)
     more = f" ({format_change(change.ratio)})" if change.before else ""
     return f"{name.replace('_', ' ')} {then} -> {now}{more}"
 

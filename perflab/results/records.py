@@ -198,7 +198,8 @@ class Judgement(Data, frozen=True):
     beside: list[str] = []
     """Disturbances of the processes whose numbers are shown, as sentences, even if the baseline had the same ones."""
     beside_alone: list[str] | None = None
-    """The sentences of ``beside`` on disturbances that ``disturbed`` does not name; None if nothing was compared."""
+    """The sentences of ``beside`` on disturbances that ``disturbed`` does not name; None in turns and if nothing was
+    compared."""
     suspect: bool = False
     """Whether the case looks worse or faster, and is still to be re-measured in fresh processes."""
     unsettled: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 
@@ -9,13 +10,17 @@ from perflab.results.records import Environment
 from perflab.tables.contents import Case, Compared, Contents, Quantity, RunContents
 from perflab.tables.escaping import code, escape, fitting, link, one_line
 from perflab.tables.lines import MARKED, shorten, with_mark, wrap_facts
-from perflab.units import format_bytes, format_change, format_ns, format_si
+from perflab.units import BYTES_PER, format_bytes, format_change, format_ns, format_si
 
 NOTHING = "–"
 _SHOWN = ("latency", "peak")
 _LEAST_NAME = 22
 _LONG = 10_000_000
 """The least count that is shortened with a unit prefix."""
+_MOST_PLACES = 3
+_GROUPED = 10_000
+_NEAR = 100
+"""The ratio of two values below which both are written in one unit."""
 
 
 def run_facts(run: RunContents) -> list[str]:
@@ -57,6 +62,42 @@ def amount(value: float, unit: str) -> str:
     if abs(value) >= _LONG:
         return format_si(value) if value > 0 else f"-{format_si(-value)}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def value_text(value: float, unit: str) -> str:
+    """Return a value with its unit."""
+    if unit == "ns":
+        return format_ns(value)
+    if unit == "bytes":
+        return format_bytes(int(value))
+    return f"{value:,.15g}" if value < _LONG else format_si(value)
+
+
+def pair_text(old: float, new: float, unit: str) -> str:
+    """Return two values with an arrow between them: ``1.20 ms -> 1.31 ms``."""
+    return " -> ".join(pair_texts(old, new, unit))
+
+
+def pair_texts(old: float, new: float, unit: str) -> tuple[str, str]:
+    """Return two values as text: ``1.20 ms``, ``1.31 ms``; ``1000 B``, ``2000 B``; ``473.000 MiB``, ``472.988 MiB``.
+
+    Memory is written in the unit of the larger value, with as many digits as show a difference; or else in bytes.
+    """
+    texts = value_text(old, unit), value_text(new, unit)
+    low, high = sorted((old, new))
+    in_one_unit = texts[0].split()[-1] == texts[1].split()[-1]
+    if unit == "bytes" and low != high and (texts[0] == texts[1] or (not in_one_unit and high < _NEAR * low)):
+        name = value_text(high, unit).split()[-1]
+        places = max(2, math.ceil(1 - math.log10((high - low) / BYTES_PER[name])))
+        if name in ("B", "KiB") or places > _MOST_PLACES:
+            texts = _in_bytes(old), _in_bytes(new)
+        else:
+            texts = f"{old / BYTES_PER[name]:.{places}f} {name}", f"{new / BYTES_PER[name]:.{places}f} {name}"
+    return texts
+
+
+def _in_bytes(value: float) -> str:
+    return f"{int(value):,} B" if value >= _GROUPED else f"{int(value)} B"
 
 
 def beside_lines(contents: Contents, width: int, *, judged: bool = False) -> Iterator[str]:

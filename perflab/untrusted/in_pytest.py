@@ -228,7 +228,7 @@ def _as_here(error: RaisedError) -> Exception:
 
 
 class _Held:
-    """A callable in a process of its own, as a function that autograd knows; it is called once or twice."""
+    """A callable in a process of its own, as a function that autograd knows: for one call, or two that are compared."""
 
     def __init__(self, process: Stranger) -> None:
         self.process = process
@@ -252,7 +252,10 @@ class _Held:
         """Return the gradients of floating inputs; an output whose gradient is None has no part in them."""
         given = [one for one in upstream if one is not None]
         numbers = [number for number, one in enumerate(upstream) if one is not None]
-        return [one for _, one in self._results(self.process.span([given], backward=numbers, poisons=True))]
+        found = self._results(self.process.span([given], backward=numbers, poisons=True))
+        for tensor, after in zip(given, self.process.upstream_after(), strict=True):
+            storage_bytes(tensor).copy_(after)
+        return [one for _, one in found]
 
     def _results(self, span: Span) -> list[tuple[TensorAt | None, Tensor | None]]:
         """Read results, and bring what is here up to date: the arguments, and the first call's results."""
@@ -282,7 +285,10 @@ class _InItsProcess(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         with _told():
-            gradients = iter(ctx.held.backward(upstream))
+            found = ctx.held.backward(upstream)
+            if len(found) != sum(ctx.floats):
+                raise UnfitError(f"it answered {len(found)} gradients of {sum(ctx.floats)} inputs")
+        gradients = iter(found)
         return None, *(next(gradients) if is_float else None for is_float in ctx.floats)
 
 
@@ -320,11 +326,15 @@ class Packed:
             if both:
                 raise UsageError(
                     f"{_name_of(call)} and its reference are in one file, {both.pop()}",
-                    "put it in a file of its own or of tests: the candidate's process must not have the answers",
+                    "put the reference in a file of its own or of tests: the candidate's process must not have "
+                    "the answers",
                 )
         self.inputs = {name: copied(one) if name in flat.writes else one for name, one in flat.inputs.items()}
         flat.inputs = {}
         self.call = _pickled(flat, _name_of(call))
+
+
+_OTHER_TIME = "look for results that are kept, work that goes on after the call, and clocks that are replaced"
 
 
 def hold_to_account(
@@ -385,7 +395,7 @@ def hold_to_account(
         raise ClockError(
             f"a call was measured as {format_ns(call_ns)}, and takes {format_ns(own_ns)} in a process of its own, on "
             "fresh inputs and by a clock outside of it",
-            "look for results that are kept, work that goes on after the call, and clocks that are replaced",
+            _OTHER_TIME,
         )
     return known + (f"agrees in {format_count(_CALLS, 'call')}" if steady else "results differ from call to call")
 
@@ -395,6 +405,7 @@ def _judged_by(trusted: Trusted, packed: Packed, holding: Holding) -> str:
 
     Raises:
         WrongResultError: one is not.
+        ClockError: its device worked on after a call.
         UsageError: the candidate does not run there, or the reference has no answer.
     """
     judged = judge(
@@ -416,6 +427,8 @@ def _judged_by(trusted: Trusted, packed: Packed, holding: Holding) -> str:
         raise WrongResultError(text, IN_PLACE)
     if judged.reason in (Reason.RESULT, Reason.FORM):
         raise WrongResultError(text, "let it compute its result from the values of its arguments, in every call")
+    if judged.reason is Reason.CLOCK:
+        raise ClockError(text, _OTHER_TIME)
     if judged.finding in (Finding.WRONG, Finding.SUSPICIOUS):
         raise UsageError(text, "let it run on fresh values of its arguments, and without the session's files")
     return f"right in {format_count(judged.checked, 'call')}, "

@@ -77,8 +77,8 @@ class Case:
 
 
 _OUTLASTS, _OUTLASTS_NS = 1.05, 100_000
-"""How much longer than the span of the clock outside a device may seem to work: its clock and the host's are matched
-anew in each recording, and drift."""
+"""The factor and the nanoseconds by which a device may seem to work for longer than the span of the clock outside: its
+clock and the host's are matched anew in each recording, and drift."""
 
 
 def judge(candidate: Source, case: Case, holding: Holding) -> Judged:

@@ -83,7 +83,7 @@ class TensorAt(Data, frozen=True):
     """The tensor's offset in its storage, in elements."""
     needs_gradient: bool = False
     in_arguments: bool = False
-    """Whether it lies in an argument's memory on a device, of which this is a copy on the host: by its own account."""
+    """Whether an output lies in an argument's memory, by the process's own account: on a device only it knows."""
     is_plain: bool = True
     """Whether the type is ``torch.Tensor`` itself, strided, on the device that was asked for."""
     kind: Text = ""
@@ -120,7 +120,7 @@ class Step(StrEnum):
 
 
 class Do(Data, frozen=True, tag=True):
-    """Take a step."""
+    """Question: take one of the steps that need no more words."""
 
     step: Step
 

@@ -123,6 +123,7 @@ class Stranger:
         self._held = self._shared
         """The shared memory that has the arguments of the latest calls."""
         self._told: list[list[TensorAt]] = []
+        self._upstream: list[TensorAt] = []
         self._stopped_ns = 0
         self._end = 0
         try:
@@ -269,7 +270,9 @@ class Stranger:
         )
         self._ask(lay, *handles)
         self._answer(Ready)
-        if not backward:
+        if backward:
+            (self._upstream,) = told
+        else:
             self._told, self._held, self._end = told, self._shared, end
         self._stop()
         self._refuse_children()
@@ -320,7 +323,8 @@ class Stranger:
             raise UnfitError("it went on while it was stopped")
 
     def look(self) -> Looked:
-        """Return what a call runs, as its own process sees it: for a reader, and for no verdict."""
+        """Return what a call runs, as its own process sees it: it may accuse the callable, and acquits it of
+        nothing."""
         self._let_go()
         self._ask(Do(step=Step.LOOK))
         return self._answer(Looked)
@@ -337,6 +341,13 @@ class Stranger:
             self._stop()
             self._stopped_ns = kernel.processor_ns(self.pid)
         return [self._held.bytes_at(place) for place in self._told[number]]
+
+    def upstream_after(self) -> list[Tensor]:
+        """Return the memory behind each upstream gradient of the last backward as it is now, as bytes.
+
+        On a device the process works on copies, and the memory is as it was given.
+        """
+        return [self._shared.bytes_at(place) for place in self._upstream]
 
     def changed(self, inputs: Mapping[str, Tensor], number: int = 0) -> list[str]:
         """Return the names of the arguments of a call that are not bit by bit what the process was given."""

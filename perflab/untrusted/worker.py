@@ -248,20 +248,26 @@ def _gone(served: _Served) -> Finished:
         outputs = [[_host(one) for one in each] for each in outputs]
     served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
-    taken = {one.untyped_storage().data_ptr() for each in served.arguments for one in each if one.numel()}
+    taken = [_extent(one) for each in served.arguments for one in each]
     return Finished(
         own_ns=own_ns,
         outputs=[
-            [_at(one, _begins_in(taken, before)) for one, before in zip(each, of_device, strict=True)]
+            [_at(one, _lies_in(taken, before)) for one, before in zip(each, of_device, strict=True)]
             for each, of_device in zip(outputs, made, strict=True)
         ],
     )
 
 
-def _begins_in(addresses: set[int], value: Any) -> bool:
-    """Whether a plain tensor's memory begins at one of these addresses."""
+def _extent(tensor: torch.Tensor) -> range:
+    """Return the addresses of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
+def _lies_in(extents: Sequence[range], value: Any) -> bool:
+    """Whether the memory of a plain tensor begins in one of these."""
     is_plain = type(value) is torch.Tensor and value.layout is torch.strided
-    return is_plain and value.untyped_storage().data_ptr() in addresses
+    return is_plain and any(value.untyped_storage().data_ptr() in extent for extent in extents)
 
 
 def _made(served: _Served) -> list[list[Any]]:

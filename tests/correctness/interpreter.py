@@ -47,7 +47,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     call_directly(monkeypatch, tl.core, interpreter)
     meet_at_once(monkeypatch, tl.core, interpreter)
     shift_bfloat16(monkeypatch, interpreter)
-    multiply_in_one_thread(monkeypatch, interpreter)
+    multiply_with_pytorch(monkeypatch, interpreter)
 
 
 def remember_types(monkeypatch: pytest.MonkeyPatch, core: Any, interpreter: Any) -> None:
@@ -206,7 +206,7 @@ def shift_bfloat16(monkeypatch: pytest.MonkeyPatch, interpreter: Any) -> None:
     monkeypatch.setattr(interpreter, "_convert_float", shift)
 
 
-def multiply_in_one_thread(monkeypatch: pytest.MonkeyPatch, interpreter: Any) -> None:
+def multiply_with_pytorch(monkeypatch: pytest.MonkeyPatch, interpreter: Any) -> None:
     """Let PyTorch multiply where a dot adds up in float32; other dots go Triton's way."""
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     dot = builder.create_dot

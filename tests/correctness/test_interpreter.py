@@ -65,9 +65,10 @@ def test_shapes_that_do_not_meet_are_refused() -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def multiply(a_ptr, b_ptr, out_ptr, short_ptr, size: tl.constexpr):  # type: ignore[no-untyped-def]
+def multiply(a_ptr, b_ptr, wide_ptr, out_ptr, short_ptr, size: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column = tl.arange(0, size)[:, None], tl.arange(0, size)[None, :]
     a, b = tl.load(a_ptr + row * size + column), tl.load(b_ptr + row * size + column)
+    tl.store(wide_ptr + row * size + column, a.to(tl.float32))
     out = tl.dot(a.to(tl.float32), tl.trans(b).to(tl.float32), input_precision="ieee")
     tl.store(out_ptr + row * size + column, out)
     tl.store(short_ptr + row * size + column, out.to(tl.bfloat16))
@@ -77,7 +78,8 @@ def multiply(a_ptr, b_ptr, out_ptr, short_ptr, size: tl.constexpr):  # type: ign
 def test_a_dot_is_of_the_numbers_that_were_given_and_bfloat16_is_float32s_upper_half(dtype: torch.dtype) -> None:
     a, b = (torch.randn(16, 16, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(2))
     a[0, 0], b[0] = 1e-39, 0.0  # subnormal where the dtype has a number for it
-    out, short = torch.empty(16, 16), torch.empty(16, 16, dtype=torch.bfloat16)
-    multiply[(1,)](a, b, out, short, size=16)
+    wide, out, short = torch.empty(16, 16), torch.empty(16, 16), torch.empty(16, 16, dtype=torch.bfloat16)
+    multiply[(1,)](a, b, wide, out, short, size=16)
+    assert torch.equal(wide.view(torch.int32), a.float().view(torch.int32))
     torch.testing.assert_close(out, (a.double() @ b.double().T).float(), rtol=1e-5, atol=1e-5)
     assert torch.equal(short.view(torch.int16), (out.view(torch.int32) >> 16).short())

@@ -98,7 +98,8 @@ def test_the_commits_between_any_two_runs_are_listed(
     assert found is not None
     assert (found.older, found.newer, len(found.commits)) == (2, 27, 25)
     for named in (["nothing", commits[27]], ["run-001.json", commits[27], "--format=html"]):
-        assert command("history", "nights", "--between", *named, status=2) == snapshot
+        said = command("history", "nights", "--between", *named, status=2)
+        assert said.replace(commits[29][:7], "COMMIT") == snapshot
 
 
 def test_a_level_that_came_back_is_said_to_have(tmp_path: Path, snapshot: SnapshotAssertion) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from perflab.history.page import thinned
 from perflab.history.text import as_text, since_start
-from perflab.history.wording import value_text
+from perflab.tables.beside_text import value_text
 from perflab.units import format_change
 from tests.harness.browser import assert_accessible, needs_browser, numbers_in, opened
 from tests.harness.command import Command

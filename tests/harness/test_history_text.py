@@ -16,8 +16,9 @@ from perflab.cli import main
 from perflab.history.command import chosen
 from perflab.history.contents import Contents
 from perflab.history.text import as_text, sparkline
-from perflab.history.wording import break_text, pair_text
+from perflab.history.wording import break_text
 from perflab.results.documents import write_document
+from perflab.tables.beside_text import pair_text
 from tests.harness.command import Command
 from tests.harness.histories import Values, case_name, contents_in, latency, noisy, some_nights, step, told, write_runs
 from tests.harness.make import document, result
@@ -138,7 +139,7 @@ def test_an_alarm_of_cases_that_no_longer_exist_fails_nobody_and_says_so(
 
 def test_since_leaves_out_what_is_older(tmp_path: Path, command: Command, snapshot: SnapshotAssertion) -> None:
     some_nights(tmp_path)
-    assert ": 5 runs, 2026-02-05 to" in command("history", tmp_path, "--since=2026-02-05")
+    assert ": 5 runs, 2026-02-05 to 2026-02-09; " in command("history", tmp_path, "--since=2026-02-05")
     for wrong in ("--since=soon", "--case=nothing"):
         assert command("history", tmp_path, wrong, status=2) == snapshot
 

@@ -189,7 +189,7 @@ def test_a_much_faster_first_reading_is_suspect_too() -> None:
     assert (first.verdict, first.suspect, first.unsettled) == (Verdict.IMPROVED, True, [])
 
 
-def test_a_baseline_that_hides_a_slowdown_hides_no_improvement() -> None:
+def test_a_baseline_whose_processes_differ_calls_no_faster_reading_a_regression() -> None:
     assert judge(record(replicate(60 * MS)), entry(ms(90, 100, 110)), POLICY).verdict is not Verdict.REGRESSED
 
 

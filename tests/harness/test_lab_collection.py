@@ -25,14 +25,22 @@ class Case:
     fixturenames: tuple[str, ...] = ()
 
 
-def test_a_whole_run_predicts_the_models_alone() -> None:
+def predicted(*arguments: str, start: Path = ROOT) -> set[str]:
+    """The files of the cases that ``pytest -m perf --perf-predict`` would predict, from where it starts."""
     command = [sys.executable, "-m", "pytest", "-m", "perf", "--model=small", "--perf-predict", "--collect-only", "-q"]
     command += [f"--ignore={ROOT}/tests/{other}" for other in ("correctness", "harness", "plugin")]  # no case is there
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *arguments], cwd=start, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    files = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    assert files == {str(MODELS.relative_to(ROOT))}
+    return {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_a_whole_run_predicts_the_models_alone() -> None:
+    assert predicted() == {str(MODELS.relative_to(ROOT))}
+
+
+def test_a_file_that_is_given_from_its_own_folder_is_predicted() -> None:
+    assert predicted("test_attention.py", start=PERF) == {str(ATTENTION.relative_to(ROOT))}
 
 
 @pytest.mark.parametrize(

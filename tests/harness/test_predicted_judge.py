@@ -192,7 +192,10 @@ JUDGED: dict[str, tuple[Prediction, Prediction]] = {
     "a module of another name": (renamed(USUAL, "attention", "attn"), USUAL),
     "growth beside a module of another name": (
         renamed(
-            changed(first_cost(calls=33, flops=33 * 10**12), at_peak=[*USUAL.at_peak, part("inputs", "", "", 512)]),
+            prediction(
+                costs=[changed(USUAL.costs[0], calls=33, flops=33 * 10**12), *USUAL.costs[1:]],
+                at_peak=[*USUAL.at_peak, part("inputs", "", "", 512)],
+            ),
             "attention",
             "attn",
         ),

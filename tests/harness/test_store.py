@@ -338,6 +338,8 @@ def test_a_file_of_another_kind_is_refused_by_name_with_the_remedy(folder: Path,
     said = refusal(folder)
     assert said.startswith(f"baseline file FOLDER/{file.relative_to(folder)} ")
     assert said.endswith(f"\n  -> {REMEDY}")
+    assert ("not UTF-8 at byte 0" in said) == content.startswith(b"\xff")
+    assert ("missing required field" in said) == (content in (b"{}",) or b"machine_info" in content)
     assert file.read_bytes() == content
 
 

@@ -160,17 +160,18 @@ class Folder:
         return run_pytest(self.pytester, self.python, *arguments, **expected)
 
     def prepare(self, *arguments: str, **expected: int) -> None:
-        """A session that a story begins with, of which nothing but the files that it leaves is looked at.
+        """A session that a story begins with, of which nothing but the files that it adds or changes is looked at.
 
-        They are copied where an earlier story has had the same session: the same files, arguments and environment.
+        They are copied where an earlier story has had the same session: the same Python, files, arguments and
+        environment, less the variables that name a folder of this run.
         """
         before = self._files()
-        story = os.environ["TMPDIR"].rpartition("/")[0]  # folders in it have the story's name
-        environment = {name: value for name, value in os.environ.items() if story not in value}
+        run_folder = os.environ["TMPDIR"].rpartition("/")[0]
+        environment = {name: value for name, value in os.environ.items() if run_folder not in value}
         environment.pop("PYTEST_CURRENT_TEST")
         is_repository = (self.pytester.path / ".git").exists()
         head = git_in(self.pytester.path, "rev-parse", "HEAD") if is_repository else ""
-        session = (before, head, arguments, tuple(sorted(environment.items())))
+        session = (self.python, before, head, arguments, tuple(sorted(environment.items())))
         if session not in _LEFT_BY:
             self.pytest(*arguments, **expected)
             _LEFT_BY[session] = self._files() - before

@@ -385,10 +385,13 @@ def call(ms, x, times=1):
         distributed.all_reduce(x)
 
 def test_slower_in_a_rank(perf, process_group, rank):
-    perf(call, 100 + 4 * now * rank, torch.ones(8), 1 + now)  # a count fails it, so that few pairs are enough
+    perf(call, 100 + 4 * now * rank, torch.ones(8))
 
 def test_same(perf, process_group, rank):
     perf(call, 10 + rank, torch.ones(8))
+
+def test_more(perf, process_group):
+    perf(call, 10, torch.ones(8), 1 + now)
 
 def test_raises(perf, process_group, rank):
     assert not (now and rank), "rank 1 is wrong"
@@ -441,11 +444,14 @@ def in_two_versions(project: Project, source: str) -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(project: Project) -> None:
     in_two_versions(project, TURNS)
-    result = project.run("--perf-against=HEAD", "--perf-json=out.json", passed=1, failed=3, skipped=1)
+    result = project.run(
+        "--perf-against=HEAD", "--perf-evidence=off", "--perf-json=out.json", passed=1, failed=4, skipped=1
+    )
     result.stdout.re_match_lines(
         [
-            r"slower_in_a_rank.* has higher counts than in HEAD .*",
+            r"slower_in_a_rank.* is slower than in HEAD .*",
             r"latency\s+100 ms\s+104 ms\s+\+4\.0%.*",
+            r"more.* has higher counts than in HEAD .*",
             r"collectives\s+1\s+2\s+\+1 .*",
         ]
     )
@@ -460,6 +466,7 @@ def test_two_versions_take_turns_in_ranks_and_the_slowest_rank_is_compared(proje
         if "outcome" in one
     }
     assert set(paired["test_slower_in_a_rank"]["screen"]) == {1.04}
+    assert set(paired["test_slower_in_a_rank"]["confirm"]) == {1.04}
     assert set(paired["test_same"]["screen"]) == {1.0}
     assert not of_workers(project)
 

@@ -84,9 +84,9 @@ def test_on_macos_a_slowdown_is_found_as_on_linux(project: Project) -> None:
 def test_on_macos_two_commits_are_measured_in_turns(project: Project) -> None:
     there = on("darwin", project)
     begin_repository(there)
-    there.test_file.write_text(there.test_file.read_text().replace("1024 * kib", "2048 * kib"))
+    there.test_file.write_text(there.test_file.read_text().replace("1_000_000 * cost_ms", "1_300_000 * cost_ms"))
     result = there.run("--perf-against=HEAD", "--perf-evidence=off", failed=1)
-    result.stdout.re_match_lines([r"peak +512 KiB +1\.00 MiB .*", r"work +100 ms .* 0\.0%.*REGRESSED"])
+    result.stdout.re_match_lines([r"work +130 ms .*\+30\.0%.*REGRESSED"])
 
 
 def test_on_windows_memory_and_counts_are_gated_and_times_are_of_one_process(project: Project) -> None:

@@ -68,10 +68,10 @@ def test_swallows(perf):
         pass
 
 """
-QUICK = "@pytest.mark.perf(timeout=1)\n"
-"""A limit of the cases alone that hang: others take as long as they need on a busy machine."""
-SOON = "hanging.GRACE_S = 1.0\n"
-"""For a process that cannot be interrupted anyway."""
+LIMIT = "@pytest.mark.perf(timeout=1)\n"
+"""The mark of cases that hang: other cases have no limit, and take as long as they need on a busy machine."""
+GRACE_1S = "hanging.GRACE_S = 1.0\n"
+"""Code of a conftest: how long a process that cannot be interrupted is waited for before it is ended."""
 GRACE = """
 import perflab.running.case.hanging as hanging
 
@@ -134,7 +134,7 @@ def kept(project: Project) -> list[tuple[str, str]]:
 
 
 def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays(project: Project) -> None:
-    project.add(SOON, "conftest.py")
+    project.add(GRACE_1S, "conftest.py")
     project.test_file.write_text(BEFORE + "def test_dead(perf):\n    perf(stuck_in_c)\n" + AFTER)
     result = project.run("--perf-timeout=2", "--perf-json=results.json")
     assert result.ret == 1
@@ -151,8 +151,8 @@ def test_what_nothing_can_interrupt_ends_the_process_and_what_was_measured_stays
 
 @pytest.mark.parametrize("before", [BEFORE, BEFORE.partition("def test_before")[0]], ids=["second", "first"])
 def test_what_keeps_the_interpreters_lock_is_named_and_what_was_measured_stays(project: Project, before: str) -> None:
-    project.add(SOON, "conftest.py")
-    project.test_file.write_text(before + QUICK + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
+    project.add(GRACE_1S, "conftest.py")
+    project.test_file.write_text(before + LIMIT + "def test_dead(perf):\n    perf(stuck_with_the_lock)\n" + AFTER)
     result = project.run("--perf-json=results.json")
     assert result.ret == -signal.SIGABRT
     result.stderr.fnmatch_lines(
@@ -226,7 +226,7 @@ def test_without(perf):
 
 def test_a_replicate_that_hangs_costs_the_replicate_alone(project: Project) -> None:
     hang = '    if "--perf-replicate=" in " ".join(sys.argv):\n        stuck()\n    tick()\n'
-    project.test_file.write_text(BEFORE + f"def once():\n{hang}\n{QUICK}def test_dead(perf):\n    perf(once)\n" + AFTER)
+    project.test_file.write_text(BEFORE + f"def once():\n{hang}\n{LIMIT}def test_dead(perf):\n    perf(once)\n" + AFTER)
     result = project.run("--perf-update", "--perf-replicates=2", passed=3)
     result.stdout.fnmatch_lines(["*a fresh process did not measure test_story.py::test_dead*"])
     result.stdout.fnmatch_lines(["*times not saved, from a single process: dead: no slowdown would count against them"])
@@ -266,7 +266,7 @@ if "--perf-replicate=" in " ".join(sys.argv):
 @pytest.mark.parametrize("stuck", ["stuck", "stuck_with_the_lock"])
 def test_a_suspect_whose_fresh_process_hangs_stays_undecided_and_says_why(project: Project, stuck: str) -> None:
     hang = f'    if "--perf-replicate=" in " ".join(sys.argv) and once.hangs:\n        {stuck}()\n    tick()\n'
-    source = f"def once():\n{hang}once.hangs = False\n\n{QUICK}def test_dead(perf):\n    perf(once)\n"
+    source = f"def once():\n{hang}once.hangs = False\n\n{LIMIT}def test_dead(perf):\n    perf(once)\n"
     project.test_file.write_text(BEFORE + source)
     project.run("--perf-update", "--perf-replicates=2").assert_outcomes(passed=2)
     project.test_file.write_text(BEFORE + source.replace("False", "True").replace("    tick()", "    tick(); tick()"))

@@ -262,9 +262,11 @@ def test_the_command_line_names_the_pool_before_the_variable_and_this_before_the
     here: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.add("\nperf_machine = of-the-ini\n", "tox.ini")
-    here.run("--perf-check=off").stdout.fnmatch_lines(["*machine of-the-ini*"])
+    here.run("--perf-update").stdout.fnmatch_lines(["*machine of-the-ini*"])
     monkeypatch.setenv("PERFLAB_MACHINE", "of-the-variable")
-    here.run("--perf-check=off").stdout.fnmatch_lines(["*machine of-the-variable*"])
+    here.run("--perf-update").stdout.fnmatch_lines(["*machine of-the-variable*"])
+    folders = {path.name.rpartition("-of-the-")[2] for path in (here.pytester.path / "baselines").iterdir()}
+    assert folders >= {"ini", "variable"}
     here.run("--perf-check=off", "--perf-machine=of-the-option").stdout.fnmatch_lines(["*machine of-the-option*"])
 
 

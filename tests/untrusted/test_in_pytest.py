@@ -53,6 +53,22 @@ def finds_the_reference(x):
 def changes(x):
     return x.softmax(-1) + x.zero_()
 
+class Spoils(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.softmax(-1))
+        return x.softmax(-1)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (out,) = ctx.saved_tensors
+        dx = out * (upstream - (upstream * out).sum(-1, keepdim=True))
+        upstream.zero_()
+        return dx
+
+def spoils(x):
+    return Spoils.apply(x)
+
 def counts(x):
     calls[0] += 1
     return x + calls[0] * 37 % 101  # far from the last one however many there were
@@ -118,11 +134,12 @@ def enters(x):
         entered[0].__enter__()
     return right(x)
 
-CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, into_one_buffer, lambda x: right(x)]
+CASES = [right, by_shape, for_a_while, dies, refuses, finds_the_reference, changes, into_one_buffer, spoils]
+CASES += [lambda x: right(x)]
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
 def test_verify(fn):
-    verify(fn, inputs, reference=reference, plain=reference, gradient_of=["out"] if fn is right else [])
+    verify(fn, inputs, reference=reference, plain=reference, gradient_of=["out"] if fn in (right, spoils) else [])
 
 MEASURED = [right, by_shape, counts, late, unwritten, into, in_samples, replaces]
 MEASURED += [in_rows, into_one_buffer, every_second, enters]
@@ -197,6 +214,7 @@ def test_verify_runs_candidates_elsewhere(tmp_path: Path, python: str) -> None:
     assert "NotImplementedError: no such shape" in said
     assert "is it a constant?" in said
     assert "the candidate changed x" in said
+    assert "the candidate changed the gradient of out" in said
     assert "run 2 overwrote what run 1 had returned (out)" in said
     assert "FAILED test_it.py::test_verify[finds_the_reference] - AttributeError" in said or "KeyError" in said
 

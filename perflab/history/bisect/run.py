@@ -22,9 +22,9 @@ from perflab.base.files import write_whole
 from perflab.base.git import ask_git, commit_named, run_git
 from perflab.base.reading import FileKind
 from perflab.history.bisect.trials import Bench, UntestableError
-from perflab.history.wording import pair_text, value_text
 from perflab.results.records import Change, Verdict
 from perflab.running.config.folder import own_folder
+from perflab.tables.beside_text import pair_text, value_text
 from perflab.units import format_change, format_count, format_interval
 
 LATENCY = "latency"

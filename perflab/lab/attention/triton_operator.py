@@ -116,7 +116,7 @@ def _backward_one_pass(
     tiles = one_pass_tiles(q, k, scoring, architecture_of(q.device))
     if tiles is None:
         # A graph that torch.compile kept on disk may come from another version's table of tiles.
-        return _backward(d_out, d_logsumexp, q, k, v, out, logsumexp, *rules)
+        return _backward(d_out, d_logsumexp, q, k, v, out, logsumexp, delta, *rules)
     d_ends = None if d_logsumexp is None else _with_heads(q, d_logsumexp.contiguous())[0]
     dq, dk, dv, d_out, k, v, out, ends, delta, dq_sum, q = _with_heads(
         q, *results, d_out, k, v, out, logsumexp, delta, dq_sum, q

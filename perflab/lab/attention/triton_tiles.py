@@ -185,7 +185,7 @@ def one_pass_tiles(q: Tensor, k: Tensor, scoring: Scoring, architecture: int) ->
 def one_pass_columns(head_dim: int, *, is_cut: bool) -> tuple[int, int]:
     """The columns of a tile in one pass, and of the one behind it or 0; is_cut: with a bound on the right.
 
-    Above 64, a tile of keys that has no more rows than columns makes Triton give its warps the columns, and each warp
+    Above 64, a tile of keys that has fewer rows than columns makes Triton give its warps the columns, and each warp
     reads all of k and v; in two pieces it reads its own rows, and 80 columns are 80 instead of 128. Padded pieces spill
     in the loop, and so do those above 80 with masks.
     """

@@ -130,7 +130,7 @@ def prediction_notes(results: Sequence[Result]) -> list[str]:
     """Return the notes below the table: modules to checkpoint first, the sources of estimates, and each note once."""
     predictions = _predictions(results)
     notes = Counter(note for one in predictions for note in dict.fromkeys(one.notes))
-    timelines = [one.snapshot for one in predictions if one.snapshot is not None]
+    timelines = list(dict.fromkeys(one.snapshot for one in predictions if one.snapshot is not None))
     notes.update(f"timeline: {file}" for file in timelines if len(timelines) == 1)
     return [
         *_to_checkpoint(results),
