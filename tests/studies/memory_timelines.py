@@ -72,9 +72,9 @@ def _predict(case: Case, path: Path) -> None:
     training = {"precision": case.precision}
     with on_a_gpu(divmod(gpu.architecture, 10)):
         setup = setup_of(case.model, BATCH_SIZE, case.context_length, device="cuda", training=training)
-        now, found = predict(work(case.mode, setup), gpu, ON_CUDA)
+        _, found = predict(work(case.mode, setup), gpu, ON_CUDA)
     write_snapshot(
-        found.trace, path, workspace_bytes=now.workspace_bytes, time_of=lambda op: roofline_ns(op, gpu) or 0.0
+        found.trace, path, workspace_bytes=gpu.workspace_bytes, time_of=lambda op: roofline_ns(op, gpu) or 0.0
     )
 
 
