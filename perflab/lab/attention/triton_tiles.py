@@ -110,16 +110,12 @@ _OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
 }
 _HOPPER_SHARED_BYTES = 227 * 1024
 """Shared memory of a block from Hopper on, by which its warp groups are known here."""
-# dk, dv and dq in one pass, by compute capability and head dimensions: where its loop takes fewer cycles for a pair of
+# dk, dv and dq in one pass, by compute capability and head dimension: where its loop takes fewer cycles for a pair of
 # query and key than those of dk_dv and dq together, and spills no register. docs/log.md has the counts.
-_ONE_PASS: dict[int, dict[range, Tiles]] = {
-    80: {
-        range(64, 65): Tiles(32, 128, 4, 2),
-        range(80, 81): Tiles(64, 64, 4, 2),
-        range(96, 129, 16): Tiles(32, 64, 4, 2),
-    },
-    90: {range(64, 65): Tiles(64, 128, 8, 2)},
-    100: {range(64, 65): Tiles(64, 128, 8, 2)},
+_ONE_PASS: dict[int, dict[int, Tiles]] = {
+    80: {64: Tiles(32, 128, 4, 2), 80: Tiles(64, 64, 4, 2), 128: Tiles(32, 64, 4, 2)},
+    90: {64: Tiles(64, 128, 8, 2)},
+    100: {64: Tiles(64, 128, 8, 2)},
 }
 DELTA_ROWS = 32
 """Queries a program of the delta kernel."""
@@ -177,7 +173,7 @@ def one_pass_tiles(q: Tensor, k: Tensor, scoring: Scoring, architecture: int) ->
     # A soft cap, a bound on the left, sinks and grouped heads spill in the loop, and masks of rows beyond the end do.
     spills = scoring.softcap is not None or scoring.lower is not None or q.shape[:-2] != k.shape[:-2]
     by_width = {} if spills or q.dtype.itemsize != 2 else _ONE_PASS.get(architecture, {})
-    tiles = next((tiles for widths, tiles in by_width.items() if q.shape[-1] in widths), None)
+    tiles = by_width.get(q.shape[-1])
     is_whole = tiles is not None and q.shape[-2] % tiles.block_q == 0 and k.shape[-2] % tiles.block_k == 0
     return tiles if is_whole else None
 
