@@ -173,7 +173,7 @@ def one_pass_tiles(q: Tensor, k: Tensor, scoring: Scoring, architecture: int) ->
     # A soft cap, a bound on the left, sinks and grouped heads spill in the loop, and masks of rows beyond the end do.
     spills = scoring.softcap is not None or scoring.lower is not None or q.shape[:-2] != k.shape[:-2]
     by_width = {} if spills or q.dtype.itemsize != 2 else _ONE_PASS.get(architecture, {})
-    tiles = by_width.get(q.shape[-1])
+    tiles = next((tiles for width, tiles in by_width.items() if q.shape[-1] == width), None)  # it may be symbolic
     is_whole = tiles is not None and q.shape[-2] % tiles.block_q == 0 and k.shape[-2] % tiles.block_k == 0
     return tiles if is_whole else None
 
