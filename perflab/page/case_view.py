@@ -139,11 +139,7 @@ def _looked_at(case: Case) -> list[str]:
 def disturbances_of(case: Case) -> list[str]:
     """Return a sentence for each known disturbance of the case's measurement."""
     told = list(case.disturbed or [])
-    told += [
-        text
-        for text in (case.beside if case.beside_alone is None else case.beside_alone)
-        if not any(one.startswith(text) for one in told)
-    ]
+    told += case.beside if case.beside_alone is None else case.beside_alone
     times = case.times
     if times is not None and times.settled is False:
         told.append(f"its readings had not settled after {times.warmup_calls} warm-up calls")
