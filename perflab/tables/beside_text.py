@@ -65,7 +65,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def value_text(value: float, unit: str) -> str:
-    """Return a value with its unit."""
+    """Return a value with its unit and, if it is a count, with all of its digits, as sentences on changes have it."""
     if unit == "ns":
         return format_ns(value)
     if unit == "bytes":

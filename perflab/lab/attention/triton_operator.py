@@ -9,9 +9,9 @@ logsumexp (B, H, N_q) or (B, N_q), float32.
     perflab::flash_attention_backward(d_out, d_logsumexp, q, k, v, out, logsumexp, delta, scale, ...) -> (dq, dk, dv)
     perflab::flash_attention_backward_one_pass(..., logsumexp, delta, dq_sum, scale, ...) -> (dq, dk, dv)
 
-with the band lower <= j - i <= upper of `scoring`, and its sinks. Both write delta (as logsumexp), and the last adds up
-dq in dq_sum, float32 zeros before, (B, H, N_q, D), by atomics: memory of the caller's, since predictions and
-torch.compile see none that an operator takes for itself.
+with the band lower <= j - i <= upper of `scoring`, and its sinks. The two backward operators write delta, which has the
+shape and dtype of logsumexp; that of one pass adds up dq by atomics in dq_sum, (B, H, N_q, D) of float32 zeros. Both
+are memory of the caller's, since predictions and torch.compile see none that an operator takes for itself.
 
 Each has an implementation for CUDA (and for the CPU, in Triton's interpreter), one that only makes shapes (fake
 tensors, torch.compile), and its FLOPs (torch.utils.flop_counter); the first three have their derivative and a rule for

@@ -33,7 +33,7 @@ from perflab.lab.launch import Launch, emulates_bf16, require_runnable, run_prep
 
 @triton.jit
 def _tile(num_rows, num_columns, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr):
-    """This program's rows and columns as a matrix of each (int64), and which of them there are."""
+    """Return the rows and the columns of this program, an int64 matrix of each, and the mask of those that exist."""
     # One grid axis for both: the y axis ends at 65,535.
     tiles_across = tl.cdiv(num_columns, BLOCK_D)
     rows = (tl.program_id(0) // tiles_across).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
