@@ -117,7 +117,7 @@ def in_band(
     ahead, lower, upper, HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr,
     keys=None, sinks=0, HAS_SINKS: tl.constexpr = False,
 ):  # fmt: skip
-    """Return the mask of pairs in the band lower <= ahead <= upper; ahead: key less query. Sinks have no lower bound."""
+    """Return the mask of the pairs in the band lower <= key less query <= upper. Sinks have no lower bound."""
     seen = ahead == ahead
     if HAS_LOWER:
         seen = (ahead >= lower) | (keys < sinks) if HAS_SINKS else seen & (ahead >= lower)
