@@ -14,7 +14,7 @@ MODEL ?= small
 # Every group of cases is measured in turn; what does not fit into so many seconds is counted, with the command that runs it.
 SECONDS ?= 155
 
-.PHONY: perf gate predict studies memory kernels startup attack site docs versions release test cuda correctness check format clean
+.PHONY: perf gate predict studies memory kernels startup attack site docs versions release test cuda correctness check types format clean
 
 perf: $(INSTALLED)
 	$(BIN)/pytest -m perf --model=$(MODEL) --perf-total-budget=$(SECONDS) tests/perf --ignore=tests/perf/test_kernels_compiled.py --ignore=tests/perf/studies
@@ -102,9 +102,11 @@ correctness: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(MAKE) site
+	$(MAKE) -j2 --output-sync=target types site
 	$(MAKE) test
+
+types: $(INSTALLED)
+	$(BIN)/mypy
 
 # CUDA's host side without a GPU (nocuda/README.md), in an environment of its own with PyTorch's CUDA build: its own tests,
 # then those that need a CUDA device and none of the numbers that it would compute, then perf cases, whose times are the
