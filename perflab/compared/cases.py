@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from perflab.judging.paired import PairedPolicy, Stage
 from perflab.measured.run.recheck import size_of
 from perflab.measured.run.state import no_graph_for
 from perflab.noting import NOTES, AllNotes, case_id
-from perflab.results.environment import differences
+from perflab.results.environment import differing
 from perflab.results.records import Verdict
 from perflab.results.result import Result
 from perflab.running.case.locks import device_turn
@@ -286,9 +286,9 @@ def old_names(head_root: Path, base_root: Path, head: Sequence[str], base: Seque
     return {case: was for case, was in found.items() if was is not None and times[was] == 1}
 
 
-def _environments(one: Compared) -> list[str]:
+def _environments(one: Compared) -> Iterable[str]:
     before, now = one.turns(BASE), one.turns(HEAD)
-    return differences(before[0].ready.environment, now[0].ready.environment) if before and now else []
+    return differing(before[0].ready.environment, now[0].ready.environment).values() if before and now else ()
 
 
 def _said_of(found: Comparison) -> list[str]:
@@ -296,9 +296,9 @@ def _said_of(found: Comparison) -> list[str]:
     said = []
     if found.base_only:
         said.append(f"only in the base: {format_names(found.base_only)}")
-    differing = {text for one in found.cases.values() for text in _environments(one)}
-    if differing:
-        said.append(f"head and base differ in more than the code: {', '.join(sorted(differing))}")
+    unlike = {text for one in found.cases.values() for text in _environments(one)}
+    if unlike:
+        said.append(f"head and base differ in more than the code: {', '.join(sorted(unlike))}")
     if found.out_of_time:
         said.append("--perf-total-budget ended the comparison before all suspects were confirmed")
     return said

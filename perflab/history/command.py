@@ -15,8 +15,8 @@ from perflab.base.files import write_whole
 from perflab.base.git import commit_named, top_of
 from perflab.history.baseline_log import read_log
 from perflab.history.contents import ALARM, BetweenRow, Contents, EventRow, RunRow
-from perflab.history.folder import read_branch, read_folder
 from perflab.history.git_objects import clean, commits_between
+from perflab.history.results_files import read_branch, read_folder
 from perflab.history.series import BY_PRODUCTS, History
 from perflab.history.wording import short
 from perflab.report.summary import page_width

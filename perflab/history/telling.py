@@ -9,8 +9,7 @@ environment, module and parameters are the same.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -38,7 +37,7 @@ from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted, without_the_machine
 from perflab.history.series import History, Series
-from perflab.tables.lines import short_name
+from perflab.tables.lines import distinct_names, short_name
 
 _FIRST = ("latency", "peak")
 """Quantities that are shown before all others."""
@@ -57,7 +56,9 @@ def contents_of(history: History, repository: Path) -> Contents:
     for number, event in enumerate(events, 1):
         for one in event.members:
             parts.setdefault(one.series, []).append((number, one))
-    names = short_names((one.case, one.variant) for one in series)
+    names = distinct_names(
+        {(one.case, one.variant): (one.case, f"{short_name(one.case)} {one.variant}".rstrip()) for one in series}
+    )
     used = {place: number for number, place in enumerate(dict.fromkeys(one.place for one in series))}
     is_gone = history.gone()
     rows = [
@@ -90,20 +91,6 @@ def contents_of(history: History, repository: Path) -> Contents:
         repeated=history.repeated,
         repository=history.repository,
     )
-
-
-def short_names(cases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return distinct short names of cases with their variants: ``step[small] h100``, ``test_a:step[small]``."""
-    names = {one: f"{short_name(one[0])} {one[1]}".rstrip() for one in cases}
-    for depth in range(1, 8):
-        often = Counter(names.values())
-        alike = [one for one, name in names.items() if often[name] > 1]
-        if not alike:
-            break
-        for case, variant in alike:
-            path = test_of(case).replace(".py::", "/").replace("::", "/").split("/")[:-1]
-            names[case, variant] = ":".join([*path[-depth:], f"{short_name(case)} {variant}".rstrip()])
-    return names
 
 
 def _series(

@@ -198,7 +198,9 @@ def _memory(
     exact, why = found.exact, found.doubtful.get("memory")
     memory, missed = judge_peaks(exact.peak_bytes, now, device, policy)
     if memory.change is None:
-        return memory, {}, missed or [Uncompared("memory", "not measured here")] * bool(exact.peak_bytes)
+        where = "here" if exact.peak_bytes else "when its baseline was saved"
+        is_one_sided = bool(exact.peak_bytes) != bool(peaks_of(now))
+        return memory, {}, missed or [Uncompared("memory", f"not measured {where}")] * is_one_sided
     if why is not None and memory.change.now != memory.change.before:
         differ = bool(memory.reasons)
         return NOT_COMPARED, {}, [Uncompared("memory", why, can_be_saved=True, calls_differ=differ, elsewhere=True)]

@@ -54,7 +54,7 @@ from perflab.judging.exact import Comparable, comparable, judge_exact, needed_mo
 from perflab.judging.finding import NOT_COMPARED, Finding, after_turns, is_unsettled, worse_of_two, worst_of
 from perflab.judging.memory_texts import out_of_memory_texts
 from perflab.judging.statistics import compare, robust_spread
-from perflab.results.environment import differences, stands_for_itself
+from perflab.results.environment import differing, stands_for_itself
 from perflab.results.measured import Baseline, Entry
 from perflab.results.measurement import Record, Replicate
 from perflab.results.records import ENOUGH_RUNS, Change, Drift, Judgement, Policy, Uncompared, Verdict
@@ -115,7 +115,8 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
         if fits_again:
             elsewhere = f"memory and counts were not compared: baseline {', '.join(exact)}"
             return Judgement(verdict=Verdict.IMPROVED, reasons=[_FITS_AGAIN, elsewhere])
-        return _without_baseline(exact or (differences(stored.environment, record.environment) if stored else []))
+        foreign = differing(stored.environment, record.environment) if stored else {}
+        return _without_baseline(exact or [*foreign.values()])
 
     now = record.fresh or [here]
     latency = _Times() if times is None else _judge_times(record, here, now, times, policy)
@@ -181,9 +182,9 @@ def _comparable_times(times: Entry | None, record: Record) -> tuple[Entry | None
     if times is None or times.environment.machine != record.environment.machine:
         name = record.environment.machine
         return None, f"no times of {'this machine' if name is None or stands_for_itself(name) else name} yet"
-    foreign = differences(times.environment, record.environment)
+    foreign = differing(times.environment, record.environment)
     if foreign:
-        return None, f"this machine's times come from another environment: {', '.join(foreign)}"
+        return None, f"this machine's times come from another environment: {', '.join(foreign.values())}"
     return times, ""
 
 

@@ -27,7 +27,7 @@ from perflab.base.data import changed
 from perflab.judging.doubts import SEEN_AT_LEAST, disturbances
 from perflab.judging.exact import judge_memory
 from perflab.judging.judge import judge, latency_change
-from perflab.results.environment import differences
+from perflab.results.environment import differing
 from perflab.results.measured import Accepted, Anchor, Baseline, Entry, Exact, MeasuredCase, MemoryAnchor
 from perflab.results.measurement import Replicate
 from perflab.results.records import ENOUGH_RUNS, Change, Environment, Policy, Verdict
@@ -182,7 +182,7 @@ def times_successor(old: Entry | None, new: Entry, policy: Policy, reason: str |
     told = Accepted(date=new.recorded, reason=reason, commit=new.commit)
     if old is None:
         return changed(new, accepted=_history([], told if reason else None))
-    foreign = bool(differences(old.environment, new.environment))
+    foreign = bool(differing(old.environment, new.environment))
     if foreign or not old.replicates or not new.replicates:
         # There are no numbers to compare. That a case began or ceased to run out of memory is visible to everybody.
         seen = not foreign and bool(old.replicates) != bool(new.replicates)

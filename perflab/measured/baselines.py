@@ -12,8 +12,9 @@ import base64
 import binascii
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,11 +25,11 @@ from perflab.judging.kept import Reading, Step, next_step, unexplained
 from perflab.measured.exact import ExactStore, split
 from perflab.measured.exact import Variants as Exacts
 from perflab.profiles.parts import launches_and_waits
-from perflab.results.environment import differences, differing, exact_environment, exact_slug, slug, whole_slug
+from perflab.results.environment import differing, exact_environment, exact_slug, slug, whole_slug
 from perflab.results.measured import Baseline, Entry, Exact
 from perflab.results.measurement import Record, Replicate
 from perflab.results.profile import Profile
-from perflab.results.records import Environment, Judgement, Policy
+from perflab.results.records import Environment, ExactEnvironment, Judgement, Policy
 from perflab.results.result import Result
 from perflab.store.case_files import CaseFiles, Part, case_at, name_of
 from perflab.store.json_files import is_exact_file
@@ -61,7 +62,7 @@ class Baselines:
         """
         committed = self.times.entries(case, environment)
         known = [*committed, *self._own.entries(case, environment)]
-        times = min(known, key=lambda entry: len(differences(entry.environment, environment)), default=None)
+        times = min(known, key=lambda entry: len(differing(entry.environment, environment)), default=None)
         exact = self.exact.of(case, environment)
         return Baseline(exact=exact, times=times, times_are_own=times is not None and times not in committed)
 
@@ -73,7 +74,7 @@ class Baselines:
     def has_times(self, case: str, environment: Environment) -> bool:
         """Whether times of the case are committed for exactly this environment."""
         times = self.times.entries(case, environment)
-        return bool(times) and not differences(times[0].environment, environment)
+        return bool(times) and not differing(times[0].environment, environment)
 
     def save(
         self,
@@ -161,37 +162,30 @@ def _judged(record: Record, summary: Replicate) -> list[Replicate]:
 
 def stored(directory: Path, environments: Sequence[Environment]) -> Iterator[StoredFile]:
     """Yield the files of these environments: times first, then exact quantities."""
-    times, exact = BaselineStore(directory), ExactStore(directory)
-    for environment in dict.fromkeys(environments):
-        for path in sorted((directory / slug(environment)).glob("*.json")):
-            yield StoredFile(
-                path,
-                times,
-                lambda path=path, here=environment: _times(times, path, here),  # type: ignore[misc]
-            )
-    for environment in dict.fromkeys(environments):
-        for path in sorted((directory / exact_slug(exact_environment(environment))).glob("*.json")):
-            yield StoredFile(
-                path,
-                exact,
-                lambda path=path, here=environment: _exact(exact, path, here),  # type: ignore[misc]
-            )
+    times, exact, own = BaselineStore(directory), ExactStore(directory), list(dict.fromkeys(environments))
+    for here in own:
+        yield from _files(times, slug(here), partial(_are_all_of, here))
+    for there in map(exact_environment, own):
+        yield from _files(exact, exact_slug(there), partial(_is_any_comparable, there))
 
 
-def _times(store: BaselineStore, path: Path, environment: Environment) -> dict[str, Stored]:
-    return {
-        name: Stored(all(one.environment == environment for one in ones), ones[0].recorded, ones[0].commit)
-        for name, ones in store.load(path).items()
-    }
+def _are_all_of(here: Environment, ones: Times) -> bool:
+    return all(one.environment == here for one in ones)
 
 
-def _exact(store: ExactStore, path: Path, environment: Environment) -> dict[str, Stored]:
-    here = exact_environment(environment)
+def _is_any_comparable(here: ExactEnvironment, ones: Exacts) -> bool:
+    return any(not differing(one.environment, here).keys() & set(DECIDES) for one in ones)
 
-    def is_ours(variants: Exacts) -> bool:
-        return any(not differing(one.environment, here).keys() & set(DECIDES) for one in variants)
 
-    return {name: Stored(is_ours(ones), ones[0].recorded, ones[0].commit) for name, ones in store.load(path).items()}
+def _files(store: CaseFiles[tuple[One, ...]], folder: str, is_ours: Callable[[Any], bool]) -> Iterator[StoredFile]:
+    """Yield a folder's files. ``is_ours`` says of a case's variants whether this session would have met them."""
+
+    def entries(path: Path) -> dict[str, Stored]:
+        found = store.load(path).items()
+        return {name: Stored(is_ours(ones), ones[0].recorded, ones[0].commit) for name, ones in found}
+
+    for path in sorted((store.directory / folder).glob("*.json")):
+        yield StoredFile(path, store, partial(entries, path))
 
 
 def join(paths: Sequence[Path]) -> Part:

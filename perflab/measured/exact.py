@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
-from msgspec import Meta, structs
+from msgspec import structs
 
-from perflab.base.data import Amount, Data, Parameters, changed, to_plain
+from perflab.base.data import Data, Parameters, changed, to_plain
 from perflab.base.errors import BaselineError
 from perflab.judging.counts import SLACK, values_of
 from perflab.judging.exact import DECIDES, peaks_of
 from perflab.results.environment import EXACT, differing, exact_environment, exact_slug
-from perflab.results.measured import Accepted, Baseline, Entry, Exact, MemoryAnchor
+from perflab.results.measured import Baseline, Entry, Exact, ExactQuantities
 from perflab.results.records import Environment, ExactEnvironment
 from perflab.store.case_files import CaseFiles, module_of, name_of
 from perflab.store.json_files import as_json, named, read_checked, writable, write_text
@@ -30,20 +29,9 @@ Variants = tuple[Exact, ...]
 """Exact quantities of one case, one item for each environment."""
 
 
-class _Needs(Data, frozen=True):
-    """``Exact`` in the format of a file, below its environment's name."""
-
-    recorded: str
-    peak_bytes: Annotated[list[Amount], Meta(min_length=1)]
-    counts: dict[str, Amount]
-    varying: list[str] | None
-    memory_anchor: MemoryAnchor | None = None
-    accepted: list[Accepted] = []
-    commit: str | None = None
-
-
 class _Case(Data, frozen=True):
-    needs: dict[str, _Needs]
+    needs: dict[str, ExactQuantities]
+    """The quantities by the name of their environment."""
     parameters: Parameters = {}
 
 
@@ -104,7 +92,10 @@ class ExactStore(CaseFiles[Variants]):
                 raise BaselineError(f"baseline file {path} is damaged: {name}: its needs are empty", remedy)
         try:
             return {
-                name: tuple(_exact(file.environments[key], case, one) for key, one in case.needs.items())
+                name: tuple(
+                    Exact(environment=file.environments[key], parameters=case.parameters, **structs.asdict(one))
+                    for key, one in case.needs.items()
+                )
                 for name, case in file.cases.items()
             }
         except KeyError as error:
@@ -112,10 +103,6 @@ class ExactStore(CaseFiles[Variants]):
 
     def _write(self, path: Path, cases: Mapping[str, Variants]) -> None:
         write_text(path, _format(cases))
-
-
-def _exact(environment: ExactEnvironment, case: _Case, needs: _Needs) -> Exact:
-    return Exact(environment=environment, parameters=case.parameters, **structs.asdict(needs))
 
 
 def _sorted(variants: Sequence[Exact]) -> Variants:
@@ -129,21 +116,15 @@ def _format(cases: Mapping[str, Variants]) -> str:
     blocks = []
     for name in sorted(cases):
         parameters = {key: writable(value) for key, value in cases[name][0].parameters.items()}
-        rows = sorted(f"        {as_json(keys[one.environment])}: {as_json(_needs(one))}" for one in cases[name])
-        needs = '      "needs": {\n' + ",\n".join(rows) + "\n      }"
+        rows = []
+        for one in cases[name]:
+            stored = {key: value for key, value in to_plain(one).items() if key not in ("environment", "parameters")}
+            rows.append(f"        {as_json(keys[one.environment])}: {as_json(stored)}")
+        needs = '      "needs": {\n' + ",\n".join(sorted(rows)) + "\n      }"
         blocks.append(f'    {as_json(name)}: {{\n      "parameters": {as_json(parameters)},\n{needs}\n    }}')
     heads = ",\n".join(f"    {as_json(key)}: {as_json(to_plain(environments[key]))}" for key in sorted(environments))
     body = ",\n".join(blocks)
     return f'{{\n  "schema": {SCHEMA},\n  "environments": {{\n{heads}\n  }},\n  "cases": {{\n{body}\n  }}\n}}\n'
-
-
-def _needs(exact: Exact) -> dict[str, object]:
-    """Return the fields to store below the environment's name.
-
-    Gated fields are always stored, so that a missing one is known to be lost.
-    """
-    fields = {name: value for name, value in to_plain(exact).items() if name not in ("environment", "parameters")}
-    return {**fields, "peak_bytes": exact.peak_bytes, "counts": exact.counts, "varying": exact.varying}
 
 
 def _key(environment: ExactEnvironment) -> str:

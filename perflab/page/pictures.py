@@ -19,7 +19,7 @@ from perflab.results.measurement import Paired
 from perflab.results.records import says_nothing
 from perflab.tables.beside_text import amount, name_in
 from perflab.tables.contents import STEPS, Case, Contents, Quantity, RunContents, Times
-from perflab.tables.lines import MARKED, with_mark
+from perflab.tables.lines import MARKED, in_words, with_mark
 from perflab.tables.view import CHARTED
 from perflab.units import format_between, format_change, format_count, format_ns, format_ratio
 
@@ -209,7 +209,7 @@ def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetV
         }.values()
     )[::-1]
     pictures = [picture for column in charted if (picture := _study_picture(study, column, measured)) is not None]
-    columns = [Column("case"), *(Column(_title(one["name"]), number=True) for one in table["columns"])]
+    columns = [Column("case"), *(Column(in_words(one["name"]), number=True) for one in table["columns"])]
     rows = []
     for row in table["rows"]:
         first = Cell(_marked(row, "label"), href=_place(places, row["case"]), more=row.get("said", ""))
@@ -221,10 +221,6 @@ def _study(study: dict[str, Any], table: dict[str, Any], places: Places) -> SetV
 
 def _place(places: Places, case: str) -> str | None:
     return f"#{places[case]}" if case in places else None
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _study_cell(row: dict[str, Any], column: dict[str, Any]) -> Cell:
@@ -271,8 +267,8 @@ def _study_picture(study: dict[str, Any], column: dict[str, Any], rows: Sequence
         given.append(Bar(_marked(row, "label"), value, text, low, high, kind))
     if len(given) < 2:
         return None
-    svg = bars(f"{study['study']}: {_title(name)}", given, lambda one: written(one, unit), unit)
-    return Picture(svg, _captioned(_title(name), given, rows))
+    svg = bars(f"{study['study']}: {in_words(name)}", given, lambda one: written(one, unit), unit)
+    return Picture(svg, _captioned(in_words(name), given, rows))
 
 
 def _group(group: dict[str, Any], places: Places) -> SetView:

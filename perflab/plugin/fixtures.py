@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     import torch
 
-    from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.measure.memory.histories import MemorySnapshot
     from perflab.measure.stopping import Warmup
     from perflab.results.compiled import KernelResources
     from perflab.running.case.perf import Perf

@@ -118,15 +118,13 @@ def unseen_failures(document: Document) -> list[str]:
 
     While pytest runs, it reports these itself.
     """
-    return [*ending(document), *other_failures(document), *stale_cases(document)]
-
-
-def stale_cases(document: Document) -> list[str]:
-    """Return a line on the cases that no longer exist although their baselines do; empty if there are none."""
-    if not document.stale:
-        return []
-    many = format_count(len(document.stale), "case")
-    return [f"{many} with a baseline no longer exist: {format_names(document.stale)} (remove it: --perf-prune)"]
+    lines = [*ending(document), *other_failures(document)]
+    if document.stale:
+        many = format_count(len(document.stale), "case")
+        lines.append(
+            f"{many} with a baseline no longer exist: {format_names(document.stale)} (remove it: --perf-prune)"
+        )
+    return lines
 
 
 def ending(document: Document) -> list[str]:

@@ -34,17 +34,13 @@ def exact_environment(environment: Environment) -> ExactEnvironment:
 
 
 def differing(before: Environment | ExactEnvironment, now: Environment | ExactEnvironment) -> dict[str, str]:
-    """Return the fields in which two environments differ: ``{"torch": "torch 2.12.0 -> 2.13.0"}``; empty if in none."""
+    """Return the fields in which two environments differ: ``{"torch": "torch 2.12.0 -> 2.13.0"}``; empty if in none.
+
+    Times are compared only if no field differs: a time that changed with the driver or the thread count says nothing
+    about the code.
+    """
     old, new = msgspec.structs.asdict(before), msgspec.structs.asdict(now)
     return {key: f"{key.replace('_', ' ')} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]}
-
-
-def differences(before: Environment, now: Environment) -> list[str]:
-    """Return why times from two environments may not be compared; empty if they may.
-
-    Every field counts: a time that changed with the driver or the thread count says nothing about the code.
-    """
-    return list(differing(before, now).values())
 
 
 def slug(environment: Environment) -> str:

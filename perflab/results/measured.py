@@ -78,26 +78,34 @@ class Entry(Timed, frozen=True, kw_only=True):
     environment: Environment
 
 
-class Exact(Data, frozen=True):
-    """Exact quantities of one call of a case, equal on all machines that agree on ``environment``."""
+class ExactQuantities(Data, frozen=True):
+    """Exact quantities of one call of a case, without the environment that they belong to.
 
-    environment: ExactEnvironment
+    Gated quantities have no defaults, so that they are always stored, and a missing one is known to be lost.
+    """
+
     recorded: str
     """Date of the save, ISO 8601."""
-    peak_bytes: list[Amount] = []
+    peak_bytes: list[Amount]
     """Peak memory of the replicates in bytes, each value once, ascending; empty if it was not measured."""
-    counts: dict[str, Amount] = {}
+    counts: dict[str, Amount]
     """Counts on which all replicates agreed, by name."""
-    varying: list[str] | None = None
+    varying: list[str] | None
     """Names of counts on which the replicates disagreed; None if that was not recorded. A count that is in neither
     ``counts`` nor ``varying`` was not taken."""
-    parameters: Parameters = {}
     memory_anchor: MemoryAnchor | None = None
     """The older peak memory to compare with; None if ``peak_bytes`` is the anchor itself."""
     accepted: list[Accepted] = []
     """The latest accepted changes, oldest first."""
     commit: str | None = None
     """The project's commit, as in ``Entry``."""
+
+
+class Exact(ExactQuantities, frozen=True, kw_only=True):
+    """Exact quantities of a case, equal on all machines that agree on ``environment``."""
+
+    environment: ExactEnvironment
+    parameters: Parameters = {}
 
 
 class Baseline(Data, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Meta, structs
 
 from perflab.base.data import Data, to_plain
 from perflab.base.errors import BaselineError
-from perflab.results.environment import differences, slug
+from perflab.results.environment import differing, slug
 from perflab.results.measured import Entry, Timed
 from perflab.results.records import Environment
 from perflab.store.case_files import CaseFiles, module_of, name_of
@@ -64,7 +64,7 @@ class BaselineStore(CaseFiles[Variants]):
             if not (path.parent.name.startswith(PREDICTED) or is_exact_file(path))
             for entry in self.load(path).get(name, ())
         ]
-        return sorted(found, key=lambda entry: len(differences(entry.environment, environment)))
+        return sorted(found, key=lambda entry: len(differing(entry.environment, environment)))
 
     def save(
         self, entries: Mapping[str, Entry], successor: Callable[[str, Entry | None, Entry], Entry] | None = None
@@ -80,7 +80,7 @@ class BaselineStore(CaseFiles[Variants]):
             new, known = entries[case], stored or ()
             beside = [one for one in known if one.environment != new.environment]
             if successor is not None:
-                old = min(known, key=lambda one: len(differences(one.environment, new.environment)), default=None)
+                old = min(known, key=lambda one: len(differing(one.environment, new.environment)), default=None)
                 new = successor(case, old, new)
             return (*beside, new)
 

@@ -14,6 +14,7 @@ from typing import Any
 from perflab.base.data import Data, Parameters
 from perflab.results.measurement import Evidence, Generation, Paired, Quote
 from perflab.results.peak import PeakExplanation
+from perflab.results.predicted import Timeline
 from perflab.results.profile import Explanation
 from perflab.results.records import Change, Drift, Environment, Shortage, Uncompared
 
@@ -95,15 +96,6 @@ class Table(Data, frozen=True):
     notes: list[str] = []
 
 
-class MemoryTimeline(Data, frozen=True):
-    """Live bytes over one call, in stretches of equally many allocations and frees."""
-
-    highest_bytes: list[int]
-    """The highest level in each stretch."""
-    phases: dict[str, int] = {}
-    """The index of the stretch in which a phase begins, by phase."""
-
-
 class Case(Data, frozen=True):
     """One case of a run."""
 
@@ -128,7 +120,7 @@ class Case(Data, frozen=True):
     """The parts of the peak, in bytes; the parts add up to the peak."""
     memory_beside: dict[str, int] = {}
     """Other readings of memory, in bytes, on which the verdict does not rest."""
-    timeline: MemoryTimeline | None = None
+    timeline: Timeline | None = None
     paired: Paired | None = None
     paired_to_anchor: Paired | None = None
     drift: dict[str, Drift] = {}

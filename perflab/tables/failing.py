@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from perflab.results.measurement import KernelCode
 from perflab.results.records import Change, Drift, Judgement, Shortage, Verdict
 from perflab.results.result import Document, Result
-from perflab.tables.lines import columns, names_of
+from perflab.tables.lines import columns, in_words, names_of
 from perflab.units import format_bytes, format_change, format_interval, format_names, format_ns, format_percent
 
 REASON_TO_FILL_IN = '--perf-reason="…"'
@@ -102,7 +102,7 @@ def changed(counts: Mapping[str, Change]) -> dict[str, Change]:
 
 def count_fact(name: str, change: Change) -> str:
     """Return the change of a count in words: ``operators 112 -> 118``."""
-    return f"{_shown(name)} {int(change.before):,} -> {int(change.now):,}"
+    return f"{in_words(name)} {int(change.before):,} -> {int(change.now):,}"
 
 
 def count_row(name: str, change: Change) -> tuple[str, ...]:
@@ -113,17 +113,13 @@ def count_row(name: str, change: Change) -> tuple[str, ...]:
     else:
         limit = f"+{format_percent(change.limit - 1.0)}" if change.limit > 1.0 else "exact"
     if _wobbles(name):
-        return (_shown(name), f"{before:,}", f"{now:,}", format_change(change.ratio), "–", limit)
+        return (in_words(name), f"{before:,}", f"{now:,}", format_change(change.ratio), "–", limit)
     between = "exact" if change.low is None or change.high is None else format_interval(change.low, change.high)
-    return (_shown(name), f"{before:,}", f"{now:,}", f"{now - before:+,}", between, limit)
+    return (in_words(name), f"{before:,}", f"{now:,}", f"{now - before:+,}", between, limit)
 
 
 def _wobbles(name: str) -> bool:
     return name.endswith("instructions")
-
-
-def _shown(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def kernel_code_text(code: KernelCode) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from perflab.base.identity import test_of
 from perflab.results.records import Verdict
@@ -59,6 +60,7 @@ def _said(way: str, results: Sequence[Result]) -> list[str]:
     return [f"{counts[word]} {way}{word}" for word in (*Verdict, ACCEPTED) if counts[word]]
 
 
+_Key = TypeVar("_Key", bound=Hashable)
 _MARK = "*"
 MARKED = f"{_MARK} disturbed while it was measured"
 
@@ -105,6 +107,11 @@ def short_name(case: str) -> str:
     return _parts(case)[-1].removeprefix("test_")
 
 
+def in_words(name: str) -> str:
+    """Return a quantity's name in words: ``graph_breaks`` -> ``graph breaks``."""
+    return name.replace("_", " ")
+
+
 def name_of(result: Result) -> str:
     """Return the case's short name with its mode, unless the mode is the default: ``step[small] {cold}``."""
     return short_name(result.identity)
@@ -119,20 +126,25 @@ def _parts(case: str) -> list[str]:
     return parts
 
 
-def names_of(results: Sequence[Result]) -> list[str]:
-    """Return short names. Cases that would have the same name get as many parts of their paths as distinguish them.
-
-    A merged run may have a case twice, compared with its baseline and with a commit: the latter is marked ``A/B``.
-    """
-    known = {result.identity: result for result in results}
-    names = {identity: name_of(result) for identity, result in known.items()}
-    for depth in range(2, max([len(_parts(result.case)) for result in results], default=0) + 1):
+def distinct_names(cases: Mapping[_Key, tuple[str, str]]) -> dict[_Key, str]:
+    """Return names for cases with short names: alike ones get as many parts of their paths as distinguish them."""
+    names = {key: name for key, (_, name) in cases.items()}
+    for depth in range(2, max([len(_parts(case)) for case, _ in cases.values()], default=0) + 1):
         often = Counter(names.values())
         if len(often) == len(names):
             break
-        for identity, result in known.items():
-            if often[names[identity]] > 1:
-                names[identity] = ":".join([*_parts(result.case)[-depth:-1], name_of(result)])
+        for key, (case, name) in cases.items():
+            if often[names[key]] > 1:
+                names[key] = ":".join([*_parts(case)[-depth:-1], name])
+    return names
+
+
+def names_of(results: Sequence[Result]) -> list[str]:
+    """Return distinct short names: ``step[small]``, ``test_a:step[small]``.
+
+    A merged run may have a case twice, compared with its baseline and with a commit: the latter is marked ``A/B``.
+    """
+    names = distinct_names({result.identity: (result.case, name_of(result)) for result in results})
     baselined = {result.identity for result in results if result.is_of_a_run and not result.is_comparison}
     return [
         f"{names[one.identity]} A/B" if one.is_comparison and one.identity in baselined else names[one.identity]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from statistics import fmean, median
+from typing import TypeVar
 
 from perflab.base.identity import Mode
 from perflab.judging.interleave import Reading
@@ -75,7 +76,7 @@ class Compared:
         if found.not_started is not None:
             self.lost = found.not_started
             return
-        if any(turns.memory is not None for turns in found.turns.values()):
+        if any(turns.weighed.memory is not None for turns in found.turns.values()):
             self.weighed.append(found)
         for side in (HEAD, BASE):
             ended = found.ended.get(side)
@@ -309,6 +310,7 @@ class _Comparing:
                 result.controls.setdefault(case, []).append(control_reading)
 
 
+_Seen = TypeVar("_Seen", Profile, Peak)
 Looked = tuple[Profile, Profile] | str
 Weighed = tuple[Peak, Peak] | str
 """The peaks of base and head, or the reason why there are none. ``Looked`` is the equivalent for profiles."""
@@ -348,30 +350,25 @@ def looked_into(
         return _started(start, waiting, limits)
 
     for case, found, _ in each_once(begin, list(wanted), plan, say, "looking for the cause", Taken()):
-        sides = [found.turns[side] for side in (BASE, HEAD) if side in found.turns]
-        profiles = [min(one.profiles, key=lambda profile: profile.timer_ns) for one in sides if one.profiles]
-        peaks = [one.peak for one in sides if one.peak is not None]
-        no_profile, no_peak = (
-            _why_not(found, of)
-            for of in (lambda one: (one.profiles, one.not_profiled), lambda one: (one.peak, one.not_taken_apart))
-        )
-        yield (
-            case,
-            (profiles[0], profiles[1]) if len(profiles) > 1 else no_profile,
-            (peaks[0], peaks[1]) if len(peaks) > 1 else no_peak,
-        )
+        looked = _of_both(found, lambda one: (one.profile, one.examined[-1].problem if one.examined else None))
+        yield case, looked, _of_both(found, lambda one: (one.taken_apart.peak, one.taken_apart.problem))
 
 
-def _why_not(found: CaseRound, of: Callable[[CaseTurns], tuple[object, str | None]]) -> str:
-    """Return why a side was not examined, the base first: the side's own message, or how its test ended."""
+def _of_both(found: CaseRound, of: Callable[[CaseTurns], tuple[_Seen | None, str | None]]) -> tuple[_Seen, _Seen] | str:
+    """Return what base and head were examined for; or why not, the base first.
+
+    A side's own message says why, or how its test ended. ``of`` reads what a side has, and its message.
+    """
+    seen = []
     for side in (BASE, HEAD):
         turns, ended = found.turns.get(side), found.ended.get(side)
         there, said = of(turns) if turns is not None else (None, None)
-        if not there:
+        if there is None:
             text = ended.text if ended is not None else found.not_started
             last = "the case does not exist there" if text is None else text.strip().rpartition("\n")[2]
             return f"{side}: {said or last or 'it was not examined'}"
-    return "it was not examined"
+        seen.append(there)
+    return seen[0], seen[1]
 
 
 def each_once(

@@ -17,14 +17,14 @@ from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings
 from perflab.measure.calls.outputs import distance
 from perflab.measurement.measurement import replicate_of
 from perflab.results.measured import ComparedCase
-from perflab.results.measurement import CallTimes, Evidence, KernelCode, LaunchedKernel, Measurement, Paired, Replicate
+from perflab.results.measurement import CallTimes, Evidence, KernelCode, Measurement, Paired, Replicate
 from perflab.results.records import Change, Environment, Judgement, Uncompared, Verdict
 from perflab.results.result import Result
 from perflab.running.case.verdicts import compared_with, unless_beyond
 from perflab.settings.settings import Settings
 from perflab.turns.checkout import Tree
 from perflab.turns.comparison import BASE, HEAD, Compared, Comparison
-from perflab.turns.messages import Ended
+from perflab.turns.messages import Ended, Weighed
 from perflab.turns.rounds import CaseTurns
 from perflab.units import format_bytes
 
@@ -66,7 +66,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
         gated=settings.policy.gate_counts,
         lacking=f"not counted in each process of {base.label}",
     )
-    off = {name: why for side in (BASE, HEAD) for turns in one.turns(side) for name, why in turns.off.items()}
+    off = {name: why for side in (BASE, HEAD) for turns in one.turns(side) for name, why in turns.weighed.off.items()}
     missed += [*uncounted, *(Uncompared(name, why) for name, why in off.items())]
     verdicts = {"latency": slower, "memory": memory.verdict, "counts": verdict_on(counts)}
     worst = worst_of(verdicts.values())
@@ -199,11 +199,11 @@ def _measurement(turns: CaseTurns, evidence: Evidence | None) -> Measurement:
         repetitions=turns.repetitions,
         warmup_calls=turns.warmed.calls if turns.warmed else 0,
         settled=turns.warmed.settled if turns.warmed else None,
-        clock=turns.clock,
+        clock=turns.weighed.clock,
         phases_ns=turns.phases_ns,
-        memory=turns.memory,
-        counts=turns.counts,
-        launch_ns=turns.launch_ns,
+        memory=turns.weighed.memory,
+        counts=turns.weighed.counts,
+        launch_ns=turns.weighed.launch_ns,
         evidence=evidence,
     )
 
@@ -243,12 +243,10 @@ def _phases(one: Compared) -> dict[str, Change]:
 def _record(found: Comparison, one: Compared, detectable: float | None, base: Tree) -> ComparedCase:
     """Return the record of a case: the head's measurement of the last pair, and the results of all pairs."""
     turns = one.turns(HEAD)[-1]
-    weighed = one.weighed[0].turns if one.weighed else {}
     measurement = _measurement(turns, one.rounds[-1].evidence)
-    if HEAD in weighed:
-        measurement = changed(
-            measurement, memory=weighed[HEAD].memory, counts=weighed[HEAD].counts, clock=weighed[HEAD].clock
-        )
+    if one.weighed and HEAD in one.weighed[0].turns:
+        weighed = one.weighed[0].turns[HEAD].weighed
+        measurement = changed(measurement, memory=weighed.memory, counts=weighed.counts, clock=weighed.clock)
     return ComparedCase(
         case=one.case,
         device=turns.ready.device,
@@ -264,11 +262,7 @@ def _record(found: Comparison, one: Compared, detectable: float | None, base: Tr
 
 def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, detectable: float | None) -> Paired:
     """Return the record of a case's pairs, with the null control's ratios if the control was taken with the case."""
-    weighed = one.weighed[0].turns if one.weighed else {}
-    launched = {
-        side: [(found.turns[side].kernels, found.turns[side].counts) for found in one.weighed if side in found.turns]
-        for side in (BASE, HEAD)
-    }
+    base, head = ([each.turns[side].weighed for each in one.weighed if side in each.turns] for side in (BASE, HEAD))
     return Paired(
         against=label,
         commit=commit,
@@ -278,22 +272,19 @@ def paired_of(found: Comparison, one: Compared, label: str, commit: str | None, 
         judged=one.logs.judged,
         uneven=one.logs.uneven,
         detectable=detectable,
-        base_memory=weighed[BASE].memory if BASE in weighed else None,
+        base_memory=base[0].memory if base else None,
         base_ns=round(one.median_ns(BASE), 3),
-        kernels=compare_code(launched[BASE], launched[HEAD]),
+        kernels=compare_code(base, head),
     )
 
 
-Launched = tuple[Sequence[LaunchedKernel], Mapping[str, int]]
-"""The Triton kernels that a call launched in one process, and the counts of that call."""
-
-
-def compare_code(base: Sequence[Launched], head: Sequence[Launched]) -> KernelCode | None:
+def compare_code(base: Sequence[Weighed], head: Sequence[Weighed]) -> KernelCode | None:
     """Return which kernels have the same machine code on both sides; None if a side launched none, as far as is known.
 
     Code that only some processes of a side launch, as when an autotuner decides by times, is not the same.
     """
-    if not all(kernels for kernels, _ in (*base, *head)) or not (base and head):
+    every = [*base, *head]
+    if not all(call.kernels for call in every) or not (base and head):
         return None
     before, now = _digests(base), _digests(head)
     both = sorted(before.keys() & now.keys())
@@ -303,15 +294,13 @@ def compare_code(base: Sequence[Launched], head: Sequence[Launched]) -> KernelCo
         changed=[name for name in both if name not in same],
         gone=sorted(before.keys() - now.keys()),
         new=sorted(now.keys() - before.keys()),
-        is_all=all(
-            counts.get("kernel_launches") == sum(one.launches for one in kernels) for kernels, counts in (*base, *head)
-        ),
+        is_all=all(call.counts.get("kernel_launches") == sum(one.launches for one in call.kernels) for call in every),
     )
 
 
-def _digests(side: Sequence[Launched]) -> dict[str, set[frozenset[str]]]:
+def _digests(side: Sequence[Weighed]) -> dict[str, set[frozenset[str]]]:
     """Return by kernel the digests that a process launched, one set for each different choice of processes."""
-    names = {one.name for kernels, _ in side for one in kernels}
+    names = {one.name for call in side for one in call.kernels}
     return {
-        name: {frozenset(one.digest for one in kernels if one.name == name) for kernels, _ in side} for name in names
+        name: {frozenset(one.digest for one in call.kernels if one.name == name) for call in side} for name in names
     }

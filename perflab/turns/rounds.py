@@ -13,15 +13,16 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from perflab.base.data import Data
 from perflab.base.errors import RivalError, SideEndedError
 from perflab.base.identity import Mode
 from perflab.judging import interleave
 from perflab.judging.interleave import SIDES, Pace, Reading, TurnTime
 from perflab.processes.child import Start
 from perflab.results.environment import core_numbers
-from perflab.results.measurement import Evidence, LaunchedKernel, Memory
-from perflab.results.peak import Peak
+from perflab.results.measurement import Evidence
 from perflab.results.profile import Profile
 from perflab.turns import messages
 from perflab.turns.process import (
@@ -51,16 +52,15 @@ class CaseTurns:
     phases_ns: dict[str, list[int]] = field(default_factory=dict)
     turns: list[TurnTime] = field(default_factory=list)
     repetitions: int = 1
-    memory: Memory | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    off: dict[str, str] = field(default_factory=dict)
-    launch_ns: float | None = None
-    kernels: list[LaunchedKernel] = field(default_factory=list)
-    clock: str = "host"
-    profiles: list[Profile] = field(default_factory=list)
-    not_profiled: str | None = None
-    peak: Peak | None = None
-    not_taken_apart: str | None = None
+    weighed: messages.Weighed = field(default_factory=lambda: messages.Weighed(memory=None, clock="host"))
+    examined: list[messages.Examined] = field(default_factory=list)
+    taken_apart: messages.TakenApart = field(default_factory=messages.TakenApart)
+
+    @property
+    def profile(self) -> Profile | None:
+        """The faster one of the side's profiles, since it was disturbed less; None if there is none."""
+        found = [one.profile for one in self.examined if one.profile is not None]
+        return min(found, key=lambda profile: profile.timer_ns, default=None)
 
 
 @dataclass
@@ -127,6 +127,13 @@ Say = Callable[[str], None]
 Witness = Callable[[], Callable[[], Evidence]]
 """A function that is called when turns begin. The function that it returns is called when the turns are over, and
 returns the evidence of other work on the machine."""
+
+
+_Wanted = TypeVar("_Wanted", bound=Data)
+
+
+class _CaseEndedError(Exception):
+    """The case's test has ended on a side that was asked for one of its steps."""
 
 
 class NotStartedError(SideEndedError):
@@ -230,6 +237,8 @@ class Round:
         result = CaseRound()
         try:
             self._run(result, case, following, plan, say)
+        except _CaseEndedError:
+            pass  # its end is in the result
         except SideEndedError as error:
             result.ended[self._asked] = messages.Ended(case=case, outcome="died", text=str(error))
         self._finish(result, case)
@@ -309,10 +318,7 @@ class Round:
         # One side after another: sides that warm up at once would disturb each other.
         for side in self._draw.sample(sides, len(sides)):
             say(f"warming up {side}")
-            warmed = self._ask(result, side, messages.Warm())
-            if not isinstance(warmed, messages.Warmed):
-                return
-            result.turns[side].warmed = warmed
+            result.turns[side].warmed = self._ask(result, side, messages.Warm(), messages.Warmed)
         if plan.profile_ns is not None or plan.takes_apart:
             self._look_into(result, plan, say)
             return
@@ -340,9 +346,7 @@ class Round:
             turn = messages.Turn(
                 repetitions=shape.repetitions, samples=shape.samples, rewarm=shape.rewarm, core=place.core
             )
-            taken = self._ask(result, place.side, turn)
-            if not isinstance(taken, messages.Taken):
-                return
+            taken = self._ask(result, place.side, turn, messages.Taken)
             turns = result.turns[place.side]
             turns.repetitions = shape.repetitions
             turns.samples_ns += taken.samples_ns
@@ -353,12 +357,7 @@ class Round:
             result.evidence = end_of_turns()
         for side in sides if plan.memory else ():
             say(f"memory of {side}")
-            weighed = self._ask(result, side, messages.Weigh())
-            if not isinstance(weighed, messages.Weighed):
-                return
-            turns = result.turns[side]
-            turns.memory, turns.counts, turns.clock = weighed.memory, weighed.counts, weighed.clock
-            turns.off, turns.launch_ns, turns.kernels = weighed.off, weighed.launch_ns, weighed.kernels
+            result.turns[side].weighed = self._ask(result, side, messages.Weigh(), messages.Weighed)
 
     def _look_into(self, result: CaseRound, plan: RoundPlan, say: Say) -> None:
         """Profile the sides in the order ABBA, so that drift affects both sides; break their memory peaks down."""
@@ -368,26 +367,24 @@ class Round:
             if number == len(sides) and time.monotonic() - began_s > LOOKED_ENOUGH_S:
                 break
             say(f"profile of {side}")
-            examined = self._ask(result, side, messages.Examine(budget_ns=plan.profile_ns or 0.0))
-            if not isinstance(examined, messages.Examined):
-                return
-            turns = result.turns[side]
-            turns.not_profiled = examined.problem
-            turns.profiles += [examined.profile] if examined.profile is not None else []
+            examine = messages.Examine(budget_ns=plan.profile_ns or 0.0)
+            result.turns[side].examined.append(self._ask(result, side, examine, messages.Examined))
         for side in sides if plan.takes_apart else ():
             say(f"peak memory of {side}")
-            found = self._ask(result, side, messages.TakeApart())
-            if not isinstance(found, messages.TakenApart):
-                return
-            result.turns[side].peak, result.turns[side].not_taken_apart = found.peak, found.problem
+            result.turns[side].taken_apart = self._ask(result, side, messages.TakeApart(), messages.TakenApart)
 
-    def _ask(self, result: CaseRound, side: str, question: messages.Question) -> messages.Answer:
-        """Ask a side for one step of a case, and return the answer; if the case ended instead, keep its end."""
+    def _ask(self, result: CaseRound, side: str, question: messages.Question, wanted: type[_Wanted]) -> _Wanted:
+        """Ask a side for one step of a case, and return the answer.
+
+        Raises:
+            _CaseEndedError: the case ended instead; the result has its end.
+        """
         answer = self._answer_to(side, question)
-        if isinstance(answer, messages.Hello | messages.Ready):
-            raise self._out_of_turn(side, answer)
         if isinstance(answer, messages.Ended):
             result.ended[side] = answer
+            raise _CaseEndedError
+        if not isinstance(answer, wanted):
+            raise self._out_of_turn(side, answer)
         return answer
 
 

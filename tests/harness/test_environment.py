@@ -13,7 +13,7 @@ import torch
 
 from perflab.devices.kinds import current_environment, nccl
 from perflab.results import environment as module
-from perflab.results.environment import cpu_name, differences, is_fleeting, slug, this_machine, usable_cores, whole_slug
+from perflab.results.environment import cpu_name, differing, is_fleeting, slug, this_machine, usable_cores, whole_slug
 from perflab.results.records import Environment
 from tests.harness.make import cuda_environment, environment
 
@@ -53,7 +53,7 @@ def test_a_gpus_folder_does_not_depend_on_the_cores_beside_it() -> None:
 
 
 def test_equal_environments_may_be_compared() -> None:
-    assert differences(environment(), environment()) == []
+    assert differing(environment(), environment()) == {}
 
 
 @pytest.mark.parametrize("field", [field.name for field in msgspec.structs.fields(Environment)])
@@ -62,7 +62,7 @@ def test_every_field_alone_keeps_two_environments_apart_and_is_named(field: str)
     old: Any = getattr(before, field)
     new = old + 1 if isinstance(old, int) else f"{old}x"
     after = msgspec.structs.replace(before, **{field: new})
-    assert differences(before, after) == [f"{field.replace('_', ' ')} {old} -> {new}"]
+    assert differing(before, after) == {field: f"{field.replace('_', ' ')} {old} -> {new}"}
     assert whole_slug(after) != whole_slug(before) == whole_slug(cuda_environment(triton="3.6.0"))
     assert whole_slug(before).startswith(f"{slug(before)}-2t-python3.11-")
 

@@ -23,8 +23,8 @@ POLICY = Policy()
 def exact(environment_: Environment | None = None, **changes: object) -> Exact:
     """100 bytes, 12 operators and 7 allocations."""
     of = environment_ or environment()
-    fields = {"peak_bytes": [100], "counts": {"allocations": 7, "operators": 12}, "recorded": "2026-11-22", **changes}
-    return Exact(environment=exact_environment(of), **fields)  # type: ignore[arg-type]
+    fields = {"peak_bytes": [100], "counts": {"allocations": 7, "operators": 12}, "varying": None, **changes}
+    return Exact(environment=exact_environment(of), **{"recorded": "2026-11-22", **fields})  # type: ignore[arg-type]
 
 
 def judged(stored: Exact, *, peak_bytes: int = 100, operators: int = 12, allocations: int = 7) -> Judgement:
@@ -32,6 +32,14 @@ def judged(stored: Exact, *, peak_bytes: int = 100, operators: int = 12, allocat
     counts = {"operators": operators, "allocations": allocations}
     here = replicate(peak_bytes=peak_bytes, counts=counts)
     return judging.judge(record(here, fresh=[here]), Baseline(exact=stored), POLICY)
+
+
+def test_a_peak_that_was_not_measured_when_its_baseline_was_saved_is_said(tmp_path: Path) -> None:
+    ExactStore(tmp_path).save({CASE: exact(peak_bytes=[])}, lambda _case, _old, new: new)
+    stored = ExactStore(tmp_path).of(CASE, environment())
+    assert stored == exact(peak_bytes=[])
+    (missed,) = judged(stored).not_compared
+    assert (missed.quantity, missed.reason) == ("memory", "not measured when its baseline was saved")
 
 
 def test_without_times_memory_and_counts_are_judged_and_that_is_said() -> None:

@@ -17,8 +17,7 @@ from perflab.base.git import ask_git
 from perflab.cli import main
 from perflab.history.baseline_log import levels_in, read_log
 from perflab.history.contents import Contents
-from perflab.history.folder import read_branch, read_folder
-from perflab.history.results_files import read_into
+from perflab.history.results_files import read_branch, read_folder, read_into
 from perflab.history.series import History, Run
 from perflab.history.telling import contents_of
 from perflab.history.text import as_text

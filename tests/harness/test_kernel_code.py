@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from perflab.base.data import changed
 from perflab.measure.counts.counter import kernels_launched
 from perflab.measured.report.failure import explain
 from perflab.results.measurement import KernelCode, LaunchedKernel, Paired
 from perflab.results.records import Change, Judgement, Verdict
 from perflab.tables.failing import kernel_code_text
 from perflab.turns.conclusions import compare_code
+from perflab.turns.messages import Weighed
 from tests.harness.make import record, result
 
 KERNEL = """
@@ -100,10 +102,11 @@ def test_a_triton_without_the_name_leaves_kernels_unknown_and_the_call_running(m
     assert (ran, launched) == (True, [])
 
 
-def launched(launches: int | None = None, **digests: str) -> tuple[list[LaunchedKernel], dict[str, int]]:
+def launched(launches: int | None = None, **digests: str) -> Weighed:
     """A process's call: a launch of each kernel for each letter of its digests, and what was counted in all."""
     kernels = [LaunchedKernel(name=name, digest=one) for name, many in digests.items() for one in many]
-    return kernels, {"kernel_launches": len(kernels) if launches is None else launches}
+    counts = {"kernel_launches": len(kernels) if launches is None else launches}
+    return Weighed(memory=None, clock="cuda events", counts=counts, kernels=kernels)
 
 
 def test_code_is_the_same_where_every_process_of_both_sides_launched_it() -> None:
@@ -125,14 +128,14 @@ def test_code_that_an_autotuner_chose_in_one_process_alone_is_not_the_same() -> 
 
 def test_launches_of_other_kernels_are_noticed_by_their_number() -> None:
     assert compare_code([launched(add="x")], [launched(2, add="x")]) == KernelCode(same=["add"])
-    assert compare_code([([*launched(add="x")[0]], {})], [launched(add="x")]) == KernelCode(same=["add"])
+    assert compare_code([changed(launched(add="x"), counts={})], [launched(add="x")]) == KernelCode(same=["add"])
 
 
 def test_nothing_is_said_where_a_side_launched_no_triton_kernel_that_is_known() -> None:
     for base, head in (
         ([], []),
         ([launched()], [launched(add="x")]),
-        ([launched(add="x")], [launched(add="x"), ([], {})]),
+        ([launched(add="x")], [launched(add="x"), changed(launched(), counts={})]),
     ):
         assert compare_code(base, head) is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from perflab.results.measurement import Measurement
 from perflab.running.case import fresh_process
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.settings.settings import TotalBudget
-from perflab.tiers.job import JobResult
+from perflab.tiers.job import Job, JobResult
 from tests.harness.make import MS, record, replicate, result
 
 MEASURED = Measurement(samples_ns=[100 * MS] * 10, repetitions=1, warmup_calls=3, settled=True, clock="host")
@@ -28,7 +27,7 @@ def told(monkeypatch: pytest.MonkeyPatch, ending: Ending, *answers: JobResult) -
     """What is known of two cases from a process with these answers and this end."""
     monkeypatch.setattr(fresh_process, "run_job", lambda *_, **__: (list(answers), ending))
     config: Any = None
-    return measure_fresh(config, {"one": 1, "two": 1}, "cpu")
+    return measure_fresh(config, Job(cases=["one", "two"]), "cpu")
 
 
 def test_a_process_that_dies_costs_no_case_that_it_had_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +58,11 @@ def test_further_replicates_are_taken_within_what_is_left_of_the_runs_time(
 ) -> None:
     now_s, asked = 0.0, []
 
-    def fresh(
-        _config: object, cases: Sequence[str], _device: str, budget_s: float | None = None, **_others: object
-    ) -> dict[str, JobResult]:
+    def fresh(_config: object, job: Job, *_: object, **__: object) -> dict[str, JobResult]:
         nonlocal now_s
         now_s += 20.0
-        asked.append(budget_s)
-        return {case: JobResult(case=case, measurement=MEASURED) for case in cases}
+        asked.append(job.budget_s)
+        return {case: JobResult(case=case, measurement=MEASURED) for case in job.cases or ()}
 
     def restless(_measurement: Measurement) -> object:
         return replicate(100 * MS, neighbours_cores=1.6)
@@ -87,11 +84,11 @@ def test_what_one_device_measured_is_kept_when_the_process_of_another_fails(
 ) -> None:
     asked: list[str] = []
 
-    def fresh(_config: object, cases: Sequence[str], device: str, *_: object, **__: object) -> dict[str, JobResult]:
+    def fresh(_config: object, job: Job, device: str, **_: object) -> dict[str, JobResult]:
         asked.append(device)
         if device == "cuda:1":
             raise ending
-        return {case: JobResult(case=case, measurement=MEASURED) for case in cases}
+        return {case: JobResult(case=case, measurement=MEASURED) for case in job.cases or ()}
 
     monkeypatch.setattr(replicates, "measure_fresh", fresh)
     monkeypatch.setattr(replicates, "device_turn", lambda *_: nullcontext())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perflab.cli import main
-from perflab.history.folder import read_folder
+from perflab.history.results_files import read_folder
 from perflab.results.documents import read_journal
 from tests.plugin.conftest import Project, begin_repository, git
 

@@ -127,10 +127,11 @@ class Looks:
 
 
 @dataclass
-class History:
-    """The recording of a block of code: the answers of the objects, and the peak."""
+class MemorySnapshot:
+    """The recording of a block's memory, complete once the block has ended."""
 
-    looks: Looks
+    path: Path
+    """The file with the recorded history."""
     peak_bytes: int | None = None
     """Highest rise of live bytes above the level at the block's beginning; None until the block has ended."""
 
@@ -153,12 +154,15 @@ NOTES = b"\nperflab notes 1\n"
 
 @contextlib.contextmanager
 def cpu_history(
-    path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device, before: Callable[[], object] | None = None
-) -> Iterator[History]:
-    """Record the CPU's memory during the block of code, and write the history to ``path`` at the end.
+    snapshot: MemorySnapshot,
+    roots: Callable[[], tuple[Any, ...]],
+    device: torch.device,
+    before: Callable[[], object] | None = None,
+) -> Iterator[Looks]:
+    """Record the CPU's memory during the block of code, and write the history to the snapshot's file at the end.
 
     Args:
-        path: the file.
+        snapshot: the file, and where the peak goes.
         roots: returns the objects that the code holds.
         device: the CPU.
         before: called under the profiler before the recording, so that the profiler knows the memory that the code
@@ -172,14 +176,14 @@ def cpu_history(
         if before is not None:
             before()
             known.ask_again()
-        history = History(Looks(known, _mark))
+        looks = Looks(known, _mark)
         with allocations.span():
-            yield history
-    history.peak_bytes = allocations.peak_bytes()
+            yield looks
+    snapshot.peak_bytes = allocations.peak_bytes()
     at_the_end = KnownBlocks(roots(), device)
-    history.looks.look_anew(at_the_end)
-    head, events = _content(allocations, history.looks, at_the_end.held)
-    write_whole(path, b"".join(as_lines(head, events)))
+    looks.look_anew(at_the_end)
+    head, events = _content(allocations, looks, at_the_end.held)
+    write_whole(snapshot.path, b"".join(as_lines(head, events)))
 
 
 def _mark(number: int) -> None:
@@ -258,11 +262,13 @@ def _looked_at(results: Any) -> list[int]:
 
 
 @contextlib.contextmanager
-def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch.device) -> Iterator[History]:
-    """Record CUDA memory during the block of code, and write the history to ``path`` at the end.
+def cuda_history(
+    snapshot: MemorySnapshot, roots: Callable[[], tuple[Any, ...]], device: torch.device
+) -> Iterator[Looks]:
+    """Record CUDA memory during the block of code, and write the history to the snapshot's file at the end.
 
     Args:
-        path: the file.
+        snapshot: the file, and where the peak goes.
         roots: returns the objects that the code holds.
         device: the GPU.
 
@@ -283,21 +289,21 @@ def cuda_history(path: Path, roots: Callable[[], tuple[Any, ...]], device: torch
 
     moments = [0]
     modules: list[tuple[int, str]] = []
-    history = History(Looks(known, lambda _: moments.append(so_far()), [known.held]))
+    looks = Looks(known, lambda _: moments.append(so_far()), [known.held])
     try:
         with _modules_noted(known, lambda name: modules.append((so_far(), name))):
-            yield history
+            yield looks
         synchronize(device)
-        history.looks.look_anew(KnownBlocks(roots(), device))
+        looks.look_anew(KnownBlocks(roots(), device))
         moments.append(so_far())
-        history.peak_bytes = torch.cuda.max_memory_allocated(device) - start_bytes
+        snapshot.peak_bytes = torch.cuda.max_memory_allocated(device) - start_bytes
         events = so_far()
-        machine.dump_cuda_memory(str(path))
+        machine.dump_cuda_memory(str(snapshot.path))
     finally:
         machine.stop_recording_cuda_memory(device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    notes = {"device": index, "events": events, "modules": modules, **history.looks.as_notes(moments)}
-    with path.open("ab") as file:
+    notes = {"device": index, "events": events, "modules": modules, **looks.as_notes(moments)}
+    with snapshot.path.open("ab") as file:
         file.write(NOTES + json.dumps(notes).encode("ascii"))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +16,12 @@ from perflab.devices.backend import Quantity
 from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch.machine import mark_cuda_memory
 from perflab.measure.machine.devices import as_out_of_memory, collector_off
-from perflab.measure.memory.histories import cpu_history, cuda_history
+from perflab.measure.memory.histories import MemorySnapshot, cpu_history, cuda_history
 
 if TYPE_CHECKING:
     import torch
 
     from perflab.measure.calls.workload import Workload
-
-
-@dataclass
-class MemorySnapshot:
-    """The recording of a block's memory, complete once the block has ended."""
-
-    path: Path
-    """The file with the recorded history."""
-    peak_bytes: int | None = None
-    """Highest rise of live bytes above the level at the block's beginning; None until the block has ended."""
 
 
 @contextlib.contextmanager
@@ -53,9 +42,8 @@ def record_memory(
     """
     snapshot = MemorySnapshot(_file(path, device))
     record = cpu_history if backend_of(device).is_host else cuda_history
-    with record(snapshot.path, roots, device) as history:
+    with record(snapshot, roots, device):
         yield snapshot
-    snapshot.peak_bytes = history.peak_bytes
 
 
 def record_call(workload: Workload, path: Path, device: torch.device, *, runs_out: bool = False) -> MemorySnapshot:
@@ -71,20 +59,19 @@ def record_call(workload: Workload, path: Path, device: torch.device, *, runs_ou
     on_host = backend_of(device).is_host
     workload.make_ready(2 if on_host and not runs_out else 1)
     if not on_host:
-        recording = cuda_history(snapshot.path, lambda: workload.roots, device)
+        recording = cuda_history(snapshot, lambda: workload.roots, device)
     else:
         before = None if runs_out else workload.run
-        recording = cpu_history(snapshot.path, lambda: workload.roots, device, before=before)
-    with collector_off(), recording as history, _stages(workload.spans, device, history.looks.look) as next_stage:
+        recording = cpu_history(snapshot, lambda: workload.roots, device, before=before)
+    with collector_off(), recording as looks, _stages(workload.spans, device, looks.look) as next_stage:
         try:
             result = workload.run(next_stage)
         except (RuntimeError, MemoryError) as error:
             if not runs_out or as_out_of_memory(error) is None:
                 raise
         else:
-            history.looks.look_at_result(result)
+            looks.look_at_result(result)
             del result
-    snapshot.peak_bytes = history.peak_bytes
     return snapshot
 
 

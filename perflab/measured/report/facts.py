@@ -10,6 +10,7 @@ from perflab.results.measurement import RankFigures, Record
 from perflab.results.records import Change, Judgement, Uncompared
 from perflab.results.result import Result
 from perflab.tables.contents import Table, first_rows
+from perflab.tables.lines import in_words
 from perflab.units import format_bytes, format_change, format_count, format_ns
 
 _SKEW_FROM = 0.02
@@ -78,11 +79,6 @@ def reasons_of(judgement: Judgement) -> list[tuple[str, list[str]]]:
 def listed(names: Sequence[str]) -> str:
     """Join names into a list in words: ``memory, allocations and operators``."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def in_words(quantity: str) -> str:
-    """Return a quantity's name in words: ``graph_breaks`` -> ``graph breaks``."""
-    return quantity.replace("_", " ")
 
 
 def ranks_facts(record: Record) -> list[str]:

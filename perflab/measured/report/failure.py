@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from perflab.base.user_lines import CALLERS
-from perflab.measured.report.facts import in_words, launching_text, listed, reasons_of
+from perflab.measured.report.facts import launching_text, listed, reasons_of
 from perflab.profiles.explanation_text import MOST, Row, explanation_rows, peak_rows
 from perflab.results.measurement import Paired, Record
 from perflab.results.profile import Explanation
@@ -25,7 +25,7 @@ from perflab.tables.failing import (
     kernel_code_text,
     wrapped,
 )
-from perflab.tables.lines import name_of
+from perflab.tables.lines import in_words, name_of
 from perflab.units import (
     format_bytes,
     format_change,

@@ -28,7 +28,7 @@ from perflab.measured.run.callgrind import check_callgrind
 from perflab.measured.run.recheck import HeldReports, Recheck, needs_recheck
 from perflab.measured.run.state import Learned, no_graph_for
 from perflab.measured.run.verdict import Judged, baselines_of, failure_of, judged, parameters_of, result_of
-from perflab.measured.run.ways import Callgrind, InRank, InStep, Local, Replicate, Served, Serves, profile_plan
+from perflab.measured.run.ways import Callgrind, InRank, InStep, Local, Replicate, Served, Serves, job_of
 from perflab.noting import case_id
 from perflab.predicted.run.fake_cases import PredictedCases
 from perflab.predicted.run.predicting import Predictions
@@ -132,14 +132,13 @@ class Cases:
         return Perf(state, device, way, partial(expect, self._config, state.settings))
 
     def _way(self, state: CaseState, device: torch.device, progress: Progress) -> Way:
-        job, settings = self._job, self._settings
+        job = self._job
         if together().world_size > 1 and (job is None or job.cases is None):
             return InStep(state, device, progress, self._config)
         if state.predicts:
             return self._predictions.way(state, self._budget)
         if job is None:
-            saves = settings.update or settings.update_new
-            return Local(state, device, progress, self._config, self._budget, self._predictions, saves)
+            return Local(state, device, progress, self._config, self._budget, self._predictions)
         if self._server is not None:
             return Served(state, device, progress, self._config, self._budget, self._server)
         if job.place is not None:
@@ -165,17 +164,7 @@ class Cases:
         if left_s is not None and left_s <= 0:
             state.skip_for_time()
         self._progress.for_case(pyfuncitem)(f"in {settings.world_size} ranks")
-        saves = settings.update or settings.update_new
-        share_s = None if saves else self._budget.case_share_s()
-        plan = profile_plan(self._config, state, self._budget)
-        job = Job(
-            cases=[state.case],
-            budget_s=share_s,
-            profiled=[state.case] if plan is not None else [],
-            profile_ns=plan.budget_ns if plan is not None else None,
-            profile_files=str(plan.files) if plan is not None and plan.files is not None else None,
-        )
-        found = ranked.run_in_ranks(self._config, state, job, str(device), left_s)
+        found = ranked.run_in_ranks(self._config, state, job_of(self._config, state, self._budget), str(device), left_s)
         learned = state.part(Learned)
         learned.measurement, learned.out_of_memory = found.measurement, found.out_of_memory
         learned.environment = found.stated.environment if found.stated is not None else None

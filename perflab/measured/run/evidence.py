@@ -18,6 +18,7 @@ from perflab.results.profile import Explanation, Profile
 from perflab.running.case.fresh_process import measure_fresh
 from perflab.running.case.progress import ProgressLine
 from perflab.settings.settings import TotalBudget
+from perflab.tiers.job import Job
 from perflab.turns import evidence
 from perflab.turns.conclusions import in_short
 from perflab.turns.start_sides import two_sides
@@ -137,8 +138,8 @@ class Evidence:
         release_memory(device)
         self._progress.show("profile in a fresh process")
         try:
-            cases = {one.case: one.settings.world_size}
-            alone = measure_fresh(self._config, cases, str(device), left_s=left_s, profiled=[one.case])
+            job, sizes = Job(cases=[one.case], profiled=[one.case]), {one.case: one.settings.world_size}
+            alone = measure_fresh(self._config, job, str(device), world_sizes=sizes, left_s=left_s)
         except FreshProcessError as error:
             return Explanation(
                 base=against, problem=over if self._budget.is_over() else evidence.could_not(error.problem)

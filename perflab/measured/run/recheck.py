@@ -52,13 +52,13 @@ def size_of(judgement: Judgement) -> tuple[bool, float]:
     return bool(exactly_worse(judgement)), over
 
 
-def without_recheck(one: Judged, reason: str) -> Judged:
-    """Return a case that is not re-checked, judged by its first reading, with the reason if one is needed."""
+def without_recheck(one: Judged) -> Judged:
+    """Return a case that the run has ended before, judged by its first reading, with the reason if one is needed."""
     if one.judgement.suspect:
-        return one.not_rechecked(reason)
+        return one.not_rechecked(_ENDED)
     if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # other verdicts need no reason
         return one
-    return replace(one, judgement=changed(one.judgement, reasons=[*one.judgement.reasons, reason]))
+    return replace(one, judgement=changed(one.judgement, reasons=[*one.judgement.reasons, _ENDED]))
 
 
 class Recheck:
@@ -246,14 +246,14 @@ class HeldReports:
             self._check_again(session)
         finally:
             for held in self._held:
-                self._give_out(held, without_recheck(held.judged, _ENDED))
+                self._give_out(held, without_recheck(held.judged))
         return outcome
 
     def reports_as_they_are(self) -> list[pytest.TestReport]:
         """Return the held tests' call reports with the results so far, for a process that ends before the re-check."""
         found = []
         for held in self._held:
-            self._conclude(held.item, without_recheck(held.judged, _ENDED))
+            self._conclude(held.item, without_recheck(held.judged))
             for report in held.reports:
                 if report.when == "call":
                     self._attach(held.item, report)

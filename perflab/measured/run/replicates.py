@@ -28,7 +28,7 @@ from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.ranked import ranks_on_a_device
 from perflab.settings.settings import TotalBudget
-from perflab.tiers.job import JobResult
+from perflab.tiers.job import Job, JobResult
 from perflab.units import format_bytes, format_names
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ class Remeasuring:
             return one.settings.over_before(_AGAIN)
         problem = no_room(one.record, device)
         if problem is None:
-            budget_s = self._budget.share_s(among)
+            job = Job(cases=[one.case], budget_s=self._budget.share_s(among))
+            sizes = {one.case: one.settings.world_size}
             try:
-                cases = {one.case: one.settings.world_size}
-                found = measure_fresh(self._config, cases, str(device), budget_s, left_s=left_s)[one.case]
+                found = measure_fresh(self._config, job, str(device), world_sizes=sizes, left_s=left_s)[one.case]
             except FreshProcessError as error:
                 if left_s is not None and (self._budget.measuring_s() or 0.0) <= 0.0:
                     return one.settings.over_before(_AGAIN)
@@ -282,10 +282,11 @@ class Replicates:
         for device in sorted({self._records[case].device for case in cases}):
             here = [case for case in cases if self._records[case].device == device]
             profiled = [case for case in here if case in self._to_profile]
+            job = Job(cases=here, budget_s=budget_s, profiled=profiled)
+            sizes = {case: self._results[case].mode.world_size for case in here}
             try:
                 with device_turn(device, ProgressLine(self._config).waiting):
-                    world_sizes = {case: self._results[case].mode.world_size for case in here}
-                    found = measure_fresh(self._config, world_sizes, device, budget_s, profiled=profiled)
+                    found = measure_fresh(self._config, job, device, world_sizes=sizes)
             except FreshProcessError as error:
                 self._notes.append(f"baselines with fewer replicates: {error}")
                 self._given_up |= {*here}

@@ -66,8 +66,9 @@ class Measuring:
     device: torch.device
     progress: Progress
     config: pytest.Config
-    checks_results: ClassVar[bool] = True
-    """Whether results are compared with the case's reference: once for a case, or for each rank of it."""
+    is_first: ClassVar[bool] = True
+    """Whether the case is measured here for the first time, or in a rank of it: other processes measure it again, and
+    neither compare its results with the reference, nor two callables with each other, nor look for leaks."""
 
     def requires(self, claim: Claim) -> Way:
         """Ignore the claim: the process that asked for this measurement has checked it."""
@@ -94,7 +95,7 @@ class Measuring:
 
     def _refuse_wrong(self, workload: Workload) -> None:
         """Refuse a result that is not the reference's, and forget what was measured of it."""
-        if not self.checks_results or self.state.reference is None:
+        if not self.is_first or self.state.reference is None:
             return
         self.progress("the reference")
         try:
@@ -107,13 +108,15 @@ class Measuring:
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
     ) -> Comparison | None:
-        """Return None without comparing: another process asked for the case's measurement alone."""
-        return None
+        """Compare two callables interleaved in this process, in step with other ranks, after one call of each.
 
-    def _compared(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison:
-        """Compare two callables interleaved in this process, in step with other ranks, after one call of each."""
+        None where another process asked for the case's measurement alone.
+
+        Raises:
+            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not trustworthy.
+        """
+        if not self.is_first:
+            return None
         self._skip_without_graph()
         state, settings, share_s = self.state, self.state.settings, self._share_s()
         wanted_s = settings.budget_s if budget_s is None else budget_s
@@ -204,8 +207,9 @@ class Measuring:
         return None
 
     def _leak_calls(self) -> int:
-        """Return the number of calls to check for a leak: once for a case, in the process that measures it first."""
-        return 0
+        """Return the number of calls to check for a leak, in the process that measures the case first."""
+        settings = self.state.settings
+        return settings.leak_calls if self.is_first or settings.fresh_process else 0
 
     def _share_s(self) -> float | None:
         """Return the case's share of the run's time in seconds; None if only the case's own budget applies."""
@@ -251,7 +255,7 @@ class Replicate(Measuring):
     """Measures in this process, a fresh one, within the time that its parent has left."""
 
     job: Job
-    checks_results = False
+    is_first = False
 
     def _profile(self) -> ProfilePlan | None:
         job = self.job
@@ -260,9 +264,6 @@ class Replicate(Measuring):
         budget_ns = self.state.settings.evidence_ns if job.profile_ns is None else job.profile_ns
         return ProfilePlan(budget_ns, Path(job.profile_files) if job.profile_files is not None else None)
 
-    def _leak_calls(self) -> int:
-        return self.state.settings.leak_calls if self.state.settings.fresh_process else 0
-
     def _share_s(self) -> float | None:
         return self.job.budget_s
 
@@ -270,7 +271,7 @@ class Replicate(Measuring):
 class InStep(Measuring):
     """Measures in this process in step with the other ranks of its case, whoever has started them."""
 
-    checks_results = True
+    is_first = True
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case in all ranks if it does not fit in one of them."""
@@ -278,15 +279,6 @@ class InStep(Measuring):
         needs = needs_of(claim, self.state, self.device, None, sides=sharing)
         _skip_in_step(needs)
         return self
-
-    def compare(
-        self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
-    ) -> Comparison | None:
-        """Compare two callables interleaved, in all ranks at once."""
-        return self._compared(base, candidate, budget_s, threshold)
-
-    def _leak_calls(self) -> int:
-        return self.state.settings.leak_calls
 
     def _counted_apart(self, measurement: Measurement) -> Measurement:
         """Return the measurement as it is: a process under callgrind would be no rank."""
@@ -304,8 +296,6 @@ class Local(Measuring):
     budget: TotalBudget
     predictions: Predictions
     """Predicts a case that does not fit, in a run that predicts by itself."""
-    saves: bool
-    """Whether the run saves baselines: each case then gets its whole budget."""
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case, or switch it to a prediction, if it does not fit."""
@@ -359,13 +349,9 @@ class Local(Measuring):
     def compare(
         self, base: Workload, candidate: Workload, budget_s: float | None, threshold: float | None
     ) -> Comparison | None:
-        """Compare two callables interleaved, after one call of each.
-
-        Raises:
-            UsageError: a call returned unfinished work; no graph can hold it; or its clock is not trustworthy.
-        """
+        """Compare two callables interleaved, or skip the case if the run's time is over."""
         self._skip_if_late()
-        return self._compared(base, candidate, budget_s, threshold)
+        return super().compare(base, candidate, budget_s, threshold)
 
     def _profile(self) -> ProfilePlan | None:
         return profile_plan(self.config, self.state, self.budget)
@@ -380,16 +366,7 @@ class Local(Measuring):
         if not self.state.settings.fresh_process:
             return super()._measure(workload)
         self.progress("in a fresh process")
-        plan = self._profile()
-        found = measure_fresh(
-            self.config,
-            {case: 1},
-            str(self.device),
-            self._share_s(),
-            profiled=[case] if plan is not None else [],
-            profile_ns=plan.budget_ns if plan is not None else None,
-            profile_files=plan.files if plan is not None else None,
-        )[case]
+        found = measure_fresh(self.config, job_of(self.config, self.state, self.budget), str(self.device))[case]
         self._learned.out_of_memory = found.out_of_memory
         return None if found.measurement is None else Measured(found.measurement, workload.run())
 
@@ -406,11 +383,8 @@ class Local(Measuring):
         release_memory(self.device)
         record_where_asked(state, workload, self.device, self.config, runs_out=True)
 
-    def _leak_calls(self) -> int:
-        return self.state.settings.leak_calls
-
     def _share_s(self) -> float | None:
-        return None if self.saves else self.budget.case_share_s()
+        return share_of(self.state, self.budget)
 
 
 class Serves(Protocol):
@@ -432,7 +406,7 @@ class Served(Measuring):
 
     budget: TotalBudget
     server: Serves
-    checks_results = False
+    is_first = False
 
     def requires(self, claim: Claim) -> Way:
         """Skip the case if not all sides fit at once."""
@@ -461,7 +435,7 @@ class Served(Measuring):
 class Callgrind(Measuring):
     """Calls the callable a few times on a simulated processor, which counts the last call's instructions."""
 
-    checks_results = False
+    is_first = False
 
     def _measured(self, workload: Workload) -> Any:
         self.state.done = True
@@ -478,6 +452,19 @@ def profile_plan(config: pytest.Config, state: CaseState, budget: TotalBudget) -
     left_s = budget.measuring_s()
     budget_ns = min(state.settings.profile_ns, float("inf") if left_s is None else max(0.0, left_s) * 1e9)
     return ProfilePlan(budget_ns, folder / "profiles" / file_name_for(identity(state.case, state.settings.mode)))
+
+
+def share_of(state: CaseState, budget: TotalBudget) -> float | None:
+    """Return the case's share of the run's time in seconds; None: it has its whole budget, as in a run that saves."""
+    return None if state.settings.update or state.settings.update_new else budget.case_share_s()
+
+
+def job_of(config: pytest.Config, state: CaseState, budget: TotalBudget) -> Job:
+    """Return the job of processes that measure a case in place of this one, as this one would."""
+    job, plan = Job(cases=[state.case], budget_s=share_of(state, budget)), profile_plan(config, state, budget)
+    if plan is None:
+        return job
+    return changed(job, profiled=[state.case], profile_ns=plan.budget_ns, profile_files=str(plan.files))
 
 
 def needs_of(claim: Claim, state: CaseState, device: torch.device, left_s: float | None, *, sides: int = 1) -> Needs:

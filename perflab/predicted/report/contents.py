@@ -13,7 +13,7 @@ from perflab.predicted.report.facts import dry_run_facts, filled_by, fit_facts, 
 from perflab.predicted.report.table import by_gpu, prediction_head, prediction_notes, prediction_rows, prediction_table
 from perflab.results.predicted import Cost, PredictedCase, Prediction
 from perflab.results.result import Document, Result
-from perflab.tables.contents import Case, MemoryTimeline, Quantity, Table, exact_quantities, first_rows, quantity
+from perflab.tables.contents import Case, Quantity, Table, exact_quantities, first_rows, quantity
 from perflab.tables.failing import without_skipped
 from perflab.tables.lines import Line, Section, wrap_facts
 from perflab.tables.view import View
@@ -27,7 +27,7 @@ def describe(result: Result, case: Case) -> Case:
     outcome = result.outcome
     if not isinstance(outcome, PredictedCase):  # the case failed, was skipped, or ran out of memory
         return case
-    now, live = outcome.now, outcome.now.timeline
+    now = outcome.now
     facts = [*filter(None, [filled_by(now)]), *fit_facts(now), *time_facts(now), *memory_facts(now)]
     facts += [*dry_run_facts(now), *now.notes, *([f"timeline: {now.snapshot}"] if now.snapshot is not None else [])]
     return changed(
@@ -36,7 +36,7 @@ def describe(result: Result, case: Case) -> Case:
         quantities=_quantities(result, now),
         memory={kind: size for kind, size in now.composition.items() if size},
         memory_beside=_beside(now),
-        timeline=MemoryTimeline(highest_bytes=live.highest_bytes, phases=live.phases) if live is not None else None,
+        timeline=now.timeline,
         tables=_tables(now),
         facts=facts,
         compared_by={"GPU": now.place, "torch": now.torch},

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import torch
 
     from perflab.measure.calls.workload import Workload
-    from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.measure.memory.histories import MemorySnapshot
     from perflab.predicted.prediction import Proofs, Traced
     from perflab.predicted.trace.trace import Trace
     from perflab.running.case.perf import CaseState, Way
@@ -161,7 +161,7 @@ class Predictions:
         Raises:
             OSError: the file cannot be written.
         """
-        from perflab.measure.memory.memory_snapshot import MemorySnapshot
+        from perflab.measure.memory.histories import MemorySnapshot
         from perflab.predicted.cuda.kernels import ON_CUDA
         from perflab.predicted.memory.snapshot import write_snapshot
         from perflab.predicted.trace.modules import ModuleBook

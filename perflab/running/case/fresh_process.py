@@ -87,26 +87,20 @@ class FreshProcess:
 
 def measure_fresh(
     config: pytest.Config,
-    cases: Mapping[str, int],
+    job: Job,
     device: str,
-    budget_s: float | None = None,
     *,
+    world_sizes: Mapping[str, int] | None = None,
     left_s: float | None = None,
-    profiled: Sequence[str] = (),
-    profile_ns: float | None = None,
-    profile_files: Path | None = None,
 ) -> dict[str, JobResult]:
-    """Measure cases in one fresh process; a case in ranks in fresh processes of its own.
+    """Measure a job's cases in one fresh process; a case in ranks in fresh processes of its own.
 
     Args:
         config: the running session's configuration, whose command is repeated.
-        cases: node id -> the number of processes that run the case at once.
+        job: the cases, and how they are measured.
         device: the exact device to measure on, since ``auto`` in the child may be another GPU than the worker's.
-        budget_s: the time limit for measuring a case, if it is less than the case's budget.
+        world_sizes: the number of processes that run a case at once, by node id; None: each case runs in one.
         left_s: the time left for the run, after which the process is ended; None: only its own limits apply.
-        profiled: the cases that are also profiled.
-        profile_ns: the time that a profile may take; None: as long as a profile that explains a failure.
-        profile_files: the path to which one profiled call is written, as in ``ProfilePlan``; None: no file.
 
     Returns:
         The result of each case by node id; a case that the child could not measure is missing.
@@ -114,27 +108,20 @@ def measure_fresh(
     Raises:
         FreshProcessError: the child measured none of the cases; its last output is in the error.
     """
-    alone = [case for case, world_size in cases.items() if world_size == 1]
+    in_ranks = {case: size for case, size in (world_sizes or {}).items() if size > 1}
+    alone = [case for case in job.cases or () if case not in in_ranks]
     found: dict[str, JobResult] = {}
     problem: FreshProcessError | None = None
-    job = Job(
-        cases=alone,
-        budget_s=budget_s,
-        profiled=list(profiled),
-        profile_ns=profile_ns,
-        profile_files=None if profile_files is None else str(profile_files),
-    )
-    for case, world_size in cases.items():
+    for case, size in in_ranks.items():
         try:
-            if world_size > 1:
-                found[case] = measure_in_ranks(config, changed(job, cases=[case]), world_size, device, left_s=left_s)
+            found[case] = measure_in_ranks(config, changed(job, cases=[case]), size, device, left_s=left_s)
         except RankError as error:
             problem = FreshProcessError(error.problem, error.remedy)
     if not alone:
         if problem is not None and not found:
             raise problem
         return found
-    told, ending = run_job(config, job, device, left_s=left_s)
+    told, ending = run_job(config, changed(job, cases=alone), device, left_s=left_s)
     found |= {result.case: result for result in told if result.problem is None}
     if not found:
         raise FreshProcessError(*_no_result(ending, told[0] if told else JobResult(case=alone[0])))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed
 
-    from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.measure.memory.histories import MemorySnapshot
     from perflab.measure.stopping import Warmup
     from perflab.running.case.perf import Perf
 

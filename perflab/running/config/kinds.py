@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from perflab.measure.memory.memory_snapshot import MemorySnapshot
+    from perflab.measure.memory.histories import MemorySnapshot
 
 
 def is_perf_case(item: pytest.Item) -> bool:

@@ -18,7 +18,7 @@ from perflab.base.git import ask_git, code_of
 from perflab.base.identity import file_of
 from perflab.results.records import Environment
 from perflab.settings.settings import Settings
-from perflab.store.case_files import path_of
+from perflab.store.case_files import case_at, path_of
 from perflab.store.stale import Collection, Missing, Stored, StoredFile, find_missing, moved_from
 from perflab.tiers.interface import tier, tiers
 from perflab.tiers.saving import shown
@@ -51,7 +51,7 @@ class Stale:
                 names = missing_from(file, self._collection, self._config.rootpath).stale
             except PerflabError:
                 continue  # a damaged file that this run did not need
-            self.cases |= dict.fromkeys(f"{path_of(file.path.stem)}::{name}" for name in names)
+            self.cases |= dict.fromkeys(case_at(file.path, name) for name in names)
             if names:
                 said = f"{_counted(names)} in {shown(file.path, self._config)}"
                 lines.append(f"{said}: {format_names(names)} (remove: --perf-prune)")
@@ -70,11 +70,11 @@ class Stale:
         missing = {file: missing_from(file, collection, root) for file in files}
         removed, kept = [], []
         for file, (stale, doubtful) in missing.items():
-            moved = [name for name in stale if f"{path_of(file.path.stem)}::{name}" in needed]
+            moved = [name for name in stale if case_at(file.path, name) in needed]
             if moved:
                 place = shown(file.path, self._config)
                 kept.append(f"kept in {place}, since moved cases were compared with it: {', '.join(moved)} ({_SAVE})")
-            named = [name for name in doubtful if self._is_named(f"{path_of(file.path.stem)}::{name}")]
+            named = [name for name in doubtful if self._is_named(case_at(file.path, name))]
             unwanted = [name for name in [*stale, *named] if name not in moved]
             for path, names in file.store.remove({file.path: unwanted}).items() if unwanted else ():
                 said = f"removed {_counted(names)} from {shown(path, self._config)}: {', '.join(names)}"
@@ -84,11 +84,7 @@ class Stale:
                     f"kept in {shown(file.path, self._config)}, not collected here but perhaps elsewhere: "
                     f"{', '.join(others)} (remove: --perf-prune --perf-prune-case={path_of(file.path.stem)}::NAME)"
                 )
-        missed = [
-            f"{path_of(file.path.stem)}::{name}"
-            for file, one in missing.items()
-            for name in (*one.stale, *one.doubtful)
-        ]
+        missed = [case_at(file.path, name) for file, one in missing.items() for name in (*one.stale, *one.doubtful)]
         if self._settings.prune_case and not any(map(self._is_named, missed)):
             said = "there is no baseline of that name here whose case was not collected"
             kept.append(f"--perf-prune-case={self._settings.prune_case}: {said}")
@@ -158,7 +154,7 @@ class Moved:
         for file in tier(self._tier).stored(self._baselines, environments):
             with contextlib.suppress(BaselineError):  # a damaged file that this case does not need
                 stale = missing_from(file, collection, root).stale
-                found |= {f"{path_of(file.path.stem)}::{name}": file.entries()[name] for name in stale}
+                found |= {case_at(file.path, name): file.entries()[name] for name in stale}
         return found
 
     def _read(self, case: str, stored: Stored | None) -> str | None:
