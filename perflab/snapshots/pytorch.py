@@ -122,8 +122,6 @@ def _devices(
             segments.setdefault(number_of(one, "device"), []).append(one)
     about = content.get("perflab")
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
-    counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
-    rows.has_times = rows.has_times and not counts_events  # the file has numbers of events in place of times
     settings = content.get("allocator_settings")
     allocator = settings.get("PYTORCH_CUDA_ALLOC_CONF") if type(settings) is dict else None
     if type(allocator) is str and "roundup_power2_divisions" in allocator:
