@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import KernelError
-from perflab.compiled.machine.bound import Bound, bound_of
+from perflab.compiled.machine.bound import bound_of
 from perflab.compiled.machine.disassembly import _JOINED, Function, Instruction, disassemble, parse
 from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of, use_of
 from perflab.compiled.machine.library import kernels_in
@@ -19,6 +19,7 @@ from perflab.compiled.machine.loops import Loop, loops_of
 from perflab.compiled.machine.pipes import PIPES
 from perflab.compiled.machine.reading import loop_lines, most_in_flight_bytes, read_loops
 from perflab.predicted.data_sheets import GPUS
+from perflab.results.compiled import LoopCounts
 
 FOLDER = Path(__file__).parent / "machine_code"
 
@@ -47,7 +48,7 @@ def loops(*lines: str) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def body(*lines: str, arch: int = 80, num_warps: int = 4, blocks: int = 1) -> Bound:
+def body(*lines: str, arch: int = 80, num_warps: int = 4, blocks: int = 1) -> LoopCounts:
     """Return the bound of a loop of these instructions."""
     whole = code(*lines)
     return bound_of(whole, Loop(0, whole, ()), PIPES[arch], num_warps=num_warps, blocks=blocks)
@@ -176,7 +177,7 @@ def test_the_bound_of_each_pipe_is_its_work() -> None:
     assert independent.cycles["tensor cores"] == 8 * 4 * 4096 / 2048
     assert (independent.limit, independent.share_of_peak) == ("tensor cores", 1.0)
     assert independent.flops == 8 * 4 * 4096
-    assert independent.flops_per_second(PIPES[80]) == pytest.approx(312e12, rel=0.001)
+    assert PIPES[80].flops_per_second(independent) == pytest.approx(312e12, rel=0.001)
     # 16 results a cycle, of 4 warps of 32 threads.
     exponentials = body(*["MUFU.EX2 R1,R2"] * 10)
     assert (exponentials.limit, exponentials.least_cycles) == ("special functions", 10 * 4 * 32 / 16)
