@@ -64,15 +64,14 @@ _SMALL = 16
 """Loops of fewer instructions set something up, or wait; they are left out."""
 
 
-def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) -> list[LoopCounts]:
+def read_loops(kernel: Function, *, num_warps: int, blocks: int) -> list[LoopCounts]:
     """Return the innermost loops of a kernel, by address; its whole code if it has none.
 
     Args:
-        functions: the kernel first, then functions that it calls.
+        kernel: the kernel's own code, without that of functions that it calls.
         num_warps: the warps of a block.
         blocks: how many blocks are on a multiprocessor at once; 0 counts as one.
     """
-    kernel = functions[0]
     loops = loops_of(kernel, _SMALL)
     if not loops:
         return [changed(_read(kernel, whole_of(kernel), num_warps, blocks), is_all=True, in_flight_bytes=0)]
