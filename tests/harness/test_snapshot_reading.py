@@ -82,6 +82,7 @@ def test_a_pickle_that_would_run_something_runs_nothing(tmp_path: Path, protocol
         (b"}]K\x02s.", "keys are to be texts"),
         (b"(" * 1000, "more than 100 containers"),
         (b"]K\x01q\x00q\x00.", "given twice"),
+        (b"]K\x01q\x07.", "object 7 of the memo is given before object 0"),
         (b"h\x07.................", "object 7 of the memo is used, and there is none"),
         (b"0.", "opcode 0x30"),
         (b"]]e.", "has not begun"),
