@@ -52,12 +52,7 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
     worse = [name for name in gated if totals[name][1] - totals[name][0] > totals[name][0] * _slack(name, policy)]
     fell = any(totals[name][1] < totals[name][0] for name in gated)
     changes = {
-        name: Change(
-            before=before,
-            now=after,
-            ratio=after / before if before else 1.0 + after,
-            limit=1.0 + _slack(name, policy) if name in gated else None,
-        )
+        name: Change.exact(before, after, 1.0 + _slack(name, policy) if name in gated else None)
         for name, (before, after) in totals.items()
     }
     return Judgement(
