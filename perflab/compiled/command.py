@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 from perflab.base.errors import UsageError
@@ -14,11 +13,6 @@ from perflab.report.summary import progress, show
 from perflab.results.documents import write_document
 from perflab.tables.escaping import lines_of
 from perflab.tiers.interface import Run
-
-
-def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-    """Return the subcommands that this tier adds to ``perflab``."""
-    return {"kernels": kernels_command, "machine-code": machine_code_command}
 
 
 def kernels_command(parser: argparse.ArgumentParser) -> Run:

@@ -235,12 +235,7 @@ def _changes(here: KernelResources, before: KernelResources) -> dict[str, Change
         in_loops += [name for name in own if old.get(name, 0) != new.get(name, 0)]
     order = ["registers", *_GATED, *_SHOWN, *KINDS, "tma", *in_loops]
     return {
-        name: Change(
-            before=old.get(name, 0),
-            now=new.get(name, 0),
-            ratio=new.get(name, 0) / old[name] if old.get(name) else 1.0 + new.get(name, 0),
-            limit=1.0 if name in _GATED or name in in_loops else None,
-        )
+        name: Change.exact(old.get(name, 0), new.get(name, 0), 1.0 if name in (*_GATED, *in_loops) else None)
         for name in dict.fromkeys(order)
         if old.get(name, 0) or new.get(name, 0)
     }

@@ -40,9 +40,9 @@ class CompiledTier(Tier):
 
     @override
     def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-        from perflab.compiled.command import commands
+        from perflab.compiled.command import kernels_command, machine_code_command
 
-        return commands()
+        return {"kernels": kernels_command, "machine-code": machine_code_command}
 
     @override
     def settings(self, given: Given) -> Compiling:

@@ -87,8 +87,7 @@ def judge_memory(before_bytes: Sequence[int], now_bytes: Sequence[int], device: 
     rounding = block_bytes_on(device)
     slack = rounding if rounding > 1 else 0
     allowed = before * (1.0 + policy.memory_threshold) + slack
-    ratio = after / before if before else 1.0 + after
-    change = Change(before=before, now=after, ratio=ratio, limit=1.0 + policy.memory_threshold)
+    change = Change.exact(before, after, 1.0 + policy.memory_threshold)
     if after > allowed:
         return Finding(change, Verdict.REGRESSED)
     if max(now_bytes) < min(before_bytes) - slack:

@@ -79,10 +79,9 @@ class Case:
 def cases_of(ranges: Ranges) -> dict[str, Case]:
     """Return the cases that perflab's own ranges name."""
     passes = {number: found for number, one in enumerate(ranges.all) if (found := case_and_pass(one.name)) is not None}
-    children = ranges.children() if passes else {}
     cases: dict[str, Case] = {}
     for number, (name, which) in passes.items():
-        calls = [child for child in children.get(number, []) if ranges.all[child].name == CALL]
+        calls = [child for child in ranges.children.get(number, []) if ranges.all[child].name == CALL]
         if which == SAMPLES:
             cases.setdefault(name, Case()).timed += calls
         elif which == OPERATORS:
@@ -104,7 +103,6 @@ def asked_in_calls(
     ranges: Ranges,
     cases: Mapping[str, Case],
     keeping: Mapping[int, Kept],
-    children: Mapping[int, list[int]],
 ) -> dict[int, Asked]:
     """Return the origin of each launch in the calls with ranges of operators, by the number of the call's range."""
     calls = [number for case in cases.values() for number in case.with_operators]
@@ -126,7 +124,7 @@ def asked_in_calls(
     asked = {}
     for number in list(found):
         one = ranges.all[number]
-        phases = [ranges.all[at] for at in children.get(number, []) if phase_in(ranges.all[at].name)]
+        phases = [ranges.all[at] for at in ranges.children.get(number, []) if phase_in(ranges.all[at].name)]
         asked[number] = asked_by(
             Ranged(one.name, one.start_ns, one.end_ns, one.thread),
             found.pop(number),
@@ -154,7 +152,6 @@ def case_reading(
     asked: Mapping[int, Asked],
     names: Names,
     most: int,
-    children: Mapping[int, list[int]],
 ) -> CaseReading:
     """Return the time of one call and its profile. ``most``: the most kernels to read one by one, beyond two calls."""
     host_ns = {at: float(ranges.all[at].end_ns - ranges.all[at].start_ns) for at in case.timed}
@@ -167,7 +164,7 @@ def case_reading(
         len(case.timed),
         fmean(host_ns[at] for at in chosen),
         fmean(device_ns[at] for at in chosen) if device_ns else 0.0,
-        _phases(chosen, children, ranges, sums),
+        _phases(chosen, ranges, sums),
     )
     if not device_ns:
         return replace(reading, problem=_why_no_kernel(sums))
@@ -210,16 +207,14 @@ def _why_no_kernel(sums: Sums) -> str:
     return "no kernel was launched in its calls"
 
 
-def _phases(
-    calls: Sequence[int], children: Mapping[int, list[int]], ranges: Ranges, sums: Sums
-) -> dict[str, tuple[float, float]]:
+def _phases(calls: Sequence[int], ranges: Ranges, sums: Sums) -> dict[str, tuple[float, float]]:
     """Return the mean nanoseconds per call of each phase, on the host and on the device.
 
     Several ranges of one phase in a call, as with micro-batches, are added up.
     """
     found: dict[str, list[float]] = {}
     totals = sums.totals
-    for child in (child for call in calls for child in children.get(call, [])):
+    for child in (child for call in calls for child in ranges.children.get(call, [])):
         one = ranges.all[child]
         if not (name := phase_in(one.name)):
             continue

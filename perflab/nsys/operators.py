@@ -6,12 +6,12 @@ the forward that made it, as in a profile of ``torch.profiler``.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from perflab.attribution.places import MARK, Where
+from perflab.base.grouping import groups_of
 from perflab.nsys.launches import COPY, GRAPH, Launch
 from perflab.nsys.reading_ranges import named, place_or_node, shapes_of
 from perflab.profiles.alignment import STRANGER, counterparts
@@ -59,9 +59,7 @@ def asked_by(
 
     ``found`` are ranges within the call, in any order; ``flops`` returns the FLOPs of an operator with given shapes.
     """
-    by_thread: dict[int, list[Ranged]] = defaultdict(list)
-    for one in found:
-        by_thread[one.thread].append(one)
+    by_thread = groups_of(found, lambda one: one.thread)
     places: list[Where] = []
     number = 0
     roots: list[Call] = []

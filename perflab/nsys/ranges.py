@@ -10,8 +10,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush, merge
 from typing import NamedTuple
+
+from perflab.base.grouping import groups_of
 
 NONE = -1
 _NEVER = 2**63 - 1
@@ -96,12 +99,10 @@ class Ranges:
                 within[number] = True
         return found
 
+    @cached_property
     def children(self) -> dict[int, list[int]]:
-        """Return the ranges directly within each range; those of ``NONE`` are the outermost."""
-        found: dict[int, list[int]] = {}
-        for number, parent in enumerate(self.parents):
-            found.setdefault(parent, []).append(number)
-        return found
+        """The ranges directly within each range; those of ``NONE`` are the outermost."""
+        return groups_of(range(len(self.parents)), self.parents.__getitem__)
 
     def _timeline(self, thread: int) -> _Timeline:
         timeline = _Timeline()

@@ -118,10 +118,9 @@ def read(
         export, process, ranges, keeping, paths.number, calls, lambda count: progress(f"reading kernels: {count:,}")
     )
     names = Names(export)
-    children = ranges.children() if cases else {}
     notes += _notes(export, ranges, sums)
     progress("reading operators")
-    asked = asked_in_calls(export, process, ranges, cases, keeping, children)
+    asked = asked_in_calls(export, process, ranges, cases, keeping)
     if asked and not has_torch():
         notes.append("could not count FLOPs, because PyTorch does not load here")
     return Reading(
@@ -133,7 +132,7 @@ def read(
             for path, name, count, time_ns in sorted(sums.flat(), key=lambda one: -one[3])
         ],
         cases=[
-            case_reading(name, case, ranges, sums, asked, names, MOST_KERNELS // len(cases), children)
+            case_reading(name, case, ranges, sums, asked, names, MOST_KERNELS // len(cases))
             for name, case in cases.items()
         ],
         notes=notes,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
+from perflab.base.grouping import groups_of
 from perflab.nsys.cases import CaseReading
 from perflab.nsys.reading import KernelSum, RangeSum, Reading
 from perflab.profiles.text import lines as profile_lines
@@ -44,11 +44,9 @@ def _ranges(ranges: Sequence[RangeSum], most: int) -> list[str]:
     """Format ranges as a tree, each level in the order in which its paths first began."""
     if not ranges:
         return ["", "no named ranges"]
-    below: dict[tuple[str, ...], list[RangeSum]] = defaultdict(list)
-    for one in ranges:
-        below[one.path[:-1]].append(one)
+    below = groups_of(ranges, lambda one: one.path[:-1])
     cells: list[tuple[str, ...]] = [("range", "instances", "host", "device", "busy", "kernels")]
-    waiting = list(reversed(below[()]))
+    waiting = list(reversed(below.get((), [])))
     while waiting:
         one = waiting.pop()
         waiting.extend(reversed(below.get(one.path, [])))

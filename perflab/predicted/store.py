@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
 
 import msgspec
 
-from perflab.base.data import Amount, Data, changed, speakable_throughout
+from perflab.base.data import Amount, Data, changed, speakable_throughout, to_plain
 from perflab.base.errors import BaselineError
 from perflab.predicted.judge.judge import baseline_of
 from perflab.results.peak import PeakPart
@@ -101,38 +102,22 @@ def _say_the_same(one: PredictedBaseline, other: PredictedBaseline) -> bool:
     return changed(one, recorded="", commit=None, reason=None) == changed(other, recorded="", commit=None, reason=None)
 
 
-class _Part(NamedTuple):
-    category: str
-    module: str
-    operator: str
-    size_bytes: Amount
-    blocks: Amount
-
-
-class _Cost(NamedTuple):
-    phase: str
-    module: str
-    operator: str
-    calls: Amount
-    flops: Amount
-    bytes_moved: Amount
-
-
-class _Saved(NamedTuple):
-    module: str
-    operator: str
-    shape: list[Amount]
-    dtype: str
-    tensors: Amount
-    size_bytes: Amount
+_KINDS: Mapping[str, tuple[type[PeakPart | Cost | SavedTensors], tuple[str, ...]]] = MappingProxyType(
+    {
+        "at_peak": (PeakPart, ("category", "module", "operator", "size_bytes", "blocks")),
+        "costs": (Cost, ("phase", "module", "operator", "calls", "flops", "bytes_moved")),
+        "saved": (SavedTensors, ("module", "operator", "shape", "dtype", "count", "size_bytes")),
+    }
+)
+"""The record of each kind of row, and those of its fields that are the row's columns."""
 
 
 class _StoredCase(PredictedBaseline, frozen=True, kw_only=True):
     """A baseline as stored in a file: with short lists for rows."""
 
-    at_peak: list[_Part]  # type: ignore[assignment]
-    costs: list[_Cost]  # type: ignore[assignment]
-    saved: list[_Saved]  # type: ignore[assignment]
+    at_peak: list[tuple[str, str, str, Amount, Amount]]  # type: ignore[assignment]
+    costs: list[tuple[str, str, str, Amount, Amount, Amount]]  # type: ignore[assignment]
+    saved: list[tuple[str, str, list[Amount], str, Amount, Amount]]  # type: ignore[assignment]
     saved_bytes: Amount
 
 
@@ -190,30 +175,18 @@ def folder_of(gpu: str) -> str:
 
 def _baseline(case: _StoredCase) -> PredictedBaseline:
     rows = {
-        "at_peak": [PeakPart(**row._asdict()) for row in case.at_peak],
-        "costs": [Cost(**row._asdict()) for row in case.costs],
-        "saved": [
-            SavedTensors(
-                module=module, line="", operator=operator, shape=shape, dtype=dtype, count=tensors, size_bytes=size
-            )
-            for module, operator, shape, dtype, tensors, size in case.saved
-        ],
+        name: [record(line="", **dict(zip(fields, row, strict=True))) for row in getattr(case, name)]
+        for name, (record, fields) in _KINDS.items()
     }
     return PredictedBaseline(**{**msgspec.structs.asdict(case), **rows})
 
 
 def _block(one: PredictedBaseline) -> str:
-    always = ("torch", "recorded", "peak_bytes", "held_bytes", "saved_bytes")
-    if_any = ("layers", "roofline_ns", "parameters", "real", "kernels", "collectives", "commit", "reason")
-    fields = {name: getattr(one, name) for name in (*always, *if_any) if name in always or getattr(one, name)}
-    fields |= {"world_size": one.world_size} if one.world_size > 1 else {}
-    rows: dict[str, list[tuple[object, ...]]] = {
-        "at_peak": [_Part(p.category, p.module, p.operator, p.size_bytes, p.blocks) for p in one.at_peak],
-        "costs": [_Cost(c.phase, c.module, c.operator, c.calls, c.flops, c.bytes_moved) for c in one.costs],
-        "saved": [_Saved(s.module, s.operator, s.shape, s.dtype, s.count, s.size_bytes) for s in one.saved],
-    }
+    fields = {name: value for name, value in {"saved_bytes": 0, **to_plain(one)}.items() if name not in _KINDS}
     lines = [f'      "{name}": {as_json(value)}' for name, value in sorted(fields.items())]
-    return "{\n" + ",\n".join([*lines, *(f'      "{name}": {_lines(rows[name])}' for name in sorted(rows))]) + "\n    }"
+    for name, (_, columns) in _KINDS.items():
+        lines.append(f'      "{name}": {_lines(map(attrgetter(*columns), getattr(one, name)))}')
+    return "{\n" + ",\n".join(lines) + "\n    }"
 
 
 def _lines(rows: Iterable[tuple[object, ...]]) -> str:

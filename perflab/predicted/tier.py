@@ -37,9 +37,9 @@ class PredictedTier(Tier):
 
     @override
     def commands(self) -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-        from perflab.predicted.dry_run.command import commands
+        from perflab.predicted.dry_run.command import dry_run_command
 
-        return commands()
+        return {"dry-run": dry_run_command}
 
     @override
     def settings(self, given: Given) -> Predicting:

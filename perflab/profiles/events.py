@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
+
+from perflab.base.grouping import groups_of
 
 RANGE_SCOPE = 7
 """The value of PyTorch's ``RecordScope::USER_SCOPE``: a range that somebody opened by name."""
@@ -95,9 +96,8 @@ class Innermost:
     """Finds the call that is open on a thread at a moment."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
-        self._calls: dict[int, list[Call]] = defaultdict(list)
-        for call in sorted(calls, key=lambda call: (call.event.start_ns, -call.event.end_ns)):
-            self._calls[call.event.thread].append(call)
+        in_order = sorted(calls, key=lambda call: (call.event.start_ns, -call.event.end_ns))
+        self._calls = groups_of(in_order, lambda call: call.event.thread)
         self._starts = {thread: [call.event.start_ns for call in found] for thread, found in self._calls.items()}
 
     def at(self, thread: int, moment_ns: int) -> Iterator[Call]:

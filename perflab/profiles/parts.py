@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from perflab.base.data import changed
+from perflab.base.grouping import groups_of
 from perflab.measure.counts.events import kind_of
 from perflab.profiles.facts import HALF, Change, Key, Total, is_whole, parsed
 from perflab.profiles.wholes import Again, Layers
@@ -40,9 +41,7 @@ def parts_of(
     """
     facts, gone = _instead_of_an_optimizer(facts, now)
     together = {module: one for one in wholes for module in one.modules}
-    groups: dict[str | Again | Layers, list[Change]] = defaultdict(list)
-    for fact in facts:
-        groups[together.get(fact.key[1], fact.key[1])].append(fact)
+    groups = groups_of(facts, lambda fact: together.get(fact.key[1], fact.key[1]))
     working = (total for key, total in now.items() if key[0] not in UNNAMED)
     unchanged = {line for total in working for _, line in total.calls} - {one.spot for one in facts}
     parts = []
@@ -96,9 +95,7 @@ def edits(changes: Sequence[Change], unchanged: Iterable[str]) -> list[list[Chan
 
     ``unchanged`` are the lines of the current version on which something runs and nothing changed.
     """
-    by_spot: dict[str, list[Change]] = defaultdict(list)
-    for one in _with_what_replaces(changes):
-        by_spot[one.spot].append(one)
+    by_spot = groups_of(_with_what_replaces(changes), lambda one: one.spot)
     without_line = by_spot.pop("", [])
     between: dict[str, list[int]] = defaultdict(list)
     for file, number in sorted(map(parsed, unchanged)):
@@ -129,11 +126,8 @@ def _with_what_replaces(changes: Sequence[Change]) -> list[Change]:
     Calls are moved only if the operator is called at least as often as before.
     """
     come_at = {one.spot for one in changes if one.more > 0}
-    by_operator: dict[str, list[Change]] = defaultdict(list)
-    for one in changes:
-        by_operator[one.key[0]].append(one)
     found: dict[tuple[Key, str], Change] = {}
-    for some in by_operator.values():
+    for some in groups_of(changes, lambda one: one.key[0]).values():
         to = max(some, key=lambda one: one.more)
         is_replaced = to.more > 0 and sum(one.more for one in some) > -HALF
         for one in sorted(some, key=lambda one: -one.more):
@@ -215,11 +209,9 @@ def _lead(changes: Sequence[Change]) -> tuple[Change, Change]:
 
 def _other_lines(changes: Sequence[Change]) -> list[OnLine]:
     """Return the change that names each further line, the line with most time first."""
-    by_spot: dict[str, list[Change]] = defaultdict(list)
-    for one in changes:
-        by_spot[one.spot].append(one)
     found = []
-    for some in sorted(by_spot.values(), key=lambda some: -sum(abs(one.change_ns) for one in some)):
+    by_spot = groups_of(changes, lambda one: one.spot).values()
+    for some in sorted(by_spot, key=lambda some: -sum(abs(one.change_ns) for one in some)):
         _, lead = _lead(some)
         same = [one for one in some if one.key[0] == lead.key[0]]
         found.append(OnLine(lead.key[0], lead.line, round(sum(one.more for one in same), 2)))

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from perflab.base.data import changed
+from perflab.base.grouping import groups_of
 from perflab.internals.of_torch.machine import BlockEvent
 from perflab.profiles.events import NODE, Innermost
 from perflab.profiles.placed import Placed, role_of
@@ -170,9 +171,7 @@ def category_of(made: Asked, freed: Asked | None) -> str:
 
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:
     """Sum up parts of the same category, operator, module and stack; the largest sum comes first."""
-    together: dict[tuple[str, str, str, str, tuple[str, ...]], list[PeakPart]] = {}
-    for one in parts:
-        together.setdefault((one.category, one.operator, one.module, one.line, tuple(one.stack)), []).append(one)
+    together = groups_of(parts, lambda one: (one.category, one.operator, one.module, one.line, *one.stack))
     sums = (
         changed(ones[0], size_bytes=sum(one.size_bytes for one in ones), blocks=sum(one.blocks for one in ones))
         for ones in together.values()
@@ -189,7 +188,7 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
 
     ``against`` is the name of the base in texts; ``change_bytes`` is the change by the gate's own measurement.
     """
-    before, now = _by_key(base.parts), _by_key(head.parts)
+    before, now = (groups_of(side.parts, lambda one: (one.category, one.operator, one.module)) for side in (base, head))
     changes = [one for key in {**now, **before} for one in _changes(key, before.get(key, []), now.get(key, []))]
     seen_bytes = head.peak_bytes - base.peak_bytes
     rest_bytes, each_bytes = change_bytes - seen_bytes, head.grows_bytes or base.grows_bytes
@@ -252,13 +251,6 @@ def _without_equal(changes: Iterable[PeakChange]) -> list[PeakChange]:
     return found
 
 
-def _by_key(parts: Iterable[PeakPart]) -> dict[_Key, list[PeakPart]]:
-    found: dict[_Key, list[PeakPart]] = defaultdict(list)
-    for one in parts:
-        found[one.category, one.operator, one.module].append(one)
-    return found
-
-
 def _changes(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> list[PeakChange]:
     """Return the changes of blocks of one kind and place.
 
@@ -268,10 +260,8 @@ def _changes(key: _Key, before: list[PeakPart], now: list[PeakPart]) -> list[Pea
     gone, new = _unlike(before, now)
     if gone and new:
         return [_change(key, gone, new)]
-    by_stack: dict[tuple[str, ...], list[PeakPart]] = defaultdict(list)
-    for one in gone or new:
-        by_stack[one.line, *one.stack].append(one)
-    return [_change(key, some if gone else [], [] if gone else some) for some in by_stack.values()]
+    by_stack = groups_of(gone or new, lambda one: (one.line, *one.stack)).values()
+    return [_change(key, some if gone else [], [] if gone else some) for some in by_stack]
 
 
 def _change(key: _Key, gone: list[PeakPart], new: list[PeakPart]) -> PeakChange:

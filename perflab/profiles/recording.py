@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perflab.attribution.places import Places, module_names
 from perflab.base.errors import UsageError
 from perflab.base.gpu_names import kernel_name
+from perflab.base.grouping import groups_of
 from perflab.base.reachable import reachable
 from perflab.internals.of_torch.machine import a_profiler_runs, activity_of, kineto_results
 from perflab.measure.clocks.clock import wait_for_devices
@@ -206,9 +207,7 @@ def _recorded(
     called: Sequence[tuple[str, int]],
     foreign: tuple[Kernel, ...],
 ) -> Recorded:
-    by_thread: dict[int, list[Event]] = {}
-    for one in inside:
-        by_thread.setdefault(one.thread, []).append(one)
+    by_thread = groups_of(inside, lambda one: one.thread)
     root = nested([span, *by_thread.pop(span.thread, [])])[0]
     others = sorted(by_thread.values(), key=lambda some: min(one.start_ns for one in some))
     phases = sorted(

@@ -121,6 +121,11 @@ class Change(Data, frozen=True):
     limit: float | None = None
     """The ratio above which the change counts; None if the change is not gated."""
 
+    @classmethod
+    def exact(cls, before: float, now: float, limit: float | None = None) -> Change:
+        """Return the change of an exact quantity, which has no interval; from 0 the ratio is 1 + now."""
+        return cls(before=before, now=now, ratio=now / before if before else 1.0 + now, limit=limit)
+
     @property
     def is_past_limit(self) -> bool:
         """Whether the value now exceeds the limit; False without a limit."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from perflab.base.grouping import groups_of
 from perflab.results.peak import CATEGORIES
 from perflab.snapshots.model import Block, Frame, Snapshot, Stack
 
@@ -243,11 +244,7 @@ def alike_keys() -> Callable[[Block], Hashable]:
 
 def alike(blocks: Iterable[Block]) -> list[Alike]:
     """Group alike blocks, the group with the most bytes first."""
-    found: dict[Hashable, list[Block]] = {}
-    key = alike_keys()
-    for block in blocks:
-        found.setdefault(key(block), []).append(block)
-    same = [Alike(together[0].size_bytes, together) for together in found.values()]
+    same = [Alike(together[0].size_bytes, together) for together in groups_of(blocks, alike_keys()).values()]
     return sorted(same, key=lambda one: -one.total_bytes)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
 
 from perflab.base.files import shared_end
+from perflab.base.grouping import groups_of
 from perflab.snapshots.analysis import (
     Line,
     alive_at,
@@ -67,13 +68,11 @@ def _place(stack: Stack) -> tuple[str, str, int]:
 
 def _same_files(old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
     """Map each old file that moved to the new file of its name that shares the most folders, counted from the end."""
-    by_name: dict[str, list[str]] = defaultdict(list)
     there = {*new}
-    for file in sorted(there):
-        by_name[file.rsplit("/", 1)[-1]].append(file)
+    by_name = groups_of(sorted(there), lambda file: file.rsplit("/", 1)[-1])
     found = {}
     for file in old:
-        others = by_name[file.rsplit("/", 1)[-1]]
+        others = by_name.get(file.rsplit("/", 1)[-1], [])
         if file not in there and others:
             found[file] = max(others, key=lambda other: shared_end(file, other))
     return found

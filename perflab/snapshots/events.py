@@ -85,7 +85,6 @@ class Rows:
         Raises:
             SnapshotError: a value has a type or size that no event has.
         """
-        length = len(self.actions)
         try:
             stack = self.stack_of(frames)
             # Types are checked before anything is hashed: the hash of tuples within tuples may take for ever.
@@ -104,10 +103,8 @@ class Rows:
             self.labels.append(label)
             self.actions.append(number)
         except (TypeError, ValueError, OverflowError) as error:
-            for column in (self.addresses, self.sizes, self.streams, self.times_us, self.stacks, self.labels):
-                del column[length:]
             raise SnapshotError(
-                f"event {length:,} of the snapshot has a value that no event has: {error}",
+                f"event {len(self):,} of the snapshot has a value that no event has: {error}",
                 "record it again with torch.cuda.memory._record_memory_history and _dump_snapshot",
             ) from error
 
@@ -171,8 +168,6 @@ class _Event:
 
 EVENT = _Event()
 """The object that replaces an event once the event is a row."""
-MOST_PLACES = 8
-"""The most numbers in the memo that a key may have; a pickler gives each key one."""
 MOST_LAYOUTS = 6
 """The most orders of keys that are tried; the order that matched last is tried first."""
 
@@ -192,6 +187,11 @@ _FRAMES = rb"((?>" + _LIST + b"|" + _GET + rb"|N))"
 _ONE_GET = re.compile(_GET, re.DOTALL)
 _ONE_NUMBER = re.compile(_SMALL, re.DOTALL)
 _IS_PUT = re.compile(_PUT, re.DOTALL)
+
+
+def _got(number: int) -> bytes:
+    """Return the opcode by which a pickle takes an object from the memo."""
+    return bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little")
 
 
 @dataclass(frozen=True)
@@ -249,16 +249,11 @@ class Events(Content):
         """Make a regular expression for events with these keys, if all of the keys are in the memo."""
         if not {*NUMBERS} <= {*keys} or "device_free" in keys:
             return
-        places: dict[int, list[bytes]] = {id(key): [] for key in keys}
-        for number, text in enumerate(memo):
-            # Keys are compared by identity: a mark of the same letters is another object, of which a million may exist.
-            if id(text) in places:
-                places[id(text)].append(bytes((0x68, number)) if number < 256 else b"j" + number.to_bytes(4, "little"))
-        if all(0 < len(found) <= MOST_PLACES for found in places.values()):
-            parts = [
-                b"(?:" + b"|".join(map(re.escape, places[id(key)])) + b")" + (_FRAMES if key == "frames" else _VALUE)
-                for key in keys
-            ]
+        # Keys are compared by identity: a mark of the same letters is another object, of which a million may exist.
+        wanted = {*map(id, keys)}
+        numbers = {id(text): number for number, text in enumerate(memo) if id(text) in wanted}
+        if len(numbers) == len(keys):
+            parts = [re.escape(_got(numbers[id(key)])) + (_FRAMES if key == "frames" else _VALUE) for key in keys]
             layout = _Layout(
                 re.compile(rb"\}(" + _PUT + rb")\(" + b"".join(parts) + b"u", re.DOTALL),
                 itemgetter(*(keys.index(key) for key in NUMBERS)),

@@ -115,7 +115,7 @@ class Snapshot:
     source: str
     """The writer of the file: ``PyTorch``, ``perflab`` (recorded on a CPU) or ``perflab, predicted``."""
     device: str
-    """The device's name: ``cuda:0``, ``cpu``; ``cuda`` for a prediction in JSON."""
+    """The device's name: ``cuda:0``, ``cpu``."""
     blocks: Sequence[Block]
     """The blocks in order of allocation; blocks that were alive before the recording come first."""
     times_ns: Sequence[int]

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perflab.base.grouping import groups_of
 from perflab.snapshots.model import Block
 
 BEGIN = b"\nperflab notes 1\n"
@@ -89,10 +90,8 @@ class Notes:
     def _seen(self, blocks: Sequence[Block]) -> dict[int, tuple[str, str]]:
         """Return category and module of each block that a look lists, by the block's number."""
         addresses = {address for look in self.looks for address in look.at}
-        lying: dict[int, list[int]] = {}
-        for number, block in enumerate(blocks):
-            if block.address in addresses:
-                lying.setdefault(block.address, []).append(number)
+        noted = (number for number, block in enumerate(blocks) if block.address in addresses)
+        lying = groups_of(noted, lambda number: blocks[number].address)
         said: dict[int, tuple[str, str]] = {}
         for look in self.looks:
             for address, what in look.at.items():

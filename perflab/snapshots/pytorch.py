@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from perflab.base.errors import SnapshotError
+from perflab.base.grouping import groups_of
 from perflab.snapshots.deduced import as_told
 from perflab.snapshots.device import Device, number_of
 from perflab.snapshots.events import EVENT, Events, Rows
@@ -116,14 +117,10 @@ def _devices(
             f"{len(rows):,} events were read, but the traces of all devices have another number of them",
             "record it again with torch.cuda.memory._record_memory_history and _dump_snapshot",
         )
-    segments: dict[int, list[dict[str, Any]]] = {}
-    for one in _list(content, "segments"):
-        if type(one) is dict and type(one.get("blocks")) is list:
-            segments.setdefault(number_of(one, "device"), []).append(one)
+    whole = [one for one in _list(content, "segments") if type(one) is dict and type(one.get("blocks")) is list]
+    segments = groups_of(whole, lambda one: number_of(one, "device"))
     about = content.get("perflab")
     is_predicted = type(about) is dict and about.get("kind") == PREDICTED
-    counts_events = is_predicted and type(about) is dict and about.get("times") == "event"
-    rows.has_times = rows.has_times and not counts_events  # the file has numbers of events in place of times
     settings = content.get("allocator_settings")
     allocator = settings.get("PYTORCH_CUDA_ALLOC_CONF") if type(settings) is dict else None
     if type(allocator) is str and "roundup_power2_divisions" in allocator:

@@ -102,7 +102,7 @@ def choose(found: Sequence[Snapshot], device: str | None, path: Path) -> Snapsho
     if device is None:
         return max(found, key=lambda one: (bool(one.out_of_memory), one.moments, len(one.blocks)))
     for one in found:
-        if device.removeprefix("cuda:") == _name(one).removeprefix("cuda:") or device == one.device:
+        if device.removeprefix("cuda:") == one.device.removeprefix("cuda:"):
             return one
     raise SnapshotError(
         f"{path} has nothing of device {device}", f"choose of {', '.join(one.device for one in found)}: --device"
@@ -130,8 +130,8 @@ def choose_two(
         return choose(before, first, paths[0]), choose(after, second or first, paths[1])
     if len(before) == len(after) == 1:
         return before[0], after[0]
-    later = {_name(one): one for one in after}
-    both = [(one, later[_name(one)]) for one in before if _name(one) in later]
+    later = {one.device: one for one in after}
+    both = [(one, later[one.device]) for one in before if one.device in later]
     if both:
         return max(both, key=lambda two: (any(one.out_of_memory for one in two), sum(one.moments for one in two)))
     have = " and ".join(
@@ -155,8 +155,3 @@ def with_others_named(chosen: Snapshot, found: Sequence[Snapshot]) -> Snapshot:
         return chosen
     note = f"only {chosen.device} is shown; the file also has {'; '.join(others)} (--device)"
     return replace(chosen, notes=[*chosen.notes, note])
-
-
-def _name(one: Snapshot) -> str:
-    """Return the device's name; ``cuda``, the device of a prediction, is ``cuda:0``."""
-    return "cuda:0" if one.device == "cuda" else one.device

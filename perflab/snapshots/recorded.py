@@ -1,9 +1,8 @@
-"""Reads perflab's own JSON: recordings of ``memory_snapshot`` on a CPU, and predictions written by older versions.
+"""Reads perflab's own JSON: recordings of ``memory_snapshot`` on a CPU, as ``measure/memory/histories.py`` writes them.
 
 Schema 3 has ``events`` of ``[time, bytes, block, place]``, each on its own line (``event_lines``). Before the events
-come ``places``; ``before`` with ``[block, bytes, place]`` of blocks that were alive already; and ``marks`` with
-``[event, phase]`` where a phase begins. Without marks, an event has the phase of its place. ``looks`` list the blocks
-at known addresses (``notes``). Schema 1, of a recording whose blocks nobody can tell apart, has only
+come ``places``; ``before`` with ``[block, bytes, place]`` of blocks that were alive already; and ``looks`` with the
+blocks at known addresses (``notes``). Schema 1, of a recording whose blocks nobody can tell apart, has only
 ``[time, bytes]``.
 """
 
@@ -41,15 +40,13 @@ class _Place:
     module: str
     phase: str
     category: str
-    operator: str
-    tensor: str
 
 
-_NOWHERE = _Place((), "", "", "", "", "")
+_NOWHERE = _Place((), "", "", "")
 
 
 def read_json(file: BinaryIO, path: Path, progress: Progress) -> Snapshot:
-    """Read a recording or a prediction.
+    """Read a recording.
 
     Raises:
         SnapshotError: the file is damaged, too large, or not written by perflab.
@@ -135,10 +132,8 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any]) -> Snapshot:
     places = [_place(one, stacks) for one in content.get("places", [])]
     reading = _Reading()
     for block, size, place in content.get("before", []):
-        address = _whole(block)
-        reading.give(address if has_blocks else None, _whole(size), places[_index(place)], 0)
+        reading.give(_whole(block), _whole(size), places[_index(place)], 0)
     phases: list[str] = []
-    begins = {_whole(event): str(mark) for event, mark in content.get("marks", [])}
     times = array("q")
     for event in listed:
         time, size, block, number = event if has_blocks else (*event, None, None)
@@ -147,35 +142,25 @@ def _snapshot(content: dict[str, Any], listed: Iterable[Any]) -> Snapshot:
         if moment > MOST_EVENTS:
             raise ValueError(f"it has more than {MOST_EVENTS:,} events: record a shorter part of the program")
         place = _NOWHERE if number is None else places[_index(number)]
-        if "marks" in content:
-            phases.append(begins.get(moment - 1, phases[-1] if phases else ""))
-        else:
-            phases.append(place.phase)
+        phases.append(place.phase)
         if block is not None:
             _whole(block)
         if _whole(size) >= 0:
             reading.give(block, size, place, moment)
         else:
             reading.take(block, -size, place, moment)
-    is_predicted = "time" in content
-    blocks = reading.all_blocks()
-    is_noted = "looks" in content
-    has_categories = not is_noted and any(block.category for block in blocks)
     stages = of_marks(phases)
-    if not has_categories:
-        blocks = list(deduced(blocks, stages))
-        blocks = notes_of(content).told(blocks) if is_noted else blocks
+    blocks = list(deduced(reading.all_blocks(), stages))
     return Snapshot(
-        source="perflab, predicted" if is_predicted else "perflab",
-        device="cuda" if content.get("device") == "cuda" else "cpu",
-        blocks=as_told(blocks),
-        times_ns=() if content.get("time") == "event" else times,
+        source="perflab",
+        device="cpu",
+        blocks=as_told(notes_of(content).told(blocks) if has_blocks else blocks),
+        times_ns=times,
         moments=len(times),
-        rounding_bytes=512 if content.get("device") == "cuda" else 1,
         stages=stages,
         steps=steps_of(stages),
-        is_deduced=not has_categories and has_blocks,
-        is_noted=is_noted,
+        is_deduced=has_blocks,
+        is_noted=has_blocks,
         notes=list(_notes(content, has_blocks=has_blocks)),
     )
 
@@ -224,14 +209,13 @@ class _Reading:
 
 
 def _block(size: int, block: int | None, place: _Place, since: int, until: int | None) -> Block:
-    stack, category, module, phase, tensor = place.stack, place.category, place.module, place.phase, place.tensor
-    return Block(size, size, block or 0, 0, stack, category, module, phase, since, until, (), tensor)
+    return Block(size, size, block or 0, 0, place.stack, place.category, place.module, place.phase, since, until)
 
 
 def _place(found: dict[str, Any], stacks: dict[Stack, Stack]) -> _Place:
     """Read a place of the file. Equal stacks become one object, by whose identity blocks of one stack are found."""
     frames = tuple(Frame(str(file), _whole(line), str(function)) for file, line, function in found.get("frames", []))
-    texts = (str(found.get(key) or "") for key in ("module", "phase", "category", "operator", "tensor"))
+    texts = (str(found.get(key) or "") for key in ("module", "phase", "category"))
     return _Place(stacks.setdefault(frames, frames), *texts)
 
 

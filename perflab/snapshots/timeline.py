@@ -6,11 +6,12 @@ Each block is in one band, so at every moment the bands add up to the live bytes
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from perflab.base.grouping import groups_of
 from perflab.snapshots.analysis import (
     Alike,
     Line,
@@ -92,10 +93,7 @@ def told_apart(names: Sequence[str], differences: Sequence[Sequence[str]]) -> li
     """Return the names; equal names get the first of their ``differences`` that differ appended, and more if needed."""
     found = list(names)
     for place in range(max(map(len, differences), default=0)):
-        equal = defaultdict[str, list[int]](list)
-        for number, name in enumerate(found):
-            equal[name].append(number)
-        for numbers in equal.values():
+        for numbers in groups_of(range(len(found)), found.__getitem__).values():
             more = ["".join(differences[number][place : place + 1]) for number in numbers]
             if len({*more}) > 1:
                 for number, text in zip(numbers, more, strict=True):

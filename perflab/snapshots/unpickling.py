@@ -3,8 +3,8 @@
 The module is an interpreter of its own and does not use ``pickle``. The interpreter has no opcode that looks up, builds
 or calls anything, so a file can reach nothing: other opcodes are refused by name, with their offset in the file. The
 size of the file bounds the memory: a length is checked against the rest of the file before anything is allocated, and
-numbers of the memo cost nothing until they are used. A file is refused if it makes more objects or containers, leaves
-more objects outside of containers, or nests deeper than any snapshot. No references are followed, so a structure that
+objects of the memo are numbered in their order. A file is refused if it makes more objects or containers, leaves more
+objects outside of containers, or nests deeper than any snapshot. No references are followed, so a structure that
 contains itself does no harm.
 
 A reader that knows the content of the pickle provides hooks by ``Content``: one may replace a finished dictionary by
@@ -76,8 +76,6 @@ class Unpickling(Window):
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
-        self.far_memo: dict[int, Any] = {}
-        """Objects of the memo whose numbers are not consecutive; no pickler writes such numbers."""
         self._content, self._objects, self._containers = content, 0, 0
 
     def refuse(self, why: str) -> NoReturn:
@@ -105,19 +103,15 @@ class Unpickling(Window):
         """Return the object with a number in the memo."""
         if number < len(self.memo):
             return self.memo[number]
-        if number in self.far_memo:
-            return self.far_memo[number]
         self.operand_is_whole(5 if self.buffer[self.position] == 0x6A else 2)
         self.refuse(f"object {number} of the memo is used, and there is none")
 
     def put(self, number: int, value: Any) -> None:
-        """Store an object in the memo. A number is given only once, so objects read by their number stay valid."""
-        if number == len(self.memo) and number not in self.far_memo:
-            self.memo.append(value)
-        elif number > len(self.memo) and number not in self.far_memo:
-            self.far_memo[number] = value
-        else:
-            self.refuse(f"object {number} of the memo is given twice")
+        """Store an object in the memo. Picklers count objects, so each number is given once, and none is left out."""
+        if number != len(self.memo):
+            how = "twice" if number < len(self.memo) else f"before object {len(self.memo)}"
+            self.refuse(f"object {number} of the memo is given {how}")
+        self.memo.append(value)
 
     def load(self) -> Any:
         """Read the pickle and return its object.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 
 import torch
@@ -77,8 +76,7 @@ def test_times_of_a_cpu_s_recording_are_said_to_be_the_profiler_s(tmp_path: Path
         torch.ones(100)
     said = "Times are the profiler's"
     assert [note[: len(said)] for note in summarize(read(recorded.path), "times").notes].count(said) == 1
-    predicted = {"schema": 1, "device": "cpu", "time": "predicted ns", "events": [[0, 5]]}
-    (tmp_path / "predicted.json").write_text(json.dumps(predicted))
     of_pytorch = written(tmp_path / "a.pickle", content(training()))
-    for path in (tmp_path / "predicted.json", of_pytorch):
+    predicted = written(tmp_path / "b.pickle", content(training(), perflab={"kind": "prediction"}))
+    for path in (of_pytorch, predicted):
         assert not [note for note in summarize(read(path), "other").notes if said in note]

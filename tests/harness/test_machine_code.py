@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perflab.base.errors import KernelError
-from perflab.compiled.machine.bound import Bound, bound_of
+from perflab.compiled.machine.bound import bound_of
 from perflab.compiled.machine.disassembly import _JOINED, Function, Instruction, disassemble, parse
 from perflab.compiled.machine.kinds import Kind, bytes_of, counts_of, kind_of, product_of, use_of
 from perflab.compiled.machine.library import kernels_in
@@ -19,6 +19,7 @@ from perflab.compiled.machine.loops import Loop, loops_of
 from perflab.compiled.machine.pipes import PIPES
 from perflab.compiled.machine.reading import loop_lines, most_in_flight_bytes, read_loops
 from perflab.predicted.data_sheets import GPUS
+from perflab.results.compiled import LoopCounts
 
 FOLDER = Path(__file__).parent / "machine_code"
 
@@ -47,7 +48,7 @@ def loops(*lines: str) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def body(*lines: str, arch: int = 80, num_warps: int = 4, blocks: int = 1) -> Bound:
+def body(*lines: str, arch: int = 80, num_warps: int = 4, blocks: int = 1) -> LoopCounts:
     """Return the bound of a loop of these instructions."""
     whole = code(*lines)
     return bound_of(whole, Loop(0, whole, ()), PIPES[arch], num_warps=num_warps, blocks=blocks)
@@ -111,7 +112,7 @@ def test_every_instruction_of_real_kernels_has_a_kind(arch: int, products: dict[
     assert told == products
     assert sum(counts.values()) == len(loop.instructions)
     # What the loop's products do in a block is the kernel's (rows, 32) by (32, 16), in each iteration.
-    (read,) = [one for one in read_loops([found], num_warps=4, blocks=2) if one.flops]
+    (read,) = [one for one in read_loops(found, num_warps=4, blocks=2) if one.flops]
     assert read.flops == 2 * (128 if arch == 100 else 64) * 16 * 32
     assert read.total == sum(counts.values())
 
@@ -176,7 +177,7 @@ def test_the_bound_of_each_pipe_is_its_work() -> None:
     assert independent.cycles["tensor cores"] == 8 * 4 * 4096 / 2048
     assert (independent.limit, independent.share_of_peak) == ("tensor cores", 1.0)
     assert independent.flops == 8 * 4 * 4096
-    assert independent.flops_per_second(PIPES[80]) == pytest.approx(312e12, rel=0.001)
+    assert PIPES[80].flops_per_second(independent) == pytest.approx(312e12, rel=0.001)
     # 16 results a cycle, of 4 warps of 32 threads.
     exponentials = body(*["MUFU.EX2 R1,R2"] * 10)
     assert (exponentials.limit, exponentials.least_cycles) == ("special functions", 10 * 4 * 32 / 16)
@@ -213,26 +214,26 @@ def test_products_of_warp_groups_are_waited_for_where_the_code_says_so() -> None
 def test_code_that_need_not_run_is_not_in_the_bound() -> None:
     around = ("MOV R1,R2", "@P0 BRA 0x40", "MUFU.RCP R1,R2", "MUFU.RCP R1,R2", "STG.E [R2.64],R1", "EXIT", "BRA 0x60")
     found = Function("kernel", 80, (*code(*around), Instruction(112, "NOP")))
-    (read,) = read_loops([found], num_warps=4, blocks=1)
+    (read,) = read_loops(found, num_warps=4, blocks=1)
     assert read.is_all
     assert "special functions" not in read.cycles
     assert read.issues["special_functions"] == 2
     assert "nothing" not in read.issues
     # Predicated, it is issued and may take no pipe; where warps are specialised, there is no bound.
     assert "special functions" not in body("@P0 MUFU.RCP R1,R2", "MOV R1,R2").cycles
-    (read,) = read_loops([Function("kernel", 90, code("USETMAXREG.DEALLOC 0x18", "EXIT"))], num_warps=4, blocks=1)
+    (read,) = read_loops(Function("kernel", 90, code("USETMAXREG.DEALLOC 0x18", "EXIT")), num_warps=4, blocks=1)
     assert read.cycles == {}
 
 
 def test_architectures_without_a_data_sheet_have_counts_and_no_bound() -> None:
     found = Function("kernel", 120, code("FADD R1,R1,R2", "EXIT"))
-    (read,) = read_loops([found], num_warps=4, blocks=1)
+    (read,) = read_loops(found, num_warps=4, blocks=1)
     assert (read.issues, read.cycles, read.limit) == ({"float_arithmetic": 1, "branches": 1}, {}, "")
 
 
 @pytest.mark.parametrize(("arch", "rows"), [(80, 64), (90, 64), (100, 128)])
 def test_two_stages_have_the_tiles_of_one_iteration_in_flight(arch: int, rows: int) -> None:
-    (read,) = [one for one in read_loops([product_kernel(arch)], num_warps=4, blocks=3) if one.flops]
+    (read,) = [one for one in read_loops(product_kernel(arch), num_warps=4, blocks=3) if one.flops]
     tiles = 2 * 32 * (rows + 16)
     assert (read.copied_bytes, read.in_flight_bytes) == (tiles, 3 * tiles)
 
@@ -268,7 +269,7 @@ def test_bandwidths_are_those_of_the_data_sheets() -> None:
 
 
 def test_loops_in_words() -> None:
-    read = [one for one in read_loops([product_kernel(90)], num_warps=4, blocks=2) if one.flops]
+    read = [one for one in read_loops(product_kernel(90), num_warps=4, blocks=2) if one.flops]
     first, cycles, copies, issues = loop_lines(read, 90)
     assert first.startswith(f"loop 1: {read[0].total} instructions, bound by {read[0].limit}: at most")
     assert first.endswith("on H100 SXM")

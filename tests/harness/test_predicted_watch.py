@@ -19,14 +19,14 @@ from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.prediction import Proofs, Traced, Work, traced
 from perflab.predicted.trace.unroll import same
-from perflab.predicted.trace.watch import SHOW_EVERY, CalledOff, TracingTime
+from perflab.predicted.trace.watch import SHOW_EVERY, CalledOff, Watch
 from tests.harness.traced import phased
 from tests.harness.virtual_clock import VirtualClock
 
 LAYERS = 6
 
 
-class Counting:
+class Counting(Watch):
     """Lets so many operators of the call itself pass, and so many of each part."""
 
     def __init__(self, at_most: int | None = None, in_parts: int | None = None) -> None:
@@ -146,11 +146,11 @@ def time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
 
 def allowed(
     show: Callable[[str], None], budget_s: float = 10, *, by_marker: bool = False, left_s: float | None = None
-) -> TracingTime:
-    return TracingTime(show, budget_s, by_marker=by_marker, left_s=left_s)
+) -> Watch:
+    return Watch(show, budget_s, by_marker=by_marker, left_s=left_s)
 
 
-def operators(watch: TracingTime, time: VirtualClock, seconds: int, each_ms: int = 10) -> None:
+def operators(watch: Watch, time: VirtualClock, seconds: int, each_ms: int = 10) -> None:
     """Operators that take so long all in all."""
     for _ in range(seconds * 1000 // each_ms):
         watch.operator()

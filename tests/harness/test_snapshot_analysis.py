@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from perflab.base.event_lines import as_lines
 from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.predicted.memory.account import account_of
 from perflab.predicted.memory.snapshot import write_snapshot
@@ -209,39 +208,6 @@ def test_a_prediction_read_back_has_its_account_s_peak_and_composition(tmp_path:
     assert {kind: part.size_bytes for kind, part in parts.items()} == account.composition
     assert {*categories_of(found)} <= {*CATEGORIES}
     assert [stage.name for stage in found.stages] == ["forward", "backward", "optimizer"]
-
-
-def test_a_prediction_that_an_older_version_wrote_as_json_is_read(tmp_path: Path) -> None:
-    def place(kind: str, phase: str, line: int) -> dict[str, object]:
-        about = {"operator": "aten::mm", "module": "blocks.1", "phase": phase, "category": kind, "tensor": ""}
-        return {**about, "frames": [["model.py", line, "aten::mm"]]}
-
-    head = {
-        "schema": 3,
-        "device": "cuda",
-        "source": "perflab, predicted",
-        "peak_bytes": 1536,
-        "time": "event",
-        "marks": [[0, ""], [0, "forward"], [2, "backward"]],
-        "places": [place("parameters", "", 1), place("activations", "forward", 2), place("temporaries", "backward", 3)],
-        "before": [[7, 512, 0]],
-    }
-    path = tmp_path / "predicted.json"
-    path.write_bytes(b"".join(as_lines(head, [[0, 512, 8, 1], [2, 1024, 9, 2], [5, -512, 8, 1]])))
-    found = read(path)
-    assert (found.source, found.device, found.rounding_bytes, list(found.times_ns)) == (
-        "perflab, predicted",
-        "cuda",
-        512,
-        [],
-    )
-    assert [*levels(found)] == [512, 1024, 2048, 1536]
-    assert [(one.category, one.freed_at) for one in found.blocks] == [
-        ("parameters", None),
-        ("activations", 3),
-        ("temporaries", None),
-    ]
-    assert [stage.name for stage in found.stages] == ["forward", "backward"]
 
 
 def test_a_recording_and_a_prediction_of_one_step_differ_by_nothing_that_is_not_listed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.snapshots.analysis import is_user_s, levels, peak_moment
 from perflab.snapshots.deduced import of_marks, steps_of
 from perflab.snapshots.model import Stage
-from perflab.snapshots.reading import choose, read_snapshots
+from perflab.snapshots.reading import read_snapshots
 from perflab.snapshots.summary import stage_at, summarize
 from tests.harness.made_snapshots import ENGINE, MIB, MODEL, TRAIN, Recording, block, content, read, segment, written
 
@@ -278,20 +278,3 @@ def test_a_stage_of_forward_and_backward_together_says_nothing_of_either(tmp_pat
 def test_a_script_in_a_folder_of_programs_is_the_user_s() -> None:
     assert is_user_s("/home/me/project/bin/train.py")
     assert not is_user_s("/usr/bin/python3.11")
-
-
-def test_a_prediction_s_device_is_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('{"schema": 1, "device": "cuda", "events": [[0, 5]]}')
-    found = read_snapshots(path)
-    assert choose(found, "0", path) is choose(found, "cuda", path) is found[0]
-    with pytest.raises(SnapshotError, match="nothing of device 1"):
-        choose(found, "1", path)
-
-
-def test_numbers_of_events_are_no_times(tmp_path: Path) -> None:
-    about = {"kind": "prediction", "times": "event"}
-    path = written(tmp_path / "a.pickle", content(Recording().alloc(0, MIB, MODEL), perflab=about))
-    assert list(read(path).times_ns) == []
-    path = written(tmp_path / "b.pickle", content(Recording().alloc(0, MIB, MODEL), perflab={**about, "times": "ns"}))
-    assert len(read(path).times_ns) == 1

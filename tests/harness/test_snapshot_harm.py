@@ -222,7 +222,7 @@ def test_texts_of_every_place_can_be_shown(tmp_path: Path, hostile: str) -> None
     assert not any(text in page for text in ("\x1b", "\u202e", "\ud800"))
     path = tmp_path / "a.json"
     place = {"frames": [[hostile, 1, hostile]], **texts}
-    path.write_text(json.dumps({"schema": 3, "events": [[0, 5, 1, 0]], "places": [place], "marks": [[0, hostile]]}))
+    path.write_text(json.dumps({"schema": 3, "events": [[0, 5, 1, 0]], "places": [place], "looks": []}))
     found = read(path)
     as_page(summarize(found, "a"), [("a", found)]).encode("utf-8")
 
@@ -236,6 +236,7 @@ def test_json_that_is_cut_off_says_what_could_be_read(tmp_path: Path) -> None:
             "device": "cpu",
             "places": [{"module": "a", "phase": "forward"}],
             "before": [[7, 5, 0]],
+            "looks": [],
             "events": [[number, size, 10 + number, 0] for number, size in enumerate(sizes)],
         }
     )

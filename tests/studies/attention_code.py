@@ -138,7 +138,7 @@ def theirs(library: Path, arch: int, kernel: Kernel) -> Read:
         registers=found.registers,
         shared_bytes=found.shared_bytes + kernel.shared_bytes,
     )
-    loops = read_loops([found.function], num_warps=kernel.num_warps, blocks=blocks)
+    loops = read_loops(found.function, num_warps=kernel.num_warps, blocks=blocks)
     best = max(loops, key=lambda one: (one.flops > 0, one.flops / max(1.0, one.least_cycles)))
     name = _name(kernel.direction, kernel.head_dim, is_causal=kernel.is_causal)
     return Read(kernel.library, name, found.registers, best.issues.get("local_memory", 0), blocks, best)

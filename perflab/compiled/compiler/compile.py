@@ -149,11 +149,12 @@ def _assembler_log(compiled: Any, options: Any, arch: int) -> str:
     return said
 
 
-def _machine_code(compiled: Any) -> list[Function]:
+def _machine_code(compiled: Any) -> Function:
+    """Return the kernel's machine code, which comes before that of functions that it calls."""
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
         cubin.write_bytes(compiled.asm["cubin"])
-        return disassemble(cubin, triton_internals.disassembler_path())
+        return disassemble(cubin, triton_internals.disassembler_path())[0]
 
 
 @functools.cache

@@ -12,39 +12,14 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from perflab.compiled.machine.disassembly import Instruction
-from perflab.compiled.machine.kinds import Kind, Product, Use, bytes_of, kind_of, product_of, use_of
+from perflab.compiled.machine.kinds import Kind, Product, Use, bytes_of, counts_of, kind_of, product_of, use_of
 from perflab.compiled.machine.loops import Loop
 from perflab.compiled.machine.pipes import Pipe, Pipes
+from perflab.results.compiled import LoopCounts
 
 _WARP = 32
 _SETTLED = 8
 """Iterations of one warp that are followed; differences between the last two have settled by then."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The least time of an iteration of all blocks that are on a multiprocessor at once, for each block."""
-
-    cycles: dict[str, float]
-    """The least cycles by their purpose: each pipe, ``issue``, and ``dependencies``."""
-    flops: int
-    """Multiplications and additions in tensor cores, of a block in an iteration."""
-    share_of_peak: float
-    """The share of the tensor cores' peak that can be reached at most; 0 without products."""
-
-    @property
-    def limit(self) -> str:
-        """The name of the greatest of the cycles: the pipe, or what else binds."""
-        return max(self.cycles, key=lambda name: self.cycles[name])
-
-    @property
-    def least_cycles(self) -> float:
-        """The least time of an iteration in cycles."""
-        return max(self.cycles.values())
-
-    def flops_per_second(self, pipes: Pipes) -> float:
-        """The FLOP/s that all multiprocessors reach at most, at the clock of the data sheet."""
-        return self.flops / self.least_cycles * pipes.multiprocessors * pipes.clock_hz
 
 
 @dataclass(frozen=True)
@@ -57,8 +32,8 @@ class _Step:
     use: Use
 
 
-def bound_of(code: Sequence[Instruction], loop: Loop, pipes: Pipes, *, num_warps: int, blocks: int) -> Bound:
-    """Return the bound of a loop.
+def bound_of(code: Sequence[Instruction], loop: Loop, pipes: Pipes, *, num_warps: int, blocks: int) -> LoopCounts:
+    """Return the counts of a loop, with the bound of its time.
 
     Args:
         code: the kernel's instructions.
@@ -87,7 +62,12 @@ def bound_of(code: Sequence[Instruction], loop: Loop, pipes: Pipes, *, num_warps
         cycles[Pipe.SHARED] = shared / pipes.shared_bytes
     cycles["issue"] = num_warps * len(always) / pipes.schedulers
     cycles["dependencies"] = _alone(always, pipes) / max(1, blocks)
-    return Bound(cycles, int(flops), cycles.get(Pipe.TENSOR, 0.0) / max(cycles.values()))
+    return LoopCounts(
+        issues=counts_of(code, loop.instructions),
+        cycles={str(name): round(value, 1) for name, value in cycles.items()},
+        flops=int(flops),
+        share_of_peak=round(cycles.get(Pipe.TENSOR, 0.0) / max(cycles.values()), 3),
+    )
 
 
 def _step(code: Sequence[Instruction], one: Instruction) -> _Step:

@@ -116,7 +116,7 @@ def described(kernel: LibraryKernel, *, num_warps: int, shared_bytes: int) -> tu
         registers=kernel.registers,
         shared_bytes=kernel.shared_bytes + shared_bytes,
     )
-    return blocks, read_loops([kernel.function], num_warps=num_warps, blocks=blocks)
+    return blocks, read_loops(kernel.function, num_warps=num_warps, blocks=blocks)
 
 
 def describe_kernels(file: Path, arch: int, pattern: str, *, num_warps: int, shared_bytes: int) -> Iterator[str]:

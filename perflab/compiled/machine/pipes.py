@@ -26,6 +26,7 @@ from types import MappingProxyType
 
 from perflab.compiled.machine.disassembly import Instruction
 from perflab.compiled.machine.kinds import Kind, Product
+from perflab.results.compiled import LoopCounts
 
 
 class Pipe(StrEnum):
@@ -94,6 +95,10 @@ class Pipes:
     def bandwidth_latency_bytes(self) -> float:
         """The bytes that a multiprocessor must have in flight for its share of the bandwidth (Little's law)."""
         return self.memory_bytes_per_s / (self.multiprocessors * self.clock_hz) * self.memory_latency
+
+    def flops_per_second(self, loop: LoopCounts) -> float:
+        """Return the FLOP/s that all multiprocessors reach at most in a loop, at the clock of the data sheet."""
+        return loop.flops / loop.least_cycles * self.multiprocessors * self.clock_hz
 
     def pipe_of(self, one: Instruction, kind: Kind) -> Pipe | None:
         """Return the pipe that an instruction takes; None where only issuing it counts."""

@@ -64,15 +64,14 @@ _SMALL = 16
 """Loops of fewer instructions set something up, or wait; they are left out."""
 
 
-def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) -> list[LoopCounts]:
+def read_loops(kernel: Function, *, num_warps: int, blocks: int) -> list[LoopCounts]:
     """Return the innermost loops of a kernel, by address; its whole code if it has none.
 
     Args:
-        functions: the kernel first, then functions that it calls.
+        kernel: the kernel's own code, without that of functions that it calls.
         num_warps: the warps of a block.
         blocks: how many blocks are on a multiprocessor at once; 0 counts as one.
     """
-    kernel = functions[0]
     loops = loops_of(kernel, _SMALL)
     if not loops:
         return [changed(_read(kernel, whole_of(kernel), num_warps, blocks), is_all=True, in_flight_bytes=0)]
@@ -80,20 +79,15 @@ def read_loops(functions: Sequence[Function], *, num_warps: int, blocks: int) ->
 
 
 def _read(kernel: Function, loop: Loop, num_warps: int, blocks: int) -> LoopCounts:
-    counts = counts_of(kernel.instructions, loop.instructions)
     pipes = PIPES.get(kernel.arch)
     # Where warps trade registers, each kind of warp runs loops of its own, and nothing says which.
     specialised = any(one.name == "USETMAXREG" for one in kernel.instructions)
     if pipes is None or specialised:
-        return LoopCounts(issues=counts)
-    bound = bound_of(kernel.instructions, loop, pipes, num_warps=num_warps, blocks=blocks)
-    return LoopCounts(
-        issues=counts,
+        return LoopCounts(issues=counts_of(kernel.instructions, loop.instructions))
+    return changed(
+        bound_of(kernel.instructions, loop, pipes, num_warps=num_warps, blocks=blocks),
         copied_bytes=copied_bytes(loop.instructions, num_warps),
         in_flight_bytes=most_in_flight_bytes(loop.instructions, num_warps) * max(1, blocks),
-        cycles={str(name): round(value, 1) for name, value in bound.cycles.items()},
-        flops=bound.flops,
-        share_of_peak=round(bound.share_of_peak, 3),
     )
 
 
@@ -123,6 +117,6 @@ def _bound(loop: LoopCounts, pipes: Pipes | None) -> str:
         return ""
     told = f", bound by {loop.limit}"
     if loop.flops:
-        rate = loop.flops / loop.least_cycles * pipes.multiprocessors * pipes.clock_hz
+        rate = pipes.flops_per_second(loop)
         told += f": at most {100 * loop.share_of_peak:.0f} % of the peak, {rate / 1e12:,.0f} TFLOP/s on {pipes.name}"
     return told

@@ -301,11 +301,7 @@ def _changes(there: Exact, here: Exact) -> dict[str, Change]:
     pairs = {name: (value, here.counts[name]) for name, value in there.counts.items() if name in here.counts}
     if there.peak_bytes and here.peak_bytes:
         pairs = {"memory": (max(there.peak_bytes), max(here.peak_bytes)), **pairs}
-    return {
-        name: Change(before=old, now=new, ratio=new / old if old else 1.0 + new)
-        for name, (old, new) in pairs.items()
-        if old != new
-    }
+    return {name: Change.exact(old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 def _said(quantity: str, change: Change) -> str:

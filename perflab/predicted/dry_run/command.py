@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 _MOST = 10
 """The most kernels that are listed."""
 _WAYS = ("host to device", "device to host")
-
-
-def commands() -> dict[str, Callable[[argparse.ArgumentParser], Run]]:
-    """Return the subcommands that this tier adds to ``perflab``, by name."""
-    return {"dry-run": dry_run_command}
 
 
 def dry_run_command(parser: argparse.ArgumentParser) -> Run:

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import TypeVar
 
 from perflab.base.data import Parameters, changed
+from perflab.base.grouping import groups_of
 from perflab.predicted.judge.explanation import explain_collectives, explain_dry_run, explain_growth
 from perflab.predicted.judge.growth import find_growth
 from perflab.results.peak import PeakPart
@@ -51,12 +52,7 @@ def judge_predicted(now: Prediction, baseline: PredictedBaseline | None, policy:
     worse = [name for name in gated if totals[name][1] - totals[name][0] > totals[name][0] * _slack(name, policy)]
     fell = any(totals[name][1] < totals[name][0] for name in gated)
     changes = {
-        name: Change(
-            before=before,
-            now=after,
-            ratio=after / before if before else 1.0 + after,
-            limit=1.0 + _slack(name, policy) if name in gated else None,
-        )
+        name: Change.exact(before, after, 1.0 + _slack(name, policy) if name in gated else None)
         for name, (before, after) in totals.items()
     }
     return Judgement(
@@ -146,11 +142,12 @@ def _slack(name: str, policy: Policy) -> float:
 
 def _merged(rows: Iterable[_Row], key: Sequence[str], amounts: Sequence[str]) -> list[_Row]:
     """Merge rows with equal keys into one row with the sums of their amounts and no line; sort the rows by key."""
-    found: dict[tuple[object, ...], list[_Row]] = {}
-    for row in rows:
-        values = (getattr(row, name) for name in key)
-        found.setdefault(tuple(tuple(one) if isinstance(one, list) else one for one in values), []).append(row)
+
+    def values(row: _Row) -> tuple[object, ...]:
+        found = (getattr(row, name) for name in key)
+        return tuple(tuple(one) if isinstance(one, list) else one for one in found)
+
     return [
         changed(same[0], line="", **{name: sum(getattr(row, name) for row in same) for name in amounts})
-        for _, same in sorted(found.items(), key=itemgetter(0))
+        for _, same in sorted(groups_of(rows, values).items(), key=itemgetter(0))
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from perflab.base.grouping import groups_of
 from perflab.predicted.trace.trace import Alloc, Free, Op, Trace
 from perflab.results.peak import CATEGORIES, PeakPart
 from perflab.results.predicted import Cost, SavedTensors, Timeline
@@ -110,19 +111,18 @@ def _peak(trace: Trace, sizes: dict[int, int]) -> tuple[int, set[int]]:
 
 
 def _parts(trace: Trace, sizes: dict[int, int], alive: set[int]) -> list[PeakPart]:
-    found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
-    for alloc in _allocs(trace):
-        if alloc.block in alive:
-            key = (trace.uses[alloc.block].category, alloc.place.module, alloc.operator)
-            found.setdefault(key, []).append((sizes[alloc.block], alloc.place.line))
+    found = groups_of(
+        (alloc for alloc in _allocs(trace) if alloc.block in alive),
+        lambda alloc: (trace.uses[alloc.block].category, alloc.place.module, alloc.operator),
+    )
     parts = [
         PeakPart(
             category=category,
             module=module,
             operator=operator,
-            size_bytes=sum(size for size, _ in blocks),
+            size_bytes=sum(sizes[one.block] for one in blocks),
             blocks=len(blocks),
-            line=_where_most(blocks),
+            line=_where_most((sizes[one.block], one.place.line) for one in blocks),
         )
         for (category, module, operator), blocks in found.items()
     ]
@@ -130,10 +130,8 @@ def _parts(trace: Trace, sizes: dict[int, int], alive: set[int]) -> list[PeakPar
 
 
 def _costs(trace: Trace, roofline_ns: Bound) -> list[Cost]:
-    found: dict[tuple[str, str, str], list[Op]] = {}
-    for event in trace.events:
-        if isinstance(event, Op):
-            found.setdefault((event.place.phase, event.place.module, event.name), []).append(event)
+    done = (event for event in trace.events if isinstance(event, Op))
+    found = groups_of(done, lambda op: (op.place.phase, op.place.module, op.name))
     return [
         Cost(
             phase=phase,

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from perflab.base.grouping import groups_of
 from perflab.predicted.memory.caching_allocator import CachingAllocator, Segment
 from perflab.predicted.trace.trace import Alloc, Free, Op, Place, Trace
 from perflab.results.profile import OPTIMIZER
@@ -221,9 +222,8 @@ def _optimizer_begins(trace: Trace) -> int:
 
 def _adopted(trace: Trace, gradients: list[Alloc]) -> dict[int, Alloc]:
     freed = {event.block for event in trace.events if isinstance(event, Free)}
-    waiting: dict[tuple[object, ...], list[Alloc]] = {}
-    for block in reversed([block for block in gradients if block.block not in freed]):
-        waiting.setdefault((block.place.module, block.layer, block.size_bytes), []).append(block)
+    there = [block for block in reversed(gradients) if block.block not in freed]
+    waiting = groups_of(there, lambda block: (block.place.module, block.layer, block.size_bytes))
     found: dict[int, Alloc] = {}
     sizes: dict[int, int] = {}
     added: Op | None = None

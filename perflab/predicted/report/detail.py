@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from perflab.base.grouping import groups_of
 from perflab.predicted.report.facts import first_to_checkpoint, fit_facts, intensity
 from perflab.predicted.report.table import WIDTH, amount, quantity_name, signed, wrapped, wrapped_facts
 from perflab.results.predicted import Cost, DryRun, PredictedBaseline, PredictedCase, Prediction
@@ -170,10 +171,8 @@ def _work(now: Prediction, title: str, key: Callable[[Cost], str], width: int) -
 
 def grouped(now: Prediction, key: Callable[[Cost], str]) -> list[tuple[str, list[Cost]]]:
     """Group costs by ``key``, the group with the most roofline time first; bytes decide if there are no times."""
-    groups: dict[str, list[Cost]] = {}
-    for cost in now.costs:
-        groups.setdefault(key(cost), []).append(cost)
-    return sorted(groups.items(), key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
+    groups = groups_of(now.costs, key).items()
+    return sorted(groups, key=lambda pair: (-_time(pair[1]), -sum(one.bytes_moved for one in pair[1])))
 
 
 def _numbers(costs: Sequence[Cost], everything: Sequence[Cost], phases: Mapping[str, int]) -> str:

@@ -28,7 +28,7 @@ from perflab.predicted.memory.sizes import Outline, outline_of
 from perflab.predicted.run.exploring import WORLD, Explorer, fit_of, with_estimate, work_of, worlds_of
 from perflab.predicted.settings import Predicting, predicts_by_itself
 from perflab.predicted.store import PredictedStore
-from perflab.predicted.trace.watch import CalledOff, TracingTime
+from perflab.predicted.trace.watch import CalledOff, Watch
 from perflab.predicted.world.lone_rank import FAKE, LONE, OVER_NOCUDA, LoneRank, lone_rank, playing, with_mismatches
 from perflab.predicted.world.network import communication_on, exchanged_by_line
 from perflab.results.predicted import PredictedBaseline, PredictedCase, Prediction, place_of
@@ -67,7 +67,7 @@ class Instead:
     """The reason for which the case would have been skipped; None if its prediction was requested."""
     until_judged: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps the case's tensors fake until the case is judged: the prediction begins within the test's body."""
-    traced: tuple[Outline, TracingTime] | None = None
+    traced: tuple[Outline, Watch] | None = None
     """The outline of the case's own call, once it is traced, and the time of tracing."""
     group: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Keeps this process one rank of the case's group until the case is torn down."""
@@ -207,7 +207,7 @@ class Predictions:
         gpu = self._gpu
         show, budget_s = functools.partial(self._progress.show, doing="predicting"), state.settings.budget_s
         by_marker = budget_s != self._settings.budget_s
-        time = TracingTime(show, budget_s, by_marker=by_marker, left_s=left_s)
+        time = Watch(show, budget_s, by_marker=by_marker, left_s=left_s)
         try:
             now, traced = self._traced(state, workload, time)
         except CalledOff as end:
@@ -245,7 +245,7 @@ class Predictions:
         state.done, state.outcome = True, PredictedCase(now=now, before=before, parameters=state.parameters)
         return traced.result
 
-    def _traced(self, state: CaseState, workload: Workload, time: TracingTime) -> tuple[Prediction, Traced]:
+    def _traced(self, state: CaseState, workload: Workload, time: Watch) -> tuple[Prediction, Traced]:
         """Trace the workload, in a dry run on CUDA tensors and else on fake ones."""
         from perflab.predicted.cuda.kernels import ON_CUDA
         from perflab.predicted.prediction import Proofs, predict
@@ -272,7 +272,7 @@ class Predictions:
             time_of=lambda op: roofline_ns(op, self._gpu) or 0.0,
         )
 
-    def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: TracingTime) -> Prediction:
+    def _explored(self, now: Prediction, trace: Trace, state: CaseState, time: Watch) -> Prediction:
         """Return the prediction with what else fits.
 
         If building the case for other sizes fails or takes too long, a note says so, and the prediction stays complete

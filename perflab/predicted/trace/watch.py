@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from perflab.measure.clocks import clock
 
@@ -28,18 +26,6 @@ class CalledOff(BaseException):
     """
 
 
-class Watch(Protocol):
-    """An observer of tracing, which raises ``CalledOff`` to stop it."""
-
-    def operator(self) -> None:
-        """Take note that an operator is about to be called."""
-        ...
-
-    def part(self, what: str) -> AbstractContextManager[None]:
-        """Return a context in which something beside the call itself is traced, with a time budget of its own."""
-        ...
-
-
 @dataclass
 class _Part:
     what: str
@@ -48,8 +34,8 @@ class _Part:
     operators: int = 0
 
 
-class TracingTime:
-    """A ``Watch`` that limits the time in which one case is traced.
+class Watch:
+    """A limit of the time in which one case is traced: it is told each operator, and raises ``CalledOff`` to stop.
 
     A budget is processor time: a prediction is exact, and must not depend on other load on the machine. The time that
     the run has left is wall-clock time.
