@@ -166,6 +166,24 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     return unless_calls_differ(judgement, now)
 
 
+def unconfirmed(judgement: Judgement, record: Record, baseline: Baseline, policy: Policy, reason: str) -> Judgement:
+    """Return the final judgement of a suspect that is not re-measured, for the ``reason`` given.
+
+    Memory and counts are exact and need no re-measurement. Time does, whether it is shorter or longer. Against a
+    machine's own history of few runs time says nothing, so the verdict is the one without times.
+    """
+    exact = exactly_worse(judgement)
+    if judgement.few_runs is not None and not exact:
+        alone = judge(record, changed(baseline, times=None), policy)
+        verdict, reasons, missed = alone.verdict, alone.reasons, alone.not_compared
+    else:
+        verdict, missed = Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE, judgement.not_compared
+        reasons = [*judgement.reasons, reason]
+    return changed(
+        judgement, verdict=verdict, worse=exact, reasons=reasons, not_compared=missed, suspect=False, unsettled=[]
+    )
+
+
 def _without_baseline(foreign: Sequence[str]) -> Judgement:
     """Return the judgement of a case with no comparable baseline.
 

@@ -16,7 +16,8 @@ from perflab.units import format_change, format_names, parse_fraction
 LATENCY, PEAK = "latency", "peak"
 _JUDGED = {LATENCY: "latency", PEAK: "memory"}
 """The names of these quantities in a judgement; other quantities have their own names in it."""
-_NO_NUMBERS = (Verdict.FAILED, Verdict.OOM)
+_WORSE = (Verdict.FAILED, Verdict.OOM)
+"""Verdicts that are worse than any run with numbers, whether the case has numbers too."""
 UNDECIDED = "one process a run does not tell whether code or machine did it"
 
 
@@ -93,10 +94,11 @@ def _judge_one(
             gate_counts=True,
         )
     judgement: Judgement | None = tier_of(before).judge_runs(before, now, policy)
-    if judgement is None or judgement.verdict is Verdict.OOM:
-        if now.judgement.verdict in _NO_NUMBERS and not case.quantities:
-            found.worse.append(f"{name}: {now.judgement.verdict}: {(now.judgement.reasons or [''])[0]}".rstrip(": "))
-        elif now.judgement.verdict is not Verdict.SKIPPED:
+    if now.judgement.verdict in _WORSE or (judgement is not None and judgement.verdict is Verdict.OOM):
+        found.worse.append(f"{name}: {now.judgement.verdict}: {(now.judgement.reasons or [''])[0]}".rstrip(": "))
+        return
+    if judgement is None:
+        if now.judgement.verdict is not Verdict.SKIPPED:
             why = compared.elsewhere[runs[1]] or f"{case.verdict} has no numbers"
             found.missed.setdefault(why, []).append(name)
         return

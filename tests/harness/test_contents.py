@@ -17,7 +17,7 @@ from perflab.report.gather import Source, gather
 from perflab.report.summary import markdown
 from perflab.results.compiled import CompiledCase
 from perflab.results.documents import read_document, read_journal, write_document
-from perflab.results.measurement import Paired
+from perflab.results.measurement import OutOfMemory, Paired
 from perflab.results.peak import PeakChange, PeakExplanation
 from perflab.results.profile import Explanation
 from perflab.results.records import Judgement, Policy, Verdict
@@ -386,12 +386,15 @@ def needing(*, peak_bytes: int = 2 * GIB, operators: int = 5, ms: float = 100.0,
 
 def test_compare_fails_for_what_became_worse_and_for_nothing_else(gate: Gate, snapshot: SnapshotAssertion) -> None:
     before = document(needing())
+    ran_out = changed(record(), measurement=None, summary=None, out_of_memory=OutOfMemory(asked_bytes=GIB))
     assert gate(before, document(needing(ms=103))) == (0, "")
     assert gate(before, document(needing(ms=50, operators=4))) == (0, "")
     for worse in (
         [document(needing()), document(needing(ms=112, operators=6))],
         [document(needing(peak_bytes=2 * GIB + 1))],
         [document(result(verdict=Verdict.FAILED, outcome=None))],
+        [document(changed(needing(), judgement=Judgement(verdict=Verdict.FAILED, reasons=["each call keeps 8 B"])))],
+        [document(result(verdict=Verdict.REGRESSED, outcome=changed(ran_out, environment=environment(machine="a"))))],
     ):
         status, said = gate(before, *worse)
         assert status == 1

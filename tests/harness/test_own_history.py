@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from perflab.base.data import changed
-from perflab.judging.judge import judge
+from perflab.judging.judge import judge, unconfirmed
 from perflab.judging.kept import KEPT_REPLICATES, Reading, Step, next_step
 from perflab.measured.baselines import Baselines
 from perflab.measured.exact import split
@@ -193,6 +193,21 @@ def test_a_slowdown_that_nothing_else_explains_is_seen_beside_few_runs_too(kept:
 
 def test_a_slow_first_reading_beside_few_runs_is_measured_again_whatever_disturbed_it() -> None:
     assert judged_by(1, seen(150, **BUSY)).suspect
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "verdict"),
+    [(None, Verdict.NEW), (4096, Verdict.OK), (2048, Verdict.REGRESSED), (8192, Verdict.IMPROVED)],
+    ids=["nothing saved", "held", "hungrier", "lighter"],
+)
+def test_a_suspect_beside_few_runs_that_is_not_measured_again_has_the_verdict_without_times(
+    peak_bytes: int | None, verdict: Verdict
+) -> None:
+    now, stored = seen(150, **BUSY), split(entry([replicate(100 * MS, peak_bytes=peak_bytes, **CALM)]))
+    baseline = changed(stored, exact=stored.exact if peak_bytes is not None else None, times_are_own=True)
+    first = judge(now, baseline, POLICY)
+    assert first.suspect
+    assert unconfirmed(first, now, baseline, POLICY, "no time left").verdict is verdict
 
 
 def test_turns_with_the_commit_of_a_kept_run_decide_and_memory_does_all_the_same() -> None:

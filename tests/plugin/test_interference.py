@@ -200,7 +200,7 @@ def test_they_are_saved_and_marked_where_that_is_asked_for(restless: Project, as
     assert "differ so much" in restless.saved_case()["noisy"][0]
 
 
-def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restless: Project) -> None:
+def test_a_baseline_whose_successor_is_too_noisy_stays_and_nothing_is_called_slower(restless: Project) -> None:
     folder = restless.pytester.path
     restless.edit("40 * number", "0 * number")
     restless.save()
@@ -208,9 +208,21 @@ def test_a_baseline_that_is_there_stays_where_its_successor_is_too_noisy(restles
     restless.edit("0 * number", "40 * number")
     for mark in folder.glob("process-*"):
         mark.unlink()
+    restless.cost(ms=200)
     refused = restless.run("--perf-update")
     assert refused.ret == pytest.ExitCode.TESTS_FAILED
+    refused.stdout.re_match_lines(
+        [
+            r"work .* 200 ms .* \+100\.0% .* inconclusive$",
+            r"  not measured again, since its times were to be saved$",
+            r"  memory and counts saved, times not$",
+        ]
+    )
     assert "(accept: " not in refused.stdout.str()
+    assert "looks worse" not in refused.stdout.str(), "what is to be saved is not measured again before"
+    *_, journal = sorted((folder / ".perflab" / "runs").glob("*.jsonl"))
+    last = json.loads(journal.read_text().splitlines()[-1])
+    assert (last["judgement"]["verdict"], last["not_saved"]) == ("inconclusive", "memory and counts saved, times not")
     assert restless.baseline_file().read_text() == before
 
 

@@ -38,7 +38,10 @@ class Evidence:
         self._left = evidence.MOST
 
     def wanted(self, one: Judged) -> bool:
-        """Whether a case is to be explained, and there is a commit or a profile to compare it with."""
+        """Whether a case is to be explained, and there is a commit or a profile to compare it with.
+
+        What ``--perf-update`` accepts fails no test, and is not looked into.
+        """
         return self._asked(one) and not self._why_not_at_all(one)
 
     def of(self, one: Judged) -> Judged:
@@ -59,7 +62,8 @@ class Evidence:
         )
 
     def _asked(self, one: Judged) -> bool:
-        return one.settings.evidence == "on" and evidence.is_to_explain(one.judgement)
+        settings = one.settings
+        return settings.evidence == "on" and not settings.update and evidence.is_to_explain(one.judgement)
 
     def _why_not_at_all(self, one: Judged) -> str:
         """Return why a case cannot be explained; empty if it can."""

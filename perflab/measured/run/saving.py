@@ -9,6 +9,7 @@ from dataclasses import replace
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError
 from perflab.judging.exact import DECIDES, saved_elsewhere
+from perflab.judging.judge import unconfirmed
 from perflab.judging.kept import (
     Fitness,
     Reading,
@@ -35,6 +36,8 @@ from perflab.tables.lines import short_name
 from perflab.tiers.saving import Saving
 from perflab.units import format_bytes, format_change, format_count, format_names
 
+_NOT_CONFIRMED = "not measured again, since its times were to be saved"
+"""Why a case whose times were refused has no verdict on them."""
 _MOST = 8
 """Lines of one list, the largest changes first. The file that was written has all of them."""
 
@@ -98,6 +101,7 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     names = {result.case: result.identity for result in chosen}
     succession = _Succession(chosen, settings.reason)
     others_have = {case: baselines.exact.of(names[case], records[case].environment) for case in exacts}
+    judged_by = {case: baselines.of(names[case], records[case].environment) for case in refused}
     paths = baselines.save(
         {names[case]: entries[case] for case in exacts},
         {names[case]: entries[case] for case in times},
@@ -108,7 +112,11 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     saving.mark(saved)
     said = {True: "memory and counts saved, times not", False: "times not saved"}
     for case in refused:
-        saving.results[case] = changed(saving.results[case], not_saved=said[case in exacts])
+        result = saving.results[case]
+        judgement, policy = result.judgement, result.policy or Policy()
+        if judgement.suspect:
+            judgement = unconfirmed(judgement, records[case], judged_by[case], policy, _NOT_CONFIRMED)
+        saving.results[case] = changed(result, judgement=judgement, not_saved=said[case in exacts])
     if paths:
         saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)
     groups = {

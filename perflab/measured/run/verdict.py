@@ -13,8 +13,7 @@ import pytest
 
 from perflab.base.data import Parameters, changed
 from perflab.base.identity import identity, without_mode
-from perflab.judging.counts import exactly_worse
-from perflab.judging.judge import judge
+from perflab.judging.judge import judge, unconfirmed
 from perflab.judging.memory_texts import leak_text
 from perflab.measured.baselines import Baselines
 from perflab.measured.run.memory_snapshots import with_snapshots
@@ -78,20 +77,8 @@ class Judged:
         return replace(self, record=record, judgement=_judgement(record, self.baseline, self.settings))
 
     def not_rechecked(self, reason: str) -> Judged:
-        """Return the final judgement of a suspect that cannot be re-measured.
-
-        Memory and counts are exact and need no re-measurement. Time does, whether it is shorter or longer.
-        """
-        exact = exactly_worse(self.judgement)
-        unknown = self.judgement.few_runs is not None and not exact
-        judgement = changed(
-            self.judgement,
-            verdict=Verdict.REGRESSED if exact else Verdict.OK if unknown else Verdict.INCONCLUSIVE,
-            worse=exact,
-            reasons=[] if unknown else [*self.judgement.reasons, reason],
-            suspect=False,
-            unsettled=[],
-        )
+        """Return the case with the final judgement of a suspect that cannot be re-measured."""
+        judgement = unconfirmed(self.judgement, self.record, self.baseline, self.settings.policy, reason)
         return replace(self, judgement=judgement)
 
 

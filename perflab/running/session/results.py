@@ -206,6 +206,7 @@ class Collected:
             BaselineError: an existing file cannot be read, or a file cannot be written.
             KeyboardInterrupt: the user interrupted a measurement; finished results are saved.
         """
+        before = dict(self._results)
         saving = Saving(self._config, self._settings, self._results, self._budget, interrupted, self._notes)
         try:
             for one in reversed(tiers()):  # the tier that measures further replicates comes last
@@ -215,8 +216,8 @@ class Collected:
             for one in tiers() if not (interrupted or stopped) else ():
                 one.take_turns(saving)
         finally:
-            for result in saving.results.values():
-                if result.beside:
+            for case, result in saving.results.items():
+                if result is not before.get(case):
                     self.keep(result)
             self._results = saving.results
         return saving.fails
