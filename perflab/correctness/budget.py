@@ -77,7 +77,7 @@ class Budget:
 
 
 def measure_errors(got: Tensor, reference: Tensor) -> Errors:
-    """Return the errors of `got` (any floating dtype) from `reference` (float64, the shape of `got`).
+    """Return the errors of `got` (any dtype) from `reference` (the widest dtype of its kind, the shape of `got`).
 
     Only elements that are finite in both tensors count; `compare` judges the other elements.
     """
@@ -90,9 +90,9 @@ def rounding_band(reference: Tensor, dtype: torch.dtype, magnitude: Tensor | Non
     Integers are exact: their band is zero.
     """
     _, size = error_and_size(reference, reference)
-    if not dtype.is_floating_point:
+    if not (dtype.is_floating_point or dtype.is_complex):
         return errors_of(torch.zeros_like(size), size)
-    accumulator = torch.float64 if dtype == torch.float64 else torch.float32
+    accumulator = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
     terms = size if magnitude is None else torch.maximum(magnitude, size)
     return errors_of(torch.finfo(dtype).eps / 2 * size + torch.finfo(accumulator).eps * terms, size)
 
@@ -117,11 +117,20 @@ def derive_budget(
 
 def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return |got - reference| and |reference| in float64, both zero where either tensor is not finite."""
-    error, size = (got.detach().double() - reference).abs(), reference.abs()
+    mine, wanted = widest(got.detach()), widest(reference)
+    # Integers are subtracted before they are rounded.
+    error, size = (one.abs() if one.is_complex() else one.double().abs() for one in (mine - wanted, wanted))
     finite = error < torch.inf  # not where either tensor is infinite or no number
     if finite.all():
         return error, size
     return torch.where(finite, error, 0.0), torch.where(finite, size, 0.0)
+
+
+def widest(tensor: Tensor) -> Tensor:
+    """Return a tensor in the widest dtype of its kind, which holds its values: complex128, float64 or int64."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor.long()
 
 
 def row_errors(error: Tensor, size: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Compares tensors with their reference and budget; reports what is wrong, where and by how much.
 
-Input: three tensors of one shape, the candidate's (any dtype), the reference's (float64) and plain's (the
+Input: three tensors of one shape, the candidate's (any dtype), the reference's (float64, say) and plain's (the
 candidate's precision). Output: frozen reports whose text fits 80 columns. Nothing is raised for a wrong
 candidate; ValueError where the reference itself is NaN, since nothing can be right there.
 """
@@ -21,6 +21,7 @@ from perflab.correctness.budget import (
     row_errors,
     row_scales,
     short_dtype,
+    widest,
 )
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -40,8 +41,8 @@ class Numbers:
     budget: Budget
     exceeded: tuple[str, ...]
     index: tuple[int, ...]
-    got: float
-    wanted: float
+    got: complex
+    wanted: complex
     off: int
     non_finite: int
     region: tuple[tuple[int, int], ...]
@@ -151,8 +152,10 @@ def _mismatch(got: Tensor, reference: Tensor, plain: Tensor) -> str:
 
 def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
     # Rounded to the candidate's dtype, because a value past its range is rightly infinite there.
-    wanted = reference.to(got.dtype)
-    non_finite = ~((torch.isfinite(got) & torch.isfinite(wanted)) | (got == wanted))
+    # 8 bit have NaN there.
+    found, wanted = widest(got), widest(reference.to(got.dtype))
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    non_finite = ~((torch.isfinite(found) & torch.isfinite(wanted)) | same)
     error, size = error_and_size(got, reference)
     errors = errors_of(error, size)
     error = torch.where(non_finite, torch.inf, error)
@@ -166,7 +169,7 @@ def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
         budget=budget,
         exceeded=budget.exceeded_by(errors),
         index=index,
-        got=got[index].item() if got.numel() else 0.0,
+        got=found[index].item() if got.numel() else 0.0,
         wanted=reference[index].item() if got.numel() else 0.0,
         off=int(off.sum()),
         non_finite=int(non_finite.sum()),

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import UsageError
-from perflab.correctness.budget import Errors, measure_errors
+from perflab.correctness.budget import Errors, error_and_size, measure_errors, widest
 from perflab.correctness.compare import compare_all
 from perflab.correctness.run import Function, Task, run_plainly
+from perflab.correctness.ties import beside_ties
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import kind_of
 
@@ -25,7 +26,10 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 _T = TypeVar("_T", Tensor, Tensor | None)
 _Key = TypeVar("_Key", str, int)
 _LOST = 0.5
-"""The error of the smaller elements of a result, as a share of their norm, with which no digit of them is right."""
+"""The error of elements of a result, as a share of their norm, with which no digit of them is right."""
+_FEWEST, _SHARE = 4, 64
+"""The least number of elements that are looked at by themselves, and the part of all that they are at least."""
+IS_RANDOM = "returned other results for the same inputs, which makes every error allowed"
 Inputs = Mapping[str, Tensor]
 """Tensors by name, in the order of the function's arguments."""
 
@@ -77,11 +81,10 @@ class Definition:
                 "return a tensor, or a list or tuple of tensors",
             )
         if len(others) != len(outputs) or not all(
-            _repeats(one, other) for one, other in zip(outputs, others, strict=True)
+            repeats(one, other) for one, other in zip(outputs, others, strict=True)
         ):
             raise UsageError(
-                "the definition returned other results for the same inputs, which makes every error allowed",
-                "leave random numbers out, such as those of dropout: model.eval()",
+                f"the definition {IS_RANDOM}", "leave random numbers out, such as those of dropout: model.eval()"
             )
         return len(outputs)
 
@@ -108,12 +111,10 @@ class Definition:
         """
         inputs = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         where = next((one.device for one in got.values() if one is not None), torch.device("cpu"))
-        exact = _on(where, run_plainly(self._exact, upcast(inputs), self._task, {}))
-        halved = {name for name, one in exact.items() if one.dtype == torch.int64 and (one.abs() > 1 << 53).any()}
-        reference = {name: _parted(one, name in halved).double() for name, one in exact.items()}
+        exact = run_plainly(self._exact, upcast(inputs), self._task, {})
+        reference = _on(where, {name: widest(one) for name, one in exact.items()})
         plain = _on(where, run_plainly(self._plain, inputs, self._task, {}))
-        plain = {name: _parted(one, name in halved) for name, one in plain.items()}
-        got = {name: None if one is None else _parted(one, name in halved) for name, one in got.items()}
+        got = {name: None if one is None else one.clone() for name, one in got.items()}
         for name, one in reference.items():
             unknown, found = one.isnan(), got[name]
             if (unknown.any() and wholly) or (unknown.all() and one.numel()):
@@ -127,7 +128,13 @@ class Definition:
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         is_short = any(one.is_floating_point() and one.itemsize <= 2 for one in plain.values())
         multiple = self._multiple or (2.0 if is_short else 8.0)
-        report = compare_all(got, reference, plain, multiple=multiple, other_draws=draws)
+        report = beside_ties(
+            lambda results: compare_all(results, reference, plain, multiple=multiple, other_draws=draws),
+            got,
+            reference,
+            inputs,
+            lambda nudged: run_plainly(self._exact, upcast(nudged), self._task, {}),
+        )
         if not report.ok:
             return str(report)
         lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in reference.items())
@@ -144,7 +151,7 @@ def upcast(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _on(device: torch.device, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.to(device) for name, one in results.items()}
+    return {name: one.to(device, copy=True) for name, one in results.items()}
 
 
 def with_float64(tensors: Mapping[_Key, _T]) -> dict[_Key, _T]:
@@ -201,35 +208,28 @@ def wider(inputs: Inputs) -> list[dict[str, Tensor]]:
 
 
 def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
-    """Return what is wrong with the smaller elements of a result, which much larger ones hide; empty if nothing is."""
-    size = reference.abs()
-    small = size < size.median() if size.numel() else size.bool()
-    if plain.is_floating_point():
-        small &= size >= torch.finfo(plain.dtype).tiny
-    norm = reference[small].norm().item()
-    if got is None or not norm:
+    """Return what is wrong with elements of one decade of sizes, which larger ones hide; empty if nothing is."""
+    if got is None:
         return ""
-    error, own = ((one[small].double() - reference[small]).norm().item() / norm for one in (got, plain))
-    return f"{name} is wrong in its smaller half: error {error:.2g} of their norm" if error > _LOST > 10 * own else ""
+    error, size = error_and_size(got, reference)
+    own, _ = error_and_size(plain, reference)
+    decades = size.log10().floor()
+    tiny = torch.finfo(plain.dtype).tiny if plain.is_floating_point() or plain.is_complex() else 0.0
+    for decade in torch.unique(decades[size > tiny]).tolist():
+        among = (decades == decade) & (size > tiny)
+        if int(among.sum()) < max(_FEWEST, size.numel() // _SHARE):
+            continue
+        share, plain_share = (float(one[among].norm() / size[among].norm()) for one in (error, own))
+        if share > _LOST > 10 * plain_share:
+            return f"{name} is wrong in elements of 1e{decade:g} to 1e{decade + 1:g}: error {share:.2g} of their norm"
+    return ""
 
 
-def _repeats(output: object, other: object) -> bool:
+def repeats(output: object, other: object) -> bool:
     """Whether a definition that ran twice on the same inputs returned the same, but for the rounding of its sums."""
     if not isinstance(output, Tensor) or not isinstance(other, Tensor):
         return False
     if output.dtype != other.dtype or output.shape != other.shape:
         return False
-    if not output.is_floating_point() and not output.is_complex():
-        return torch.equal(output, other)
-    if output.itemsize == 1:
-        output, other = output.float(), other.float()
-    return torch.allclose(output, other, equal_nan=True)
-
-
-def _parted(result: Tensor, halved: bool) -> Tensor:
-    """Return a copy of a result in numbers that float64 holds: complex ones in two parts, large integers in halves."""
-    if result.is_complex():
-        return torch.view_as_real(result.resolve_conj()).clone()
-    if halved and result.dtype == torch.int64:
-        return torch.stack((result >> 32, result & 0xFFFFFFFF), -1)
-    return result.clone()
+    output, other = widest(output), widest(other)
+    return torch.equal(output, other) if output.dtype == torch.int64 else torch.allclose(output, other, equal_nan=True)

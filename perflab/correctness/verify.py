@@ -15,9 +15,10 @@ from torch import Tensor
 
 from perflab.correctness.budget import Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
-from perflab.correctness.definition import upcast, with_float64
+from perflab.correctness.definition import IS_RANDOM, repeats, upcast, with_float64
 from perflab.correctness.diagnosis import Evidence, Explain
 from perflab.correctness.run import Function, Run, Task, held, run_candidate, run_plainly, same_bits
+from perflab.correctness.ties import beside_ties
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
@@ -79,8 +80,8 @@ def verify(
     explain      explain(evidence) -> lines that come first in the verdict on a wrong candidate (see `diagnosis`)
 
     Raises AssertionError whose text says which tensor is wrong, where and by how much, or which input was
-    changed, or what was missing; ValueError for unusable arguments. The candidate's own exceptions pass
-    through, with a note that names the run.
+    changed, or what was missing; ValueError for unusable arguments, such as a random reference. The candidate's own
+    exceptions pass through, with a note that names the run.
     """
     unknown = [name for name in gradient_of if name not in outputs]
     if unknown:
@@ -96,23 +97,36 @@ def verify(
             magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes and sized else {},
         )
 
+    state = torch.get_rng_state()
     answers = [answer(one.copies, one.run.upstream) for one in ran]
+    is_on_cpu = all(one.device.type == "cpu" for one in ran[0].copies.values())
+    if not is_on_cpu or not torch.equal(state, torch.get_rng_state()):  # random numbers may have been drawn
+        other = run_plainly(reference, upcast(ran[0].copies), task, upcast(ran[0].run.upstream))
+        if not all(repeats(one, other[name]) for name, one in answers[0].reference.items()):
+            raise ValueError(f"the reference {IS_RANDOM}")
     draws = [answer.plain_errors() for answer in answers]
     while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
         fresh = {name: task.upstream(answers[0].plain[name], seed) for name in task.gradient_of}
         draws.append(answer(with_float64(_copies(make_inputs(seed))), fresh, sized=False).plain_errors())
-    reports = tuple(
-        compare_all(
-            one.run.results,
-            answer.reference,
-            answer.plain,
-            multiple=multiple,
-            magnitudes=answer.magnitudes,
-            other_draws=draws,
-        )
-        for one, answer in zip(ran, answers, strict=True)
-    )
+
+    def report(one: _Ran, answer: _Answer) -> Report:
+        def compared(results: Mapping[str, Tensor | None]) -> Report:
+            return compare_all(
+                results,
+                answer.reference,
+                answer.plain,
+                multiple=multiple,
+                magnitudes=answer.magnitudes,
+                other_draws=draws,
+            )
+
+        def again(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            return run_plainly(reference, upcast(inputs), task, upcast(one.run.upstream))
+
+        return beside_ties(compared, one.run.results, answer.reference, one.copies, again)
+
+    reports = tuple(report(one, answer) for one, answer in zip(ran, answers, strict=True))
     if all(report.ok for report in reports):
         return reports
     lines = _complaints(reports, seeds, *(one.run for one in ran))

@@ -21,7 +21,10 @@ _PLACES = 61
 _MOST_BYTES = 1 << 32
 _DTYPES = frozenset(
     ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool", "uint8", "int8", "int16", "int32")
-) | {"int64", "float8_e4m3fn", "float8_e5m2"}
+).union(
+    ("int64", "uint16", "uint32", "uint64"),
+    ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
 _MOST_DIMENSIONS = 64
 NAME = "inputs"
 """The name of shared memory, as the kernel lists it."""

@@ -1,0 +1,141 @@
+"""Results of every kind of number are compared: complex, integers, bool, 8 bit; and what rounding decides is known."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from perflab.correctness import verify
+from perflab.correctness.definition import Definition
+
+Inputs = dict[str, Tensor]
+
+
+def normal(seed: int) -> Inputs:
+    return {"x": torch.randn(64, 128, generator=torch.Generator().manual_seed(seed))}
+
+
+def complex_normal(seed: int) -> Inputs:
+    return {"x": torch.randn(8, 16, dtype=torch.complex64, generator=torch.Generator().manual_seed(seed))}
+
+
+def large(seed: int) -> Inputs:
+    return {"x": torch.randint(2**60, 2**62, (64,), generator=torch.Generator().manual_seed(seed))}
+
+
+def scaled_to(dtype: torch.dtype, factor: float = 100.0) -> Callable[[Tensor], Tensor]:
+    return lambda x: (x.abs() * factor).to(dtype)
+
+
+def transform(x: Tensor) -> Tensor:
+    return torch.fft.fft(x)
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(-1, keepdim=True) / 32767
+    return (x / scale).round().to(torch.int16), scale
+
+
+def quantised_by_the_reciprocal(x: Tensor, step: int = 0) -> tuple[Tensor, Tensor]:
+    largest = x.abs().amax(-1, keepdim=True)
+    found = (x * (32767 / largest)).round()
+    found[0, 0] += step
+    return found.to(torch.int16), largest / 32767
+
+
+RIGHT_AND_WRONG: dict[str, tuple[Callable[[int], Inputs], Any, Any]] = {
+    "the sign of imaginary parts": (complex_normal, transform, lambda x: transform(x).conj().resolve_conj()),
+    "the last bits of large integers": (large, lambda x: x + 1, lambda x: x + 3),
+    "an index": (normal, lambda x: x.argmax(-1), lambda x: x.argmax(-1).clamp(1)),
+    "a mask": (normal, lambda x: x > 0, lambda x: x > -0.01),
+    **{
+        f"{dtype}": (normal, scaled_to(dtype), scaled_to(dtype, 120.0))
+        for dtype in (torch.int8, torch.uint16, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
+    },
+}
+
+
+@pytest.mark.parametrize("what", RIGHT_AND_WRONG)
+def test_a_right_result_of_any_kind_is_right_and_a_wrong_one_wrong(what: str) -> None:
+    make, right, wrong = RIGHT_AND_WRONG[what]
+    assert all(report.ok for report in verify(right, make, reference=right, plain=right))
+    with pytest.raises(AssertionError, match="out is wrong"):
+        verify(wrong, make, reference=right, plain=right)
+    definition = Definition(right, right, make(0))
+    inputs = make(1)
+    assert definition.wrong(inputs, {"out": right(inputs["x"])}) == ""
+    assert "out is wrong" in (definition.wrong(inputs, {"out": wrong(inputs["x"])}) or "")
+
+
+def test_a_conjugate_that_is_only_marked_is_compared() -> None:
+    def of(x: Tensor) -> Tensor:
+        return transform(x).conj().resolve_conj()
+
+    verify(lambda x: transform(x).conj(), complex_normal, reference=of, plain=of)
+
+
+def test_a_quantiser_may_round_ties_otherwise_and_nothing_else() -> None:
+    definition = Definition(quantised, quantised, normal(0))
+    differing = 0
+    for seed in range(4):
+        inputs = normal(seed)
+        got, scale = quantised_by_the_reciprocal(**inputs)
+        differing += int((got != quantised(**inputs)[0]).sum())
+        assert definition.wrong(inputs, {"out": got, "out1": scale}) == ""
+    assert differing, "no draw has had a tie"
+    fresh = Definition(quantised, quantised, normal(0))
+    got, scale = quantised_by_the_reciprocal(**normal(1), step=20)
+    assert "elements are off" in (fresh.wrong(normal(1), {"out": got, "out1": scale}) or "")
+
+
+def test_equal_numbers_may_be_found_in_either_order_and_others_not() -> None:
+    def make(seed: int) -> Inputs:
+        x = normal(seed)["x"]
+        x[:, 100] = x[:, 7] = x.amax(-1)
+        return {"x": x}
+
+    def last(x: Tensor) -> Tensor:
+        found = x.argmax(-1)
+        found[0] = 100
+        return found
+
+    def first(x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+    verify(last, make, reference=first, plain=first)
+    with pytest.raises(AssertionError, match="1 of 64 elements are off"):
+        verify(last, normal, reference=first, plain=first)
+
+
+@pytest.mark.parametrize("rows", [(10, 60, 64), (64, 40, 0), (0, 4, 96)])
+def test_elements_of_a_size_that_larger_ones_hide_are_looked_at(rows: tuple[int, int, int]) -> None:
+    large, middle, small = rows
+
+    def levels(x: Tensor, kept: float = 1.0) -> Tensor:
+        x = torch.cat((x, x))
+        return torch.cat((x[:large] * 1e9, x[:middle] * kept, x[:small] * 1e-9))
+
+    def with_large(x: Tensor, kept: float = 1.0) -> Tensor:
+        found = levels(x, kept)
+        found[-1] = 1e9
+        return found
+
+    definition = Definition(with_large, with_large, normal(0))
+    inputs = normal(1)
+    assert definition.wrong(inputs, {"out": with_large(inputs["x"])}) == ""
+    assert "out is wrong in elements of 1e" in (definition.wrong(inputs, {"out": with_large(inputs["x"], 0.0)}) or "")
+
+
+def test_a_random_reference_is_refused_and_one_that_repeats_itself_is_not() -> None:
+    def dropped(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x)
+
+    def drawing(x: Tensor) -> Tensor:
+        torch.rand(1)
+        return x * 2
+
+    with pytest.raises(ValueError, match="the reference returned other results for the same inputs"):
+        verify(torch.zeros_like, normal, reference=dropped, plain=dropped)
+    verify(lambda x: x * 2, normal, reference=drawing, plain=drawing)
