@@ -3,7 +3,7 @@
 A case is identified by its node id, ``tests/perf/test_x.py::TestY::test_z[a-b]``, and by the mode in which its calls
 are timed, `` {cold}``, unless that is the default: numbers of two modes are never compared.
 ``measure/clocks/cold.py`` and ``measure/clocks/cuda_graph.py`` implement the modes. pytest-xdist appends ``@group`` to
-node ids in some processes. Parameters may hold any separator: the test's path ends at the first ``[``.
+node ids in some processes. Parameters may hold any separator: the test ends at the first ``[`` behind the file.
 """
 
 from __future__ import annotations
@@ -77,14 +77,21 @@ def name_in_file(case: str) -> str:
 
 def test_of(case: str) -> str:
     """Return the test of a case, without parameters: ``tests/perf/test_x.py::TestY::test_z``."""
-    return case.partition("[")[0]
+    file = file_of(case)  # which may lie in a folder ``[old]``
+    return file + case[len(file) :].partition("[")[0]
+
+
+def leaf_of(case: str) -> str:
+    """Return the name of a case without its file and classes, with parameters and mode: ``test_z[a-b]``."""
+    test = test_of(case)
+    return test.rpartition("::")[2] + case[len(test) :]
 
 
 def parameters_of(case: str) -> str:
     """Return the text of a case's parameters, ``a-b``; ``""`` if it has none."""
-    return without_mode(case).partition("[")[2].removesuffix("]")
+    return without_mode(case)[len(test_of(case)) :].removeprefix("[").removesuffix("]")
 
 
 def function_of(name: str) -> str:
     """Return the test function of a case's name in its file: ``TestY::test_z[a] {cold}`` -> ``TestY::test_z``."""
-    return test_of(without_mode(name)).partition("@")[0]
+    return without_mode(name).partition("[")[0].partition("@")[0]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from perflab.base.identity import DEFAULT, Mode, identity, without_mode
+from perflab.base.identity import DEFAULT, Mode, function_of, identity, leaf_of, parameters_of, without_mode
+from perflab.base.identity import test_of as without_parameters
 from perflab.results.documents import merge
 from perflab.results.records import Verdict
 from tests.harness.make import document, result
@@ -30,6 +31,13 @@ def test_every_mode_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_case_of_an_identity_is_the_case_that_it_was_made_of(case: str, mode: Mode) -> None:
     assert without_mode(identity(case, mode)) == case
+
+
+def test_neither_a_folder_nor_parameters_with_separators_end_a_test_early() -> None:
+    case = "[old] v2/test_x.py::TestX::test_y[k::8 [a]/b]"
+    assert without_parameters(case) == "[old] v2/test_x.py::TestX::test_y"
+    assert (leaf_of(case), parameters_of(case)) == ("test_y[k::8 [a]/b]", "k::8 [a]/b")
+    assert function_of("test_y[k::8] {cold}") == "test_y"
 
 
 def test_a_mode_that_does_not_exist_is_not_read() -> None:

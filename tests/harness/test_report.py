@@ -282,6 +282,7 @@ def test_two_cases_never_have_one_name(pair: tuple[str, str]) -> None:
         ("tests/perf/test_x.py::TestY::test_step", "step"),
         ("test_x.py::test_step[org/model-7b]", "step[org/model-7b]"),
         ("test_x.py::test_step[a::b]", "step[a::b]"),
+        ("[old] v2/test_x.py::test_step[a]", "step[a]"),
     ],
 )
 def test_a_short_name_is_the_tests_own_with_all_of_its_parameters(case: str, name: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perflab.base.identity import test_of
+from perflab.base.identity import leaf_of
 from perflab.judging.statistics import SHARES, quantile, quantile_interval
 from perflab.measured.report.judged import Reading, judged, share_of_rate
 from perflab.results.measurement import (
@@ -378,7 +378,7 @@ def ordered(results: Sequence[Result], view: View) -> list[Result]:
     if by == "fullname":
         return sorted(results, key=lambda result: result.case, reverse=down)
     if by == "name":
-        return sorted(results, key=lambda result: _function(result.case), reverse=down)
+        return sorted(results, key=lambda result: leaf_of(result.case), reverse=down)
     column = named(by, phases_of(results))
     values = [(column.value(result), result) for result in results]
     known = [(value, result) for value, result in values if isinstance(value, int | float)]
@@ -387,12 +387,3 @@ def ordered(results: Sequence[Result], view: View) -> list[Result]:
         *(result for _, result in known),
         *(result for value, result in values if not isinstance(value, int | float)),
     ]
-
-
-def _function(case: str) -> str:
-    """Return the test's part of a node id: ``tests/test_x.py::TestY::test_step[small]`` -> ``test_step[small]``.
-
-    Parameters may hold any separator.
-    """
-    test = test_of(case)
-    return test.rpartition("::")[2] + case[len(test) :]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perflab.base.errors import UsageError
-from perflab.base.identity import test_of
+from perflab.base.identity import function_of, test_of
 from perflab.measure.calls.workload import Workload, phases_of
 from perflab.measure.clocks.set_up import SetUpWorkload
 from perflab.predicted.gpus import MODELLED, DataSheet, Gpu, gpu_by_device_name
@@ -266,8 +266,8 @@ def with_estimate(
         and before.roofline_ns
         and entry.replicates
     }
-    test = (module_of(case), test_of(name_of(case)))
-    alike = {key: pair for key, pair in pairs.items() if (key[0], test_of(key[1])) == test}
+    test = (module_of(case), function_of(name_of(case)))
+    alike = {key: pair for key, pair in pairs.items() if (key[0], function_of(key[1])) == test}
     shares = [roofline_ns / measured_ns for roofline_ns, measured_ns in (alike or pairs).values()]
     if not shares:
         return prediction

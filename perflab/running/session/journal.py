@@ -20,7 +20,7 @@ import pytest
 from perflab.base.data import changed, to_json
 from perflab.base.files import abandoned, sweep, try_lock
 from perflab.base.git import current_commit
-from perflab.base.identity import parameters_of
+from perflab.base.identity import leaf_of, parameters_of
 from perflab.results.measurement import Measurement, Record, per_call_ns
 from perflab.results.result import Result
 from perflab.running.config.folder import OWN_TIMES, own_folder
@@ -109,12 +109,12 @@ def add_to_benchmark_session(config: pytest.Config, result: Result) -> None:
     from pytest_benchmark.stats import Metadata
 
     measurement = record.measurement
-    name = result.identity.split("::")[-1]
+    name = leaf_of(result.identity)
     source = SimpleNamespace(
         name=name,
         fullname=result.identity,
         group="perflab",
-        param=parameters_of(name) or None,
+        param=parameters_of(result.identity) or None,
         params=dict(record.parameters) or None,
         extra_info=_extra_info(record, measurement, result),
         cprofile_stats=None,
