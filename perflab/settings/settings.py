@@ -48,8 +48,8 @@ class Settings:
     floor_ns: float
     check: str
     fail_improved: bool
-    adversarial: bool
     """Whether a case that is better than its baseline fails."""
+    adversarial: bool
     counts: str
     cache: Literal["warm", "cold"]
     cuda_graph: bool
