@@ -19,7 +19,7 @@ from perflab.correctness.compare import Report
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_NUDGES = 8
+_NUDGES = 16
 _FEW = 64
 """One of so many elements may be off, or a single one; a result with more is not looked at, and is wrong."""
 _JUMP = 64.0
