@@ -128,7 +128,7 @@ class Definition:
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         is_short = any(one.is_floating_point() and one.itemsize <= 2 for one in plain.values())
         multiple = self._multiple or (2.0 if is_short else 8.0)
-        report = beside_ties(
+        report, got = beside_ties(
             lambda results: compare_all(results, reference, plain, multiple=multiple, other_draws=draws),
             got,
             reference,

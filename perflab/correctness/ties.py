@@ -19,7 +19,7 @@ from perflab.correctness.compare import Report
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_NUDGES = 8
+_NUDGES = 16
 _FEW = 64
 """One of so many elements may be off, or a single one; a result with more is not looked at, and is wrong."""
 _JUMP = 64.0
@@ -35,7 +35,7 @@ def beside_ties(
     reference: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     again: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
-) -> Report:
+) -> tuple[Report, Mapping[str, Tensor | None]]:
     """Compare results with the reference, and once more without elements that rounding decides, if those alone are off.
 
     Args:
@@ -44,17 +44,20 @@ def beside_ties(
         reference: the definition's results.
         inputs: the inputs as the candidate had them, whose dtypes say what a rounding is.
         again: calls the definition on other inputs of the same shapes, the floating ones in float64.
+
+    Returns:
+        The report, and the results that it is about.
     """
     report = compared(got)
     wrong = [one for one in report.tensors if not one.ok]
     is_rare = all(one.numbers and one.numbers.off <= max(1, math.prod(one.shape) // _FEW) for one in wrong)
     if not wrong or not is_rare or not any(one.is_floating_point() for one in inputs.values()):
-        return report
+        return report, got
     settled = dict(got)
     try:
         reach = _reach([one.name for one in wrong], reference, inputs, again)
     except Exception:  # a definition may refuse such inputs: then nothing is known of ties
-        return report
+        return report, got
     for name, far in reach.items():
         found = settled[name]
         if found is not None:
@@ -63,7 +66,7 @@ def beside_ties(
             is_tie = (error > 0) & (far > (_JUMP * far.median() if is_smooth else 0)) & (error <= 1.01 * far)
             settled[name] = torch.where(is_tie, reference[name].to(found.dtype), found)
     other = compared(settled)
-    return other if other.ok else report
+    return (other, settled) if other.ok else (report, got)
 
 
 def _reach(

@@ -29,6 +29,7 @@ from perflab.untrusted.judge import Case, Source, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding
+from perflab.untrusted.worker import with_numbers
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")
 _CANDIDATE = "ModelNew"
@@ -121,6 +122,7 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         arguments = list(names["get_init_inputs"]())
         torch.manual_seed(seed)
         model = names["Model"](*arguments)
+        first = list(names["get_inputs"]())
         example = _drawn(names["get_inputs"], 0)
     except UsageError:
         raise
@@ -129,15 +131,16 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     if not example:
         raise UsageError("get_inputs() returns no tensor", "correct the problem's file")
     exact = copy.deepcopy(model).double()
-    given = {"seed": seed, "arguments": arguments, "weights": model.state_dict()}
+    numbers = {place: one for place, one in enumerate(first) if isinstance(one, int | float)}
+    given = {"seed": seed, "arguments": arguments, "weights": model.state_dict(), "numbers": numbers}
     packed = io.BytesIO()
     torch.save(given, packed)
     rival = sliced(problem, _OF_PROBLEM[:1])
     own = sliced(text, [_CANDIDATE], without=_OF_PROBLEM)
     module = f"candidate_{secrets.token_hex(4)}"
     case = Case(
-        definition=torch.no_grad()(exact),
-        plain=torch.no_grad()(model),
+        definition=torch.no_grad()(with_numbers(exact, numbers)),
+        plain=torch.no_grad()(with_numbers(model, numbers)),
         draws=[lambda seed: _drawn(names["get_inputs"], seed)],
         rivals=[
             Source("eager", Entry(name="problem:Model", source=rival, builds=True), packed.getvalue()),
@@ -152,21 +155,21 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
 
 
 def _drawn(get_inputs: Callable[[], Any], seed: int) -> Mapping[str, Tensor]:
-    """Return the tensors of ``get_inputs`` for a seed, by their numbers.
+    """Return the tensors of ``get_inputs`` for a seed, by their places.
 
     Raises:
-        UsageError: an input is no tensor.
+        UsageError: an input is neither a tensor nor a number.
     """
     torch.manual_seed(seed)
     random.seed(seed)
     inputs = list(get_inputs())
     for number, one in enumerate(inputs):
-        if not isinstance(one, Tensor):
+        if not isinstance(one, Tensor | int | float):
             raise UsageError(
                 f"input {number} of get_inputs() is a {type(one).__name__}",
                 "give it by get_init_inputs, or as a tensor",
             )
-    return {f"input{number}": one for number, one in enumerate(inputs)}
+    return {f"input{number}": one for number, one in enumerate(inputs) if isinstance(one, Tensor)}
 
 
 def sliced(text: str, roots: Sequence[str], without: Sequence[str] = ()) -> str:

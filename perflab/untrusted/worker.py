@@ -181,7 +181,19 @@ def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: boo
         if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
             model.load_state_dict(theirs)
         model = torch.compile(model.to(device)) if compiles else model.to(device)
-    return torch.no_grad()(model)  # type: ignore[no-any-return]
+    return torch.no_grad()(with_numbers(model, given["numbers"]))
+
+
+def with_numbers(call: Callable[..., Any], numbers: Mapping[int, float]) -> Callable[..., Any]:
+    """Return a function of the tensors alone of a call that has numbers as well, at these places."""
+
+    def called(*tensors: torch.Tensor) -> Any:
+        arguments: list[Any] = list(tensors)
+        for place in sorted(numbers):
+            arguments.insert(place, numbers[place])
+        return call(*arguments)
+
+    return called
 
 
 def _laid(served: _Served, question: Lay) -> Ready:

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from perflab.base.errors import PerflabError
 from perflab.untrusted import kernelbench
 from perflab.untrusted.command import held, line_of
 from perflab.untrusted.confine import readable
+from perflab.untrusted.judge import judge
 from perflab.untrusted.kernelbench import sliced
 from perflab.untrusted.records import Finding, Judged, Reason
 
@@ -32,6 +34,7 @@ def both(x):
 """
 CANDIDATES = """
 import time
+from dataclasses import replace
 import torch
 def right(x):
     e = (x - x.amax(-1, keepdim=True)).exp()
@@ -348,3 +351,18 @@ def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
         assert found.tolist() == [*tensor.stride(), tensor.storage_offset()]
     assert told[-1] is not None
     assert torch.equal(told[-1], x.T)
+
+
+def test_a_problem_with_a_python_number_among_its_inputs_is_judged(tmp_path: Path) -> None:
+    problem = (
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, factor, x):\n        return factor * x\n"
+        "def get_inputs():\n    return [3.5, torch.randn(8, 8)]\ndef get_init_inputs():\n    return []\n"
+    )
+    right = "class ModelNew(torch.nn.Module):\n    def forward(self, factor: float, x):\n        return x * factor\n"
+    found = {}
+    with held("cpu", 60, [], [tmp_path]) as holding:
+        for name, text in {"right": right, "wrong": right.replace("* factor", "* 3")}.items():
+            case, source = kernelbench._case(name, problem + text, problem)
+            found[name] = judge(source, replace(case, rivals=()), holding)
+    assert found["right"].finding is Finding.OK
+    assert (found["wrong"].finding, found["wrong"].reason) == (Finding.WRONG, Reason.RESULT)
