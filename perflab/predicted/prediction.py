@@ -41,6 +41,7 @@ _NO_RATES = "no rate of products is published for this GPU: times are those of t
 _UNLIKE = "every layer was traced: layers with the same structure do different work"
 _UNPROVEN = "few layers were traced, and it is not proven that all do the same: tracing every layer"
 _COMPILED = "torch.compile is not predicted: operators that it fuses are counted one by one"
+_RECURRENT = "recurrent layers are predicted as on a CPU: cuDNN's take other memory, and fewer launches"
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def traced(
     reached = list(reachable(work.roots))
     book = book_of(reached, None if proofs is None else proofs.written)
     notes = [_COMPILED] if any(map(is_compiled, reached)) else []
+    if any(isinstance(one, torch.nn.RNNBase | torch.nn.RNNCellBase) for one in reached):
+        notes.append(_RECURRENT)
     # What shards a model, or averages its gradients, has made its plans for all layers.
     if book.long_stacks and not whole and lone_rank() is None:
         try:

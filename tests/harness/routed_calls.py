@@ -97,4 +97,105 @@ CALLS = (
         2,
         2 * 64 * 16 * 4,
     ),
+    # Operands that a kernel wants in another layout are copied.
+    Call(ATEN._log_softmax.default, lambda make: [make(256, 300).T, 1, False], 2, 256 * 300 * 4),
+    Call(
+        ATEN._softmax_backward_data.default,
+        lambda make: [make(256, 300).T, make(256, 300).T, 1, FP32],
+        4,
+        3 * 256 * 300 * 4,
+    ),
+    Call(
+        ATEN.native_layer_norm.default,
+        lambda make: [make(8, 64, 32).mT, [64], make(64), make(64), 1e-5],
+        2,
+        8 * 64 * 32 * 4,
+    ),
+    Call(
+        ATEN.native_layer_norm_backward.default,
+        lambda make: [
+            *(make(64, 8, 32).transpose(0, 1), make(8, 64, 32), [32], make(8, 64, 1), make(8, 64, 1)),
+            *(make(32), make(32), [True, False, False]),
+        ],
+        2,
+        8 * 64 * 32 * 4,
+    ),
+    Call(ATEN.mm.default, lambda make: [make(1, 1).expand(64, 1), make(1, 32)], 2, 64 * 4),
+    Call(ATEN.mm.default, lambda make: [make(64, 64)[:, ::2], make(32, 16)], 2, 64 * 32 * 4),
+    Call(ATEN.mm.default, lambda make: [make(64, 64)[:, :32], make(32, 16).T.contiguous().T], 1, 0),
+    Call(ATEN.bmm.default, lambda make: [make(64, 4, 32).transpose(0, 1), make(4, 32, 16)], 1, 0),
+    Call(
+        ATEN.convolution.default,  # a 1x1 weight, contiguous as well, whose strides say that channels come last
+        lambda make: [
+            *(make(4, 32, 16, 16), make(8, 32, 1, 1).to(memory_format=torch.channels_last), None),
+            *([1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        ],
+        2,
+        4 * 32 * 16 * 16 * 4,
+    ),
+    Call(
+        ATEN.convolution_backward.default,  # the sum for the bias takes more than the copied gradient
+        lambda make: [
+            make(8, 256, 16, 16, dtype=BF16).to(memory_format=torch.channels_last),
+            *(make(8, 4, 16, 16, dtype=BF16), make(256, 4, 1, 1, dtype=BF16), [256]),
+            *([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]),
+        ],
+        3,
+        4_194_312,
+    ),
+    Call(
+        ATEN.max_pool2d_with_indices_backward.default,
+        lambda make: [
+            *(make(2, 32, 4, 4).to(memory_format=torch.channels_last), make(2, 32, 8, 8), [2, 2], []),
+            *([0, 0], [1, 1], False, make(2, 32, 4, 4, dtype=I64)),
+        ],
+        3,
+        2 * 32 * 4 * 4 * 4,
+    ),
+    Call(
+        ATEN.index_put.default,
+        lambda make: [make(2000, 128), [make(100, dtype=I64)], make(100, 256)[:, :128], True],
+        13,
+        100 * 32 + 1 + 100 * 128 * 4,
+    ),
+    Call(ATEN.sum.default, lambda make: [make(64, dtype=torch.bool)], 2, 64 * 8),
+    Call(ATEN.stack.default, lambda make: [[make(4, 5, 6, 7)] * 3], 1, 0),
+    Call(ATEN.stack.default, lambda make: [[make(4, 5, 6, 7)] * 3, 4], 3, 0),
+    # Norms, losses, and products with a summand.
+    Call(
+        ATEN.native_group_norm.default,
+        lambda make: [make(4, 32, 16, 16), make(32), make(32), 4, 32, 256, 8, 1e-5],
+        3,
+        2 * 4 * 32 * 4,
+    ),
+    Call(
+        ATEN.native_group_norm.default,
+        lambda make: [make(4, 32, 16, 16, dtype=BF16), *[make(32, dtype=BF16)] * 2, 4, 32, 256, 8, 1e-5],
+        3,
+        2 * 4 * (32 + 8) * 4,
+    ),
+    Call(
+        ATEN.native_group_norm_backward.default,
+        lambda make: [
+            *(make(4, 32, 16, 16), make(4, 32, 16, 16), make(4, 8), make(4, 8), make(32)),
+            *(4, 32, 256, 8, [True, True, True]),
+        ],
+        5,
+        4 * (3 * 32 + 2 * 8) * 4,
+    ),
+    Call(ATEN.binary_cross_entropy_with_logits.default, lambda make: [make(4096), make(4096)], 6, 2 * 4096 * 4),
+    Call(
+        ATEN.binary_cross_entropy_with_logits.default,
+        lambda make: [make(4096), make(4096), None, make(4096)],
+        10,
+        3 * 4096 * 4 - 4,
+    ),
+    Call(ATEN.mse_loss.default, lambda make: [make(4096), make(4096)], 2, 4096 * 4),
+    Call(ATEN.mse_loss.default, lambda make: [make(4096), make(4096), 0], 1, 0),
+    Call(ATEN.nll_loss2d_forward.default, lambda make: [make(4, 2, 8, 8), make(4, 8, 8, dtype=I64), None, 1, 0], 4, 0),
+    Call(ATEN.logsumexp.default, lambda make: [make(512, 16), [-1]], 9, 512 * 17 * 4),
+    Call(ATEN.addmm.default, lambda make: [make(16), make(64, 32), make(32, 16)], 1, 0),
+    Call(ATEN.addmm.default, lambda make: [make(1), make(64, 32), make(32, 1)], 2, 0),
+    Call(ATEN.addmm.default, lambda make: [make(64, 16), make(64, 32), make(32, 16)], 2, 0),
+    Call(ATEN._foreach_norm.Scalar, lambda make: [[make(64)] * 4, 2.0], 3, 4 * 4),
 )

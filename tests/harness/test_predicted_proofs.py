@@ -166,5 +166,8 @@ def test_products_that_nobody_can_count_are_named(snapshot: SnapshotAssertion) -
         model, x = nn.LSTM(8, 8), torch.randn(4, 2, 8)
         now, _ = predict(phased(forward=lambda: model(x)), H100, ON_CUDA)
         plain, _ = predict(phased(forward=lambda: x.exp()), H100, ON_CUDA)
+        gated = nn.GRU(8, 8, bidirectional=True)
+        stepwise, _ = predict(phased(forward=lambda: gated(x)), H100, ON_CUDA)
     assert now.notes == snapshot
     assert plain.notes == []
+    assert stepwise.notes == now.notes[:1]  # its products are matrix products, and counted

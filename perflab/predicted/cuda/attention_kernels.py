@@ -124,8 +124,12 @@ def _flash_backward_launches(grad: torch.Tensor, query: torch.Tensor, key: torch
 def _efficient_backward_launches(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> int:
-    """Launches: the kernel; zeros for the workspace if keys are divided; in float32 product, sum and copy for delta."""
-    return 1 + (_efficient_splits(query, key, value) > 1) + 3 * (grad.element_size() == _FLOAT32)
+    """Launches: the kernel; zeros for the workspace if keys are divided; in float32 product, sum and copy for delta.
+
+    One more to copy a strided gradient.
+    """
+    splits, strided = _efficient_splits(query, key, value) > 1, _copy_if_strided(grad) > 0
+    return 1 + splits + strided + 3 * (grad.element_size() == _FLOAT32)
 
 
 def _safe_softmax(scores: torch.Tensor, *_: Any, **__: Any) -> int:

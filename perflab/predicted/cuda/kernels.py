@@ -14,53 +14,27 @@ from typing import Any
 import torch
 
 from perflab.internals.of_torch.dispatch import aten
-from perflab.predicted.cuda import attention_kernels, sorting
+from perflab.predicted.cuda import attention_kernels, norms, sorting
 from perflab.predicted.cuda.attention_kernels import ON_HOST
 from perflab.predicted.cuda.devices import on_host
+from perflab.predicted.cuda.operands import copied
 from perflab.predicted.cuda.reductions import Processor, staging
 from perflab.predicted.data_sheets import Gpu
 from perflab.predicted.trace.operators import Hidden
 from perflab.predicted.trace.trace import CHUNK, Lists, Part
 
 
-def _laid_out_anew(tensor: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
-    """Return the operands that a convolution copies (``Convolution.cpp``) so that all have one memory format.
-
-    The format is channels-last if the input or the weight (the first two arguments) has it, else contiguous.
-    """
-    last = torch.channels_last
-    by_channels = tensor.dim() == 4 and any(
-        one.is_contiguous(memory_format=last) and not one.is_contiguous() for one in (tensor, weight)
-    )
-    wanted = last if by_channels else torch.contiguous_format
-    return [one for one in (tensor, weight, *others) if not one.is_contiguous(memory_format=wanted)]
-
-
-def _convolution(tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Bytes of the copied operands: a lower bound, since the size of cuDNN's workspace is unknown."""
-    return sum(one.nbytes for one in _laid_out_anew(tensor, weight))
-
-
-def _convolution_backward(grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> int:
-    return sum(one.nbytes for one in _laid_out_anew(tensor, weight, grad))
-
-
 def _convolution_launches(
     tensor: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any, **__: Any
 ) -> int:
-    """Launches: cuDNN's kernel, copies of operands, and the addition of the bias.
-
-    A depthwise convolution adds the bias in its own kernel.
-    """
+    """Launches: cuDNN's kernel, and the addition of the bias, which a depthwise convolution adds in its own kernel."""
     by_channel = 1 < rest[5] == tensor.shape[1]
-    return 1 + len(_laid_out_anew(tensor, weight)) + (bias is not None and not by_channel)
+    return 1 + (bias is not None and not by_channel)
 
 
-def _convolution_backward_launches(
-    grad: torch.Tensor, tensor: torch.Tensor, weight: torch.Tensor, *rest: Any, **__: Any
-) -> int:
-    """Launches: one kernel for each requested gradient (the bias's is a sum), and copies of operands."""
-    return int(sum(rest[-1])) + len(_laid_out_anew(tensor, weight, grad))
+def _convolution_backward_launches(*arguments: Any, **__: Any) -> int:
+    """Launches: one kernel for each requested gradient; the bias's is a sum."""
+    return int(sum(arguments[-1]))
 
 
 _FLOAT32 = 4
@@ -84,24 +58,19 @@ def check_operators() -> None:
         aten(name, "know what its kernel takes in passing")
 
 
-def _embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Bytes of the contiguous copy of expanded indices, such as a batch's positions; 0 for contiguous indices."""
-    return 0 if indices.is_contiguous() else indices.nbytes
-
-
 def _embedding_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, *rest: Any, **__: Any) -> int:
-    """Bytes of the copy of expanded indices, and above 3072 tokens of sorted tokens and partial sums.
+    """Bytes of sorted tokens and partial sums above 3072 tokens.
 
     ``cuda/Embedding.cu`` and ``cuda/EmbeddingBackwardKernel.cu``. Partial sums are one row of float32 for every 10
     tokens, and one more for every row of the weight that may occur. ``scale_grad_by_freq`` sorts fewer tokens too.
     """
-    tokens, copied = indices.numel(), _embedding(grad, indices)
+    tokens = indices.numel()
     if tokens <= 3072 and not (len(rest) > 1 and rest[1]):
-        return copied
+        return 0
     segments = min(tokens, num_weights)
     parts = tokens // 10 + segments
     numbers = (3 * tokens + 2 * segments + parts) * indices.element_size()
-    return int(copied + numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
+    return int(numbers + parts * grad.shape[-1] * max(grad.element_size(), _FLOAT32) + 2 * _INDEX)
 
 
 def _foreach_norm(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
@@ -117,51 +86,58 @@ def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
     return grad.nbytes
 
 
+def _summed_in(tensor: torch.Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype of a reduction's result: as asked for, else int64 of integers."""
+    dtype = keywords.get("dtype") or next((one for one in arguments if isinstance(one, torch.dtype)), None)
+    return dtype or (tensor.dtype if tensor.dtype.is_floating_point else torch.int64)
+
+
+def _converts(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
+    """Whether a reduction first copies its operand to the result's dtype; a kernel reads half precision as float32."""
+    dtype = _summed_in(tensor, arguments, keywords)
+    return dtype != tensor.dtype and not (tensor.element_size() == 2 and dtype == torch.float32)
+
+
 def _reduction(
     dims_at: int | None, gpu: Processor, tensor: torch.Tensor, *arguments: Any, **keywords: Any
 ) -> tuple[int, ...]:
-    """Return the sizes in bytes of a reduction's two staging blocks.
+    """Return the sizes in bytes of a reduction's two staging blocks, and of the operand in the result's dtype.
 
     ``dims_at`` is the position, after the tensor, of the argument that names the dimensions; None: there is no such
     argument.
     """
-    dtype = keywords.get("dtype") or next((one for one in arguments if isinstance(one, torch.dtype)), None)
-    if dtype is None:
-        dtype = tensor.dtype if tensor.dtype.is_floating_point else torch.int64
+    dtype = _summed_in(tensor, arguments, keywords)
     dims = keywords.get("dim")
     if dims is None and dims_at is not None and dims_at < len(arguments):
         dims = arguments[dims_at]
     if on_host(tensor):
-        return 0, 0
-    return staging(tensor, [dims] if isinstance(dims, int) else dims or None, dtype, gpu)
+        return 0, 0, 0
+    converted = tensor.numel() * dtype.itemsize if _converts(tensor, *arguments, **keywords) else 0
+    return *staging(tensor, [dims] if isinstance(dims, int) else dims or None, dtype, gpu), converted
+
+
+def _bias_sum(gpu: Processor, copied_bytes: int, grad: torch.Tensor, *rest: Any, **__: Any) -> int:
+    """Bytes by which the staging of the bias's gradient, which is computed last, exceeds the copies."""
+    staged = sum(staging(grad, [0, *range(2, grad.dim())], grad.dtype, gpu)) if rest[-1][2] else 0
+    return max(0, staged - copied_bytes)
 
 
 _REDUCTIONS: dict[str, int | None] = {"sum": 0, "mean": 0, "linalg_vector_norm": 1}
 """The operators that use ``cuda/Reduce.cuh``, with the position of the argument for dimensions after the tensor."""
 
 _HIDDEN: dict[str, Callable[..., int]] = {
-    "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
     "_softmax_backward_data": _softmax_backward,
     "_foreach_norm": _foreach_norm,
     **attention_kernels.HIDDEN,
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
+    **norms.HIDDEN,
     **sorting.HIDDEN,
 }
 
 
-def _embedding_launches(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Launches: one kernel, and one more to copy expanded indices."""
-    return 1 + (not indices.is_contiguous())
-
-
 def _embedding_backward_launches(grad: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums.
-
-    One more to copy expanded indices.
-    """
-    return (2 if indices.numel() <= 3072 else 15) + (not indices.is_contiguous())
+    """Launches: zeros and one kernel; above 3072 tokens about 15, for a sort in passes, segments, and sums."""
+    return 2 if indices.numel() <= 3072 else 15
 
 
 def _filled_launches(sizes: Sequence[int], *_: Any, **__: Any) -> int:
@@ -185,14 +161,27 @@ def _cat_launches(tensors: Sequence[torch.Tensor], *_: Any, more_dims: int = 0, 
     return math.ceil(len(tensors) / together)
 
 
-def _stack_launches(tensors: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
-    """Launches of a ``cat`` of tensors that each have one dimension more."""
-    return _cat_launches(tensors, more_dims=1)
+def _stack_launches(tensors: Sequence[torch.Tensor], dim: int = 0, *_: Any, **__: Any) -> int:
+    """Launches of a ``cat``; only behind the last dimension the tensors have one dimension more in it."""
+    return _cat_launches(tensors, more_dims=int(dim % (tensors[0].dim() + 1) == tensors[0].dim()))
 
 
 def _pad_launches(tensor: torch.Tensor, pad: Sequence[int], *_: Any, **__: Any) -> int:
     """Launches: a fill and a copy; a copy alone if the padding only cuts off (``PadNd.cpp``)."""
     return 2 if any(one > 0 for one in pad) else 1
+
+
+def _sum_launches(*arguments: Any, **keywords: Any) -> int:
+    return 1 + _converts(*arguments, **keywords)
+
+
+def _addmm_launches(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any, beta: float = 1) -> int:
+    """Launches: the product, and a copy of the summand, unless cuBLASLt adds a bias (``cuda/Blas.cpp``)."""
+    return 1 + (beta != 0 and (bias.dim() != 1 or 1 in right.shape))
+
+
+def _baddbmm_launches(*_: Any, beta: float = 1, **__: Any) -> int:
+    return 1 + (beta != 0)
 
 
 def _is_list(value: Any) -> bool:
@@ -201,8 +190,21 @@ def _is_list(value: Any) -> bool:
 
 _LAUNCH_NOTHING = frozenset(("new_empty", "new_empty_strided", "lift_fresh", "_local_scalar_dense", "record_stream"))
 
+_POOLS_BACKWARD = (
+    "max_pool2d_with_indices_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d_backward",
+)
+_UPSAMPLED_BACKWARD = (
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward",
+)
+
 _LAUNCHES: dict[str, int | Callable[..., int]] = {
-    "embedding": _embedding_launches,
     "embedding_dense_backward": _embedding_backward_launches,
     "slice_backward": 2,  # zeros, then a copy into them
     "select_backward": 2,
@@ -216,10 +218,14 @@ _LAUNCHES: dict[str, int | Callable[..., int]] = {
     "cat": _cat_launches,
     "stack": _stack_launches,
     "constant_pad_nd": _pad_launches,
-    "native_layer_norm_backward": 2,  # the input's gradient; weight's and bias's (cuda/layer_norm_kernel.cu)
-    "_fused_rms_norm_backward": 2,
     "masked_fill": 2,  # a copy, then filled in place (Indexing.cu)
-    "nll_loss_backward": 2,  # zeros, then the targets (cuda/NLLLoss2d.cu, Loss.cu)
+    **norms.LAUNCHES,
+    "sum": _sum_launches,
+    "mean": _sum_launches,
+    "addmm": _addmm_launches,
+    "baddbmm": _baddbmm_launches,
+    # Zeros, then a kernel that adds to them.
+    **dict.fromkeys((*_POOLS_BACKWARD, *_UPSAMPLED_BACKWARD), 2),
     **attention_kernels.LAUNCHES,
     "convolution": _convolution_launches,
     "convolution_backward": _convolution_backward_launches,
@@ -249,11 +255,13 @@ class OnCuda(Hidden):
         0 bytes. The result is empty if no temporary block of the operator is known.
         """
         name = name.removeprefix("aten::")
-        reduces = _REDUCTIONS.get(name)
-        if reduces is not None:
-            return _reduction(reduces, self._gpu, *args, **kwargs)
+        if name in _REDUCTIONS:
+            return _reduction(_REDUCTIONS[name], self._gpu, *args, **kwargs)
+        copies = copied(name, args, kwargs)
+        if name == "convolution_backward":
+            return *copies, _bias_sum(self._gpu, sum(copies), *args, **kwargs)
         rule = _HIDDEN.get(name)
-        return () if rule is None else (rule(*args, **kwargs),)
+        return copies if rule is None else (*copies, rule(*args, **kwargs))
 
     def on_host(self, name: str) -> tuple[int, ...]:
         """Return the positions of the operator's results that are in the host's memory."""
@@ -273,7 +281,8 @@ class OnCuda(Hidden):
         if name == _GROUPED_MM:
             return sorting.grouped_mm_launches(self._gpu.architecture, *args, **kwargs)
         rule = _LAUNCHES.get(name, 1)
-        return rule if isinstance(rule, int) else rule(*args, **kwargs)
+        launches = rule if isinstance(rule, int) else rule(*args, **kwargs)
+        return launches + sum(size > 0 for size in copied(name, args, kwargs))
 
     def lists_of(self, name: str, args: Sequence[Any]) -> Lists | None:
         """Return the lists that an operator over lists divides into chunks, from which its launches follow.
@@ -290,7 +299,7 @@ class OnCuda(Hidden):
         # An optimizer's step counters are a list that is not divided together with the other lists.
         depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
         scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in args)
-        return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, int(name == "_foreach_norm"))
+        return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, 2 * (name == "_foreach_norm"))
 
 
 ON_CUDA = OnCuda()

@@ -114,13 +114,13 @@ def _index_put(
 ) -> int:
     """Bytes if rows accumulate: lists of positions and of their order; two lists more if the sort takes several passes.
 
-    ``cuda/Indexing.cu``.
+    Strided values are copied (``cuda/Indexing.cu``).
     """
     found = _indices(indices)
     if not accumulate or not found:
         return 0
-    count = _places(found)
-    return count * _INDEX * (4 if count <= ONE_TILE or _passes(tensor, indices) == 1 else 6) + 1
+    count, strided = _places(found), 0 if values.is_contiguous() else values.nbytes
+    return count * _INDEX * (4 if count <= ONE_TILE or _passes(tensor, indices) == 1 else 6) + 1 + strided
 
 
 def _index_put_unchecked(
@@ -128,12 +128,14 @@ def _index_put_unchecked(
 ) -> int:
     """Launches without the bounds checks.
 
-    If rows accumulate, positions are sorted first: in one kernel, or by a histogram, its sums and one pass per digit.
+    If rows accumulate, strided values are copied, and positions are sorted first: in one kernel, or by a histogram, its
+    sums and one pass per digit.
     """
     found = _indices(indices)
     if not accumulate or not found:
         return 1
-    return 3 + 3 * len(found) + (1 + _passes(tensor, indices) if _places(found) > ONE_TILE else 0)
+    strided = not values.is_contiguous()
+    return 3 + 3 * len(found) + strided + (1 + _passes(tensor, indices) if _places(found) > ONE_TILE else 0)
 
 
 def _index_put_in_place(

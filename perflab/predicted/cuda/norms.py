@@ -1,0 +1,121 @@
+"""Temporary memory and launches of norms, losses and their backward.
+
+The rules follow PyTorch's sources; file names are relative to ``aten/src/ATen/native``. Bytes are as requested,
+unrounded, at the peak within the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+_FLOAT32 = 4
+_NO_REDUCTION, _MEAN = 0, 1
+
+
+def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
+    """Bytes of a factor and a summand for each channel; in half precision, also of the statistics in float32.
+
+    ``cuda/group_norm_kernel.cu``.
+    """
+    batch, channels, size, groups = sizes[:4]
+    if size == 1 or (weight is None and bias is None):
+        return 0
+    return int(2 * batch * (channels + (groups if tensor.element_size() < _FLOAT32 else 0)) * _FLOAT32)
+
+
+def _group_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
+    return 2 + (sizes[2] > 1 and (weight is not None or bias is not None))
+
+
+def _group_norm_backward(*arguments: Any) -> int:
+    """Bytes of three sums for each channel and two for each group."""
+    batch, channels, _, groups = arguments[5:9]
+    return int(batch * (3 * channels + 2 * groups) * _FLOAT32)
+
+
+def _norm_backward_launches(*arguments: Any) -> int:
+    """Launches: the input's gradient; weight's and bias's together (``cuda/layer_norm_kernel.cu``)."""
+    of_input, *of_weights = arguments[-1]
+    return bool(of_input) + any(of_weights)
+
+
+def _elementwise_loss(tensor: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any, **__: Any) -> int:
+    """Bytes of the loss of each element, if their sum or mean is returned (``Loss.cpp``)."""
+    return 0 if reduction == _NO_REDUCTION else tensor.nbytes
+
+
+def _elementwise_loss_launches(tensor: Tensor, target: Tensor, reduction: int = _MEAN, *_: Any, **__: Any) -> int:
+    return 1 + (reduction != _NO_REDUCTION)
+
+
+def _bce(
+    tensor: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> int:
+    """Bytes of the logarithms, of the loss of each element if it is reduced, and of the factors of ``pos_weight``."""
+    blocks = 1 + (reduction != _NO_REDUCTION) + (pos_weight is not None)
+    return blocks * tensor.nbytes - (pos_weight is not None and reduction != _NO_REDUCTION) * tensor.element_size()
+
+
+def _bce_launches(
+    tensor: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> int:
+    return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != _NO_REDUCTION)
+
+
+def _nll_2d_launches(tensor: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *_: Any) -> int:
+    return 2 if reduction == _NO_REDUCTION else 4
+
+
+def _logsumexp(tensor: Tensor, dim: Sequence[int], *_: Any) -> int:
+    """Bytes of the exponentials and of the largest values (``ReduceOps.cpp``)."""
+    rows = tensor.numel()
+    for one in dim:
+        rows //= max(1, tensor.shape[one])
+    return tensor.nbytes + rows * tensor.element_size()
+
+
+HIDDEN: dict[str, Callable[..., int]] = {
+    "binary_cross_entropy_with_logits": _bce,
+    "huber_loss": _elementwise_loss,
+    "logsumexp": _logsumexp,
+    "mse_loss": _elementwise_loss,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "smooth_l1_loss": _elementwise_loss,
+}
+
+LAUNCHES: dict[str, int | Callable[..., int]] = {
+    "_fused_rms_norm_backward": _norm_backward_launches,
+    "binary_cross_entropy_with_logits": _bce_launches,
+    "huber_loss": _elementwise_loss_launches,
+    "logsumexp": 9,
+    "mse_loss": _elementwise_loss_launches,
+    "native_group_norm": _group_norm_launches,
+    "native_group_norm_backward": 5,
+    "native_layer_norm_backward": _norm_backward_launches,
+    "nll_loss2d_forward": _nll_2d_launches,
+    "smooth_l1_loss": _elementwise_loss_launches,
+    # Zeros, then a kernel that writes into them (cuda/NLLLoss2d.cu, Loss.cu).
+    **dict.fromkeys(
+        (
+            "binary_cross_entropy_backward",
+            "huber_loss_backward",
+            "mse_loss_backward",
+            "nll_loss2d_backward",
+            "nll_loss_backward",
+            "smooth_l1_loss_backward",
+        ),
+        2,
+    ),
+}
