@@ -154,7 +154,7 @@ def hold(impl: str, tiles: dict[str, Tiles], width: int, dtype: torch.dtype, mas
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(tuning, "_ran", {})
         if tiles:
-            monkeypatch.setattr(tuning, "candidate_tiles", lambda kernel, *_: (tiles[kernel],))
+            monkeypatch.setattr(tuning, "candidate_tiles", lambda kernel, *_, **__: (tiles[kernel],))
             monkeypatch.setattr(triton_operator, "one_pass_tiles", lambda *_: tiles.get("one_pass"))
         verify(
             partial(attention, impl=impl),

@@ -10,8 +10,8 @@ from perflab.lab import launch
 from perflab.lab.attention import attention
 from perflab.lab.attention import triton_tuning as tuning
 from perflab.lab.attention.triton_launches import problem_class
-from perflab.lab.attention.triton_tiles import CDNA4_SHARED_BYTES, candidate_tiles
-from perflab.lab.launch import Launch, is_interpreted, run_prepared, shared_memory_bytes
+from perflab.lab.attention.triton_tiles import CDNA4_SHARED_BYTES, Tiles, candidate_tiles
+from perflab.lab.launch import SHARED_BYTES, Launch, is_interpreted, run_prepared, shared_memory_bytes
 
 pytestmark = [
     pytest.mark.correctness,
@@ -183,3 +183,23 @@ def test_where_triton_pads_tiles_on_their_way_one_stage_less_is_taken(limit: int
     """At two stages the 64 x 64 tile of 256 columns is 163,840 B, and gfx950's compiler pads what is on its way."""
     (widest,) = [one for one in candidate_tiles("forward", 256, torch.bfloat16, limit) if one.block_k == 64]
     assert widest.num_stages == stages
+
+
+@pytest.mark.parametrize(
+    ("kernel", "limit", "feature", "left_out"),
+    [
+        ("forward", SHARED_BYTES[80], "has_sinks", Tiles(128, 64, 8, 3)),
+        ("forward", SHARED_BYTES[90], "has_sinks", Tiles(128, 128, 8, 2)),
+        ("dk_dv", SHARED_BYTES[80], "is_capped", Tiles(32, 128, 4, 2)),
+    ],
+)
+def test_tiles_that_spill_with_a_feature_are_left_out_there_alone(
+    kernel: str, limit: int, feature: str, left_out: Tiles
+) -> None:
+    every = candidate_tiles(kernel, 64, torch.bfloat16, limit)
+    assert tuple(one for one in every if one != left_out) == candidate_tiles(
+        kernel, 64, torch.bfloat16, limit, **{feature: True}
+    )
+    assert left_out in every
+    on_amd = [candidate_tiles(kernel, 64, torch.bfloat16, CDNA4_SHARED_BYTES, **{feature: it}) for it in (False, True)]
+    assert on_amd[0] == on_amd[1]

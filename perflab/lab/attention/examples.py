@@ -110,8 +110,9 @@ def _each(dtype_name: str, head_dim: int, mask: str, shared_limit_bytes: int) ->
     kernels: tuple[str, ...] = _KERNELS
     if shared_limit_bytes >= SHARED_BYTES[90] and mask != "sinks":
         kernels = ("forward_tma", *_KERNELS)
+    features = {"is_capped": mask == "windowed", "has_sinks": mask == "sinks"}
     for kernel in kernels:
-        for tiles in candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes):
+        for tiles in candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes, **features):
             shape = f"{tiles.block_q}x{tiles.block_k}-w{tiles.num_warps}"
             name = f"attention_{kernel}-{dtype_name}-d{head_dim}-{mask}-{shape}"
             yield name, launch_of(kernel, head_dim, dtype, mask, tiles)

@@ -36,7 +36,7 @@ from perflab.lab.attention.triton_pieces import (
     load_tile,
     rounded,
     score,
-    softcap_slope,
+    seen_keys,
     stretches,
     tile_pointers,
 )
@@ -100,17 +100,17 @@ def walk_queries(
 
         # Transposed, a row a key: what is added up over queries is then a plain product.
         products = dot(k, tl.trans(q), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
-        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
-        weights = tl.exp2(scores - logsumexp[None, :])
+        values, factor = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        weights = tl.exp2(values * factor - logsumexp[None, :])
         if MASKED and (HAS_LOWER or HAS_UPPER):
             ahead = keys[:, None] - queries[None, :]
             seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[:, None], sinks, HAS_SINKS)
             weights = tl.where(seen, weights, 0.0)
         dv = dot(rounded(weights, d_out.dtype, EMULATE_BF16), d_out, dv, EMULATE_BF16)
+        if HAS_SOFTCAP:
+            weights *= 1.0 - values * values  # here, since values kept past the next product take registers
         d_weights = dot(v, tl.trans(d_out), tl.zeros([BLOCK_K, BLOCK_Q], tl.float32), EMULATE_BF16)
         d_scores = weights * (d_weights - delta[None, :])
-        if HAS_SOFTCAP:
-            d_scores = d_scores * softcap_slope(scores, softcap_log2)
         dk = dot(rounded(d_scores, q.dtype, EMULATE_BF16), q, dk, EMULATE_BF16)
         q_ptrs += BLOCK_Q * stride_qn
         d_out_ptrs += BLOCK_Q * stride_gn
@@ -225,16 +225,15 @@ def walk_keys(
         k = load_tile(k_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         v = load_tile(v_ptrs, keys < num_keys, columns, MASKED, PADDED, HEAD_DIM)
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
-        scores = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
-        weights = tl.exp2(scores - logsumexp[:, None])
+        values, factor = score(products, score_factor, softcap_log2, HAS_SOFTCAP)
+        weights = tl.exp2(values * factor - logsumexp[:, None])
         if MASKED:
-            ahead = keys[None, :] - queries[:, None]
-            seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
-            weights = tl.where(seen & (keys[None, :] < num_keys), weights, 0.0)
+            seen = seen_keys(queries, keys, num_keys, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS)
+            weights = tl.where(seen, weights, 0.0)
+        if HAS_SOFTCAP:
+            weights *= 1.0 - values * values
         d_weights = dot(d_out, tl.trans(v), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
         d_scores = weights * (d_weights - delta[:, None])
-        if HAS_SOFTCAP:
-            d_scores = d_scores * softcap_slope(scores, softcap_log2)
         dq = dot(rounded(d_scores, k.dtype, EMULATE_BF16), k, dq, EMULATE_BF16)
         k_ptrs += BLOCK_K * stride_kn
         v_ptrs += BLOCK_K * stride_vn

@@ -27,10 +27,10 @@ import triton.language as tl
 from perflab.lab.attention.triton_pieces import (
     LN_2,
     dot,
-    in_band,
     load_tile,
     rising,
     rounded,
+    seen_keys,
     stretches,
     tile_pointers,
 )
@@ -71,9 +71,8 @@ def attend(
         products = dot(q, tl.trans(k), tl.zeros([BLOCK_Q, BLOCK_K], tl.float32), EMULATE_BF16)
         raised, factor = rising(products, score_factor, softcap_log2, HAS_SOFTCAP, FLIPPED)
         if MASKED:
-            ahead = keys[None, :] - queries[:, None]
-            seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
-            raised = tl.where(seen & (keys[None, :] < num_keys), raised, float("-inf"))
+            seen = seen_keys(queries, keys, num_keys, lower, upper, sinks, HAS_LOWER, HAS_UPPER, HAS_SINKS)
+            raised = tl.where(seen, raised, float("-inf"))
         acc, row_max, row_sum = fold(
             acc, row_max, row_sum, raised, factor, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16
         )  # fmt: skip

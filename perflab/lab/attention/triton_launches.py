@@ -147,7 +147,7 @@ def common_arguments(q: Tensor, k: Tensor, scoring: Scoring, tiles: Tiles) -> di
         "num_queries": num_queries,
         "num_keys": num_keys,
         "scale": scoring.scale,
-        "score_factor": scoring.scale / scoring.softcap if scoring.softcap else scoring.scale * LOG2_E,
+        "score_factor": (2 / scoring.softcap if scoring.softcap else 1.0) * scoring.scale * LOG2_E,
         "softcap_log2": scoring.softcap * LOG2_E if scoring.softcap else 0.0,
         "lower": lower or 0,
         "upper": upper or 0,
@@ -171,7 +171,7 @@ def rising_arguments(scoring: Scoring) -> dict[str, Any]:
     Without a soft cap the factor is positive, so that -inf times it, what is not seen, stays -inf.
     """
     if scoring.softcap:
-        return {"score_factor": scoring.scale / scoring.softcap, "FLIPPED": False}
+        return {"score_factor": 2 * LOG2_E * scoring.scale / scoring.softcap, "FLIPPED": False}
     return {"score_factor": max(abs(scoring.scale) * LOG2_E, LEAST_FACTOR), "FLIPPED": scoring.scale < 0}
 
 

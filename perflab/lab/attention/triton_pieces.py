@@ -14,6 +14,7 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+_UNIT = tl.constexpr(0.6931471805599453 / 2)
 
 
 @triton.jit
@@ -64,30 +65,31 @@ def rounded(x, dtype: tl.constexpr, EMULATE_BF16: tl.constexpr):
 
 
 @triton.jit
-def tanh(x):
-    """Hyperbolic tangent of float32, to a few units in the last place.
+def tanh(y):
+    """Hyperbolic tangent of y log(2) / 2 in float32, within 9e-7, and near zero to a few units in the last place.
 
-    (1 - e) / (1 + e) with e = exp(-2 |x|) loses digits to cancellation near zero: there the Taylor series, whose first
-    neglected term is below 2e-8 of the result. PTX has tanh.approx.f32, of 11 bits: too few for float32.
+    1 - 2 / (1 + exp2(y)) loses digits to cancellation near zero: there the Taylor series, whose first neglected term
+    is below 1e-8 of the result. PTX has tanh.approx.f32, of 11 bits: too few for float32. The square of a reciprocal
+    root is two instructions, and a division six, some for divisors that do not occur here.
     """
-    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
-    far = (1.0 - e) / (1.0 + e)
-    square = x * x
-    series = -17.0 / 315.0 + square * (62.0 / 2835.0 - square * (1382.0 / 155925.0))
-    series = 1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * series))
-    return tl.where(square < 0.35 * 0.35, x * series, tl.where(x < 0, -far, far))
+    root = tl.rsqrt(1.0 + tl.exp2(y))
+    far = 1.0 - 2.0 * (root * root)
+    square = y * y
+    series = _UNIT**5 * (2.0 / 15.0) - square * (_UNIT**7 * (17.0 / 315.0) - square * (_UNIT**9 * (62.0 / 2835.0)))
+    series = _UNIT + square * (square * series - _UNIT**3 / 3.0)
+    return tl.where(tl.abs(y) < 0.7, y * series, far)
 
 
 @triton.jit
 def score(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr):
-    """q k^T (float32) to scores in units of log 2: factor is scale log2 e, or with a soft cap c, scale / c.
+    """q k^T (float32) to values and the factor that makes them scores in units of log 2.
 
-    softcap_log2 is c log2 e.
+    factor is scale log2 e; with a soft cap c, 2 log2(e) scale / c. softcap_log2 is c log2 e.
     """
     if HAS_SOFTCAP:
-        return tanh(products * factor) * softcap_log2
+        return tanh(products * factor), softcap_log2
     else:
-        return products * factor
+        return products, factor
 
 
 @triton.jit
@@ -97,19 +99,10 @@ def rising(products, factor, softcap_log2, HAS_SOFTCAP: tl.constexpr, FLIPPED: t
     The greatest score is then the factor times the greatest of these, and exp2(factor * x - max) is one fused
     multiplication before the exponential. FLIPPED is for negative factors, of which the absolute value is given.
     """
-    if HAS_SOFTCAP:
-        return score(products, factor, softcap_log2, HAS_SOFTCAP), 1.0
-    elif FLIPPED:
+    if FLIPPED:
         return -products, factor
     else:
-        return products, factor
-
-
-@triton.jit
-def softcap_slope(scores, softcap_log2):
-    """Return the derivative of a soft cap at a score, from the capped score: 1 - tanh^2."""
-    capped = scores * (1.0 / softcap_log2)
-    return 1.0 - capped * capped
+        return score(products, factor, softcap_log2, HAS_SOFTCAP)
 
 
 @triton.jit
@@ -124,6 +117,21 @@ def in_band(
     if HAS_UPPER:
         seen = seen & (ahead <= upper)
     return seen
+
+
+@triton.jit
+def seen_keys(
+    queries, keys, num_keys, lower, upper, sinks,
+    HAS_LOWER: tl.constexpr, HAS_UPPER: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Return the mask (queries, keys) of the pairs in the band, without keys behind the last."""
+    if HAS_UPPER and not HAS_LOWER:
+        # The last key that a query sees is the same in every tile: one comparison for each pair.
+        return keys[None, :] <= tl.minimum(queries + upper, num_keys - 1)[:, None]
+    else:
+        ahead = keys[None, :] - queries[:, None]
+        seen = in_band(ahead, lower, upper, HAS_LOWER, HAS_UPPER, keys[None, :], sinks, HAS_SINKS)
+        return seen & (keys[None, :] < num_keys)
 
 
 @triton.jit

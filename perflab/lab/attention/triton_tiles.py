@@ -27,6 +27,7 @@ from perflab.lab.attention.scoring import Scoring
 MAX_HEAD_DIM = 256
 CDNA4_SHARED_BYTES = 160 * 1024
 """Shared memory of a block on AMD's MI350X and MI355X (gfx950), by which they are known here."""
+_CDNA3_SHARED_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     },
     ("forward", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
     ("forward_tma", 2): {64: (Tiles(128, 128, 8, 2),), 128: (Tiles(128, 64, 8, 3),), 256: (Tiles(64, 64, 8, 2),)},
-    ("forward_tma", 4): {64: (Tiles(64, 32, 8, 2),), 256: (Tiles(32, 16, 8, 2),)},
+    ("forward_tma", 4): {64: (Tiles(32, 32, 8, 2),), 256: (Tiles(16, 16, 8, 2),)},
     ("dk_dv", 2): {
         64: (Tiles(32, 128, 4, 2), Tiles(32, 128, 8, 2), Tiles(64, 128, 8, 2)),
         128: (Tiles(32, 64, 4, 2), Tiles(32, 64, 8, 2)),
@@ -108,6 +109,13 @@ _OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
         256: (Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2)),
     },
 }
+# Tiles of these tables that spill in the loop on NVIDIA's GPUs, (with a soft cap, with sinks), by kernel and whether
+# products are of warp groups: what tanh and the masks of sinks take of registers.
+_SPILLING: dict[tuple[str, bool], tuple[Tiles | None, Tiles | None]] = {
+    ("forward", False): (None, Tiles(128, 64, 8, 3)),
+    ("forward", True): (None, Tiles(128, 128, 8, 2)),
+    ("dk_dv", False): (Tiles(32, 128, 4, 2), None),
+}
 _HOPPER_SHARED_BYTES = 227 * 1024
 """Shared memory of a block from Hopper on, by which its warp groups are known here."""
 # dk, dv and dq in one pass, by compute capability and head dimension: where its loop takes fewer cycles for a pair of
@@ -139,10 +147,18 @@ def check_head_dim(head_dim: int, instead: str = "impl='tiled', which takes any"
 
 
 @cache  # asked for at every launch
-def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> tuple[Tiles, ...]:
+def candidate_tiles(
+    kernel: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    shared_limit_bytes: int,
+    *,
+    is_capped: bool = False,
+    has_sinks: bool = False,
+) -> tuple[Tiles, ...]:
     """Tiles to try for `forward`, `dk_dv` or `dq`, each with as many stages as the shared memory has room for.
 
-    NoTiles where not even one stage of any fits.
+    Those that spill with a soft cap or sinks are left out. NoTiles where not even one stage of any fits.
     """
     check_head_dim(head_dim)
     columns = padded_head_dim(head_dim)
@@ -152,7 +168,11 @@ def candidate_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit
     by_width = (_OF_WARP_GROUPS if has_groups else _TILES)[kind]
     listed = next(tiles for widest, tiles in by_width.items() if columns <= widest)
     fitting = []
+    is_amd = shared_limit_bytes in (_CDNA3_SHARED_BYTES, CDNA4_SHARED_BYTES)
+    with_softcap, with_sinks = (None, None) if is_amd else _SPILLING.get((kernel, has_groups), (None, None))
     for tiles in listed:
+        if (is_capped and tiles == with_softcap) or (has_sinks and tiles == with_sinks):
+            continue
         stages = (replace(tiles, num_stages=stages) for stages in range(tiles.num_stages, 0, -1))
         fits = (it for it in stages if it.shared_bytes(kernel, head_dim, dtype.itemsize) <= room_bytes)
         fitting += [it for it in (next(fits, None),) if it is not None and it not in fitting]

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from perflab.lab.attention.triton_forward_kernel import finished, fold
-from perflab.lab.attention.triton_pieces import dot, in_band, rising, rounded, stretches
+from perflab.lab.attention.triton_pieces import dot, rising, rounded, seen_keys, stretches
 
 
 @triton.jit
@@ -43,8 +43,8 @@ def _attend(
         raised, factor = rising(products, score_factor, softcap_log2, HAS_SOFTCAP, FLIPPED)
         if MASKED:
             keys = start + tl.arange(0, BLOCK_K)
-            seen = in_band(keys[None, :] - queries[:, None], lower, upper, HAS_LOWER, HAS_UPPER)
-            raised = tl.where(seen & (keys[None, :] < num_keys), raised, float("-inf"))
+            seen = seen_keys(queries, keys, num_keys, lower, upper, 0, HAS_LOWER, HAS_UPPER, False)
+            raised = tl.where(seen, raised, float("-inf"))
         v = v_desc.load([batch, key_head, start, 0]).reshape([BLOCK_K, BLOCK_D])
         acc, row_max, row_sum = fold(
             acc, row_max, row_sum, raised, factor, v, MASKED and MAY_SEE_NOTHING, EMULATE_BF16

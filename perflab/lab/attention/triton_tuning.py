@@ -104,7 +104,8 @@ def _run(kernel: str, tensors: tuple[Tensor, ...], scoring: Scoring, make_launch
     key = (kernel, *_kind(q, k, scoring))
     tiles = _tuned.get(key)
     if tiles is None:
-        candidates = candidate_tiles(kernel, q.shape[-1], q.dtype, shared_memory_bytes(q.device))
+        features = {"is_capped": scoring.softcap is not None, "has_sinks": scoring.sinks > 0}
+        candidates = candidate_tiles(kernel, q.shape[-1], q.dtype, shared_memory_bytes(q.device), **features)
         tiles = candidates[0]
         if len(candidates) > 1 and _may_tune():
             _tuned[key] = tiles = _fastest(launch_with, candidates)
