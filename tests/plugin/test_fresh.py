@@ -32,10 +32,10 @@ def test_a_fresh_process_ends_without_looking_through_all_it_holds_once_its_fixt
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile("def test_work(perf, kept):\n    perf(sum, range(10_000))\n")
     arguments = ["-p", "perflab.plugin", "-m", "perf", "--perf-update", "--perf-replicates=2", "--perf-budget=200ms"]
-    arguments += ["--perf-noisy=accept"]  # so many processes on a busy machine too
     pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
-    (fresh,) = (path.read_text().split() for path in pytester.path.glob("fresh-*.txt"))
+    fresh = [path.read_text().split() for path in pytester.path.glob("fresh-*.txt")]  # more on a busy machine
     (session,) = (path.read_text().split() for path in pytester.path.glob("session-*.txt"))
-    assert int(fresh[0]) > 100_000, "PyTorch's own objects are many more"
+    assert fresh
+    assert all(int(objects) > 100_000 for objects, _ in fresh), "PyTorch's own objects are many more"
     assert int(session[0]) < 1000, "whoever runs the session may go on after it"
-    assert fresh[1] == session[1] == "True"
+    assert {session[1], *(torn_down for _, torn_down in fresh)} == {"True"}
