@@ -85,7 +85,7 @@ def measure_errors(got: Tensor, reference: Tensor) -> Errors:
 
 
 def rounding_band(reference: Tensor, dtype: torch.dtype, magnitude: Tensor | None = None) -> Errors:
-    """Return the errors that rounding alone may cost a result in `dtype`. reference and magnitude: float64, one shape.
+    """Return the errors that rounding alone may cost a result in `dtype`. `reference` and `magnitude` have one shape.
 
     Integers are exact: their band is zero.
     """
@@ -127,7 +127,7 @@ def error_and_size(got: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widest(tensor: Tensor) -> Tensor:
-    """Return a tensor in the widest dtype of its kind, which holds its values: complex128, float64 or int64."""
+    """Return a tensor in the widest dtype of its kind: complex128, float64, or int64 (of uint64 up to 2**63)."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor.long()

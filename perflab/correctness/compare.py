@@ -1,7 +1,7 @@
 """Compares tensors with their reference and budget; reports what is wrong, where and by how much.
 
-Input: three tensors of one shape, the candidate's (any dtype), the reference's (float64, say) and plain's (the
-candidate's precision). Output: frozen reports whose text fits 80 columns. Nothing is raised for a wrong
+Input: three tensors of one shape, the candidate's (any dtype), the reference's (the widest dtype of its kind) and
+plain's (the candidate's precision). Output: frozen reports whose text fits 80 columns. Nothing is raised for a wrong
 candidate; ValueError where the reference itself is NaN, since nothing can be right there.
 """
 
@@ -120,7 +120,7 @@ def compare(
     magnitude: Tensor | None = None,
     other_draws: Sequence[Errors] = (),
 ) -> TensorReport:
-    """Compare `got` with `reference` (float64), within the budget that `plain` gives (see `derive_budget`).
+    """Compare `got` with `reference`, within the budget that `plain` gives (see `derive_budget`).
 
     `got` must have the shape of the reference, and the dtype and device of plain. It must be finite where the
     reference, rounded to that dtype, is finite, and equal to the reference elsewhere.
@@ -152,7 +152,7 @@ def _mismatch(got: Tensor, reference: Tensor, plain: Tensor) -> str:
 
 def _measure(got: Tensor, reference: Tensor, budget: Budget) -> Numbers:
     # Rounded to the candidate's dtype, because a value past its range is rightly infinite there.
-    # 8 bit have NaN there.
+    # The formats of 8 bit without an infinity have NaN there.
     found, wanted = widest(got), widest(reference.to(got.dtype))
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     non_finite = ~((torch.isfinite(found) & torch.isfinite(wanted)) | same)

@@ -27,8 +27,10 @@ _T = TypeVar("_T", Tensor, Tensor | None)
 _Key = TypeVar("_Key", str, int)
 _LOST = 0.5
 """The error of elements of a result, as a share of their norm, with which no digit of them is right."""
-_FEWEST, _SHARE = 4, 64
-"""The least number of elements that are looked at by themselves, and the part of all that they are at least."""
+_FEWEST = 4
+"""The least number of elements of one decade of sizes that are looked at by themselves."""
+_SHARE = 64
+"""One of so many elements of a result has to be of a decade of sizes, if that is looked at by itself."""
 IS_RANDOM = "returned other results for the same inputs, which makes every error allowed"
 Inputs = Mapping[str, Tensor]
 """Tensors by name, in the order of the function's arguments."""
@@ -208,20 +210,30 @@ def wider(inputs: Inputs) -> list[dict[str, Tensor]]:
 
 
 def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> str:
-    """Return what is wrong with elements of one decade of sizes, which larger ones hide; empty if nothing is."""
+    """Return what is wrong with the smaller elements of a result, which larger ones hide; empty if nothing is.
+
+    They are looked at by decades of sizes that have enough elements, and as the smaller half of all.
+    """
     if got is None:
         return ""
     error, size = error_and_size(got, reference)
     own, _ = error_and_size(plain, reference)
-    decades = size.log10().floor()
     tiny = torch.finfo(plain.dtype).tiny if plain.is_floating_point() or plain.is_complex() else 0.0
-    for decade in torch.unique(decades[size > tiny]).tolist():
-        among = (decades == decade) & (size > tiny)
-        if int(among.sum()) < max(_FEWEST, size.numel() // _SHARE):
-            continue
-        share, plain_share = (float(one[among].norm() / size[among].norm()) for one in (error, own))
+    is_normal = size > tiny
+    decades = size.log10().floor()
+    least = max(_FEWEST, size.numel() // _SHARE)
+    groups = [
+        (f"elements of 1e{decade:g} to 1e{decade + 1:g}", among)
+        for decade in torch.unique(decades[is_normal]).tolist()
+        if int((among := (decades == decade) & is_normal).sum()) >= least
+    ]
+    if size.numel():
+        groups.append(("its smaller half", (size < size.median()) & is_normal))
+    for which, among in groups:
+        norm = float(size[among].norm())
+        share, plain_share = (float(one[among].norm()) / norm if norm else 0.0 for one in (error, own))
         if share > _LOST > 10 * plain_share:
-            return f"{name} is wrong in elements of 1e{decade:g} to 1e{decade + 1:g}: error {share:.2g} of their norm"
+            return f"{name} is wrong in {which}: error {share:.2g} of their norm"
     return ""
 
 

@@ -9,7 +9,7 @@ value up to there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -50,44 +50,62 @@ def beside_ties(
     """
     report = compared(got)
     wrong = [one for one in report.tensors if not one.ok]
-    is_rare = all(one.numbers and one.numbers.off <= max(1, math.prod(one.shape) // _FEW) for one in wrong)
+    is_rare = all(one.numbers and one.numbers.off <= _most(math.prod(one.shape)) for one in wrong)
     if not wrong or not is_rare or not any(one.is_floating_point() for one in inputs.values()):
         return report, got
-    settled = dict(got)
+    found = {one.name: result for one in wrong if (result := got[one.name]) is not None}
     try:
-        reach = _reach([one.name for one in wrong], reference, inputs, again)
+        ties = _ties(found, reference, inputs, again)
     except Exception:  # a definition may refuse such inputs: then nothing is known of ties
         return report, got
-    for name, far in reach.items():
-        found = settled[name]
-        if found is not None:
-            error, _ = error_and_size(found, reference[name])
-            is_smooth = found.is_floating_point() or found.is_complex()
-            is_tie = (error > 0) & (far > (_JUMP * far.median() if is_smooth else 0)) & (error <= 1.01 * far)
-            settled[name] = torch.where(is_tie, reference[name].to(found.dtype), found)
-    other = compared(settled)
-    return (other, settled) if other.ok else (report, got)
+    if any(int(one.sum()) > _most(one.numel()) for one in ties.values()):
+        return report, got
+    settled = {name: torch.where(ties[name], reference[name].to(one.dtype), one) for name, one in found.items()}
+    other = compared({**got, **settled})
+    return (other, {**got, **settled}) if other.ok else (report, got)
 
 
-def _reach(
-    names: Sequence[str],
+def _most(elements: int) -> int:
+    return max(1, elements // _FEW)
+
+
+def _ties(
+    found: Mapping[str, Tensor],
     reference: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     again: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
-    """Return how far each element of results moves when the inputs do by a few roundings, at most."""
-    generator, moves = torch.Generator().manual_seed(0), []
+    """Return by result which elements are off, and have a value that the definition jumps to, or passes, when nudged.
+
+    An integer has to be one of the definition's own values; other numbers may lie between two of them.
+    """
+    generator = torch.Generator().manual_seed(0)
+    passed = {name: torch.zeros(one.shape, dtype=torch.bool, device=one.device) for name, one in found.items()}
+    reach = {name: torch.zeros(one.shape, dtype=torch.float64, device=one.device) for name, one in found.items()}
     for _ in range(_NUDGES):
         moved = again({name: _nudged(one, generator) for name, one in inputs.items()})
-        moves.append(
-            {name: error_and_size(moved[name].to(reference[name].device), reference[name])[0] for name in names}
-        )
-    return {name: torch.stack([one[name] for one in moves]).amax(0) for name in names}
+        for name, one in found.items():
+            there = moved[name].to(one.device)
+            jump, _ = error_and_size(there, reference[name])
+            reach[name] = torch.maximum(reach[name], jump)
+            if one.is_floating_point() or one.is_complex():
+                (before, _), (behind, _) = error_and_size(one, reference[name]), error_and_size(one, there)
+                passed[name] |= (before > 0) & (before + behind <= 1.01 * jump)
+            else:
+                passed[name] |= (one == there) & (jump > 0)
+    for name, one in found.items():
+        if one.is_floating_point() or one.is_complex():
+            passed[name] &= reach[name] > _JUMP * reach[name].median()
+    return passed
 
 
 def _nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a copy that differs by a few roundings. Whole numbers are what they are: nothing has rounded them."""
     if not tensor.is_floating_point():
         return tensor.clone()
+    exact = tensor.detach().double()
+    if torch.equal(exact, exact.round()):
+        return exact.clone()
     size = torch.finfo(tensor.dtype).eps * (_SHORT_ROUNDINGS if tensor.itemsize <= 2 else _ROUNDINGS)
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device) * 2 - 1
-    return tensor.detach().double() * (1 + size * signs)
+    return exact * (1 + size * signs)

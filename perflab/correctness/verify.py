@@ -6,7 +6,7 @@ twice, the second time with fresh data in the same memory, so that a result reme
 is wrong. Only then do the reference (float64) and plain (the candidate's precision) run, on copies.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def verify(
     make_inputs  make_inputs(seed) -> {name: tensor}, in the order of the candidate's arguments, with
                  other values of one distribution for each seed; any layouts (expanded, transposed,
                  offset): memory between the elements is watched too
-    reference    the definition, called on float64 copies of the inputs, returning float64
+    reference    the definition, called on float64 copies of the inputs
     plain        the reference's mathematics step by step in the candidate's precision; plain's error makes
                  the budget. Reference and plain are differentiated by autograd, and may return more than
                  `outputs` names; the rest is left out
@@ -97,10 +97,10 @@ def verify(
             magnitudes(*inputs64.values(), upstream=upstream64, **task.settings) if magnitudes and sized else {},
         )
 
-    state = torch.get_rng_state()
+    devices = {one.device for one in ran[0].copies.values()}
+    before = _random_states(devices)
     answers = [answer(one.copies, one.run.upstream) for one in ran]
-    is_on_cpu = all(one.device.type == "cpu" for one in ran[0].copies.values())
-    if not is_on_cpu or not torch.equal(state, torch.get_rng_state()):  # random numbers may have been drawn
+    if not all(map(torch.equal, before, _random_states(devices))):  # random numbers have been drawn
         other = run_plainly(reference, upcast(ran[0].copies), task, upcast(ran[0].run.upstream))
         if not all(repeats(one, other[name]) for name, one in answers[0].reference.items()):
             raise ValueError(f"the reference {IS_RANDOM}")
@@ -194,6 +194,15 @@ class _Answer:
 
     def plain_errors(self) -> dict[str, Errors]:
         return {name: measure_errors(self.plain[name], wanted) for name, wanted in self.reference.items()}
+
+
+def _random_states(devices: Iterable[torch.device]) -> list[Tensor]:
+    """Return the states of PyTorch's random numbers on the CPU and these devices, where a device tells its own."""
+    states = [torch.get_rng_state()]
+    for device in devices:
+        if device.type != "cpu" and (state_of := getattr(torch.get_device_module(device), "get_rng_state", None)):
+            states.append(state_of())
+    return states
 
 
 def _fewest_rows(results: Mapping[str, Tensor]) -> int:

@@ -33,7 +33,7 @@ rules; the worse of the two verdicts counts. Accepted steps too small to see the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -166,15 +166,15 @@ def _judge(record: Record, baseline: Baseline, policy: Policy) -> Judgement:
     return unless_calls_differ(judgement, now)
 
 
-def unconfirmed(judgement: Judgement, record: Record, baseline: Baseline, policy: Policy, reason: str) -> Judgement:
+def unconfirmed(judgement: Judgement, without_times: Callable[[], Judgement], reason: str) -> Judgement:
     """Return the final judgement of a suspect that is not re-measured, for the ``reason`` given.
 
     Memory and counts are exact and need no re-measurement. Time does, whether it is shorter or longer. Against a
-    machine's own history of few runs time says nothing, so the verdict is the one without times.
+    machine's own history of few runs time says nothing, so the verdict is that of ``without_times``.
     """
     exact = exactly_worse(judgement)
     if judgement.few_runs is not None and not exact:
-        alone = judge(record, changed(baseline, times=None), policy)
+        alone = without_times()
         verdict, reasons, missed = alone.verdict, alone.reasons, alone.not_compared
     else:
         verdict, missed = Verdict.REGRESSED if exact else Verdict.INCONCLUSIVE, judgement.not_compared

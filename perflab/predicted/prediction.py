@@ -127,7 +127,8 @@ def traced(
     reached = list(reachable(work.roots))
     book = book_of(reached, None if proofs is None else proofs.written)
     notes = [_COMPILED] if any(map(is_compiled, reached)) else []
-    if any(isinstance(one, torch.nn.RNNBase | torch.nn.RNNCellBase) for one in reached):
+    on_fakes = hidden.device_type is None  # a dry run calls cuDNN
+    if on_fakes and any(isinstance(one, torch.nn.RNNBase | torch.nn.RNNCellBase) for one in reached):
         notes.append(_RECURRENT)
     # What shards a model, or averages its gradients, has made its plans for all layers.
     if book.long_stacks and not whole and lone_rank() is None:

@@ -122,8 +122,7 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         arguments = list(names["get_init_inputs"]())
         torch.manual_seed(seed)
         model = names["Model"](*arguments)
-        first = list(names["get_inputs"]())
-        example = _drawn(names["get_inputs"], 0)
+        example, numbers = _drawn(names["get_inputs"], 0)
     except UsageError:
         raise
     except Exception as error:
@@ -131,7 +130,6 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     if not example:
         raise UsageError("get_inputs() returns no tensor", "correct the problem's file")
     exact = copy.deepcopy(model).double()
-    numbers = {place: one for place, one in enumerate(first) if isinstance(one, int | float)}
     given = {"seed": seed, "arguments": arguments, "weights": model.state_dict(), "numbers": numbers}
     packed = io.BytesIO()
     torch.save(given, packed)
@@ -141,7 +139,7 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     case = Case(
         definition=torch.no_grad()(with_numbers(exact, numbers)),
         plain=torch.no_grad()(with_numbers(model, numbers)),
-        draws=[lambda seed: _drawn(names["get_inputs"], seed)],
+        draws=[lambda seed: _drawn(names["get_inputs"], seed)[0]],
         rivals=[
             Source("eager", Entry(name="problem:Model", source=rival, builds=True), packed.getvalue()),
             Source(
@@ -154,8 +152,8 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
     return case, Source(name, Entry(name=f"{module}:{_CANDIDATE}", source=own, builds=True), packed.getvalue())
 
 
-def _drawn(get_inputs: Callable[[], Any], seed: int) -> Mapping[str, Tensor]:
-    """Return the tensors of ``get_inputs`` for a seed, by their places.
+def _drawn(get_inputs: Callable[[], Any], seed: int) -> tuple[Mapping[str, Tensor], dict[int, float]]:
+    """Return the tensors of ``get_inputs`` for a seed, by names of their places, and the numbers by their places.
 
     Raises:
         UsageError: an input is neither a tensor nor a number.
@@ -169,7 +167,8 @@ def _drawn(get_inputs: Callable[[], Any], seed: int) -> Mapping[str, Tensor]:
                 f"input {number} of get_inputs() is a {type(one).__name__}",
                 "give it by get_init_inputs, or as a tensor",
             )
-    return {f"input{number}": one for number, one in enumerate(inputs) if isinstance(one, Tensor)}
+    numbers = {place: one for place, one in enumerate(inputs) if not isinstance(one, Tensor)}
+    return {f"input{place}": one for place, one in enumerate(inputs) if place not in numbers}, numbers
 
 
 def sliced(text: str, roots: Sequence[str], without: Sequence[str] = ()) -> str:

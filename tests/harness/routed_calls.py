@@ -47,6 +47,19 @@ def rows_added(operator: Any, tokens: int, rows: int, launches: int, hidden_byte
     )
 
 
+def group_norm_backward(size: int, affine: bool, wanted: list[bool], launches: int, hidden_bytes: int) -> Call:
+    """Gradients of a group norm of 4 samples with 32 channels of ``size`` elements, in 8 groups."""
+    return Call(
+        ATEN.native_group_norm_backward.default,
+        lambda make: [
+            *(make(4, 32, size), make(4, 32, size), make(4, 8), make(4, 8), make(32) if affine else None),
+            *(4, 32, size, 8, wanted),
+        ],
+        launches,
+        hidden_bytes,
+    )
+
+
 CALLS = (
     Call(ATEN.sort.default, lambda make: [make(2048, dtype=I64)], 5, 2048 * 8),
     Call(ATEN.sort.default, lambda make: [make(1024, 64)], 5, 64 * 8),
@@ -198,4 +211,47 @@ CALLS = (
     Call(ATEN.addmm.default, lambda make: [make(1), make(64, 32), make(32, 1)], 2, 0),
     Call(ATEN.addmm.default, lambda make: [make(64, 16), make(64, 32), make(32, 16)], 2, 0),
     Call(ATEN._foreach_norm.Scalar, lambda make: [[make(64)] * 4, 2.0], 3, 4 * 4),
+    Call(ATEN.addmm.default, lambda make: [make(16), make(64, 32), make(32, 16)], 1, 0, {"alpha": 2}),
+    Call(ATEN.addmm.default, lambda make: [make(16), make(64, 32), make(32, 16)], 2, 0, {"alpha": 2, "beta": 0.5}),
+    Call(ATEN.addmm.default, lambda make: [make(16), make(1, 32), make(32, 16)], 1, 0),
+    Call(ATEN.addmm.default, lambda make: [make(1), make(64, 32), make(32, 16)], 2, 0),
+    Call(
+        ATEN.addmm.default,
+        lambda make: [make(*shape, dtype=torch.complex64) for shape in ((16,), (64, 32), (32, 16))],
+        2,
+        0,
+    ),
+    Call(ATEN.sum.default, lambda make: [make(64, dtype=torch.complex64)], 1, 0),
+    *(
+        group_norm_backward(size, affine, wanted, launches, hidden_bytes)
+        for size, affine, wanted, launches, hidden_bytes in (
+            (256, True, [True, False, False], 4, 1792),
+            (256, False, [True, False, False], 3, 1280),
+            (256, True, [False, True, True], 2, 1024),
+            (1, True, [True, True, True], 3, 1280),
+            (1, True, [False, True, True], 1, 1024),
+        )
+    ),
+    Call(
+        ATEN._softmax_backward_data.default,
+        lambda make: [make(64, 1).expand(64, 32), make(64, 32), -1, FP32],
+        2,
+        64 * 32 * 4,
+    ),
+    Call(
+        ATEN._softmax_backward_data.default,
+        lambda make: [make(32, 64).t(), make(32, 64).t(), -1, FP32],
+        4,
+        3 * 64 * 32 * 4,
+    ),
+    Call(
+        ATEN.nll_loss2d_forward.default,
+        lambda make: [make(4, 8, 8, 2).permute(0, 3, 1, 2), make(4, 8, 8, dtype=I64), None, 0, 0],
+        2,
+        0,
+    ),
+    Call(ATEN.nll_loss2d_forward.default, lambda make: [make(4, 2, 8, 8), make(4, 8, 8, dtype=I64), None, 2, 0], 3, 0),
+    Call(ATEN.binary_cross_entropy.default, lambda make: [make(64), make(64), None, 0], 1, 0),
+    Call(ATEN.binary_cross_entropy_backward.default, lambda make: [make(1)[0], *[make(64)] * 3, 1], 3, 0),
+    Call(ATEN.binary_cross_entropy_backward.default, lambda make: [make(1)[0], make(64), make(64), None, 2], 1, 0),
 )

@@ -115,6 +115,49 @@ def test_equal_numbers_may_be_found_in_either_order_and_others_not() -> None:
         verify(last, normal, reference=first, plain=first)
 
 
+def test_at_a_tie_no_third_value_is_right() -> None:
+    def make(seed: int) -> Inputs:
+        x = normal(seed)["x"]
+        x[:, 100] = x[:, 7] = x.amax(-1)
+        return {"x": x}
+
+    def between(x: Tensor) -> Tensor:
+        found = x.argmax(-1)
+        found[0] = 50
+        return found
+
+    with pytest.raises(AssertionError, match="1 of 64 elements are off"):
+        verify(between, make, reference=lambda x: x.argmax(-1), plain=lambda x: x.argmax(-1))
+
+
+def test_whole_numbers_have_no_ties() -> None:
+    def make(seed: int) -> Inputs:
+        return {"x": torch.randint(1, 100, (64, 64), generator=torch.Generator().manual_seed(seed)).float()}
+
+    def whole(x: Tensor) -> Tensor:
+        return x.to(torch.int32)
+
+    def one_less(x: Tensor) -> Tensor:
+        found = whole(x)
+        found[5] -= 1
+        return found
+
+    with pytest.raises(AssertionError, match="64 of 4096 elements are off"):
+        verify(one_less, make, reference=whole, plain=whole)
+
+
+@pytest.mark.parametrize("few", [2, 2048])
+def test_small_elements_of_many_sizes_are_looked_at_as_well(few: int) -> None:
+    def spread(x: Tensor, kept: float = 1.0) -> Tensor:
+        small = torch.logspace(-36, 2, few, dtype=x.dtype) * kept
+        return torch.cat((small, 1e9 * (1 + x.flatten()[: few + 1].abs())))
+
+    definition = Definition(spread, spread, normal(0))
+    x = normal(1)["x"]
+    assert definition.wrong({"x": x}, {"out": spread(x)}) == ""
+    assert "out is wrong in its smaller half" in (definition.wrong({"x": x}, {"out": spread(x, 0.0)}) or "")
+
+
 @pytest.mark.parametrize("rows", [(10, 60, 64), (64, 40, 0), (0, 4, 96)])
 def test_elements_of_a_size_that_larger_ones_hide_are_looked_at(rows: tuple[int, int, int]) -> None:
     large, middle, small = rows

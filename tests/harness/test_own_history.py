@@ -207,7 +207,8 @@ def test_a_suspect_beside_few_runs_that_is_not_measured_again_has_the_verdict_wi
     baseline = changed(stored, exact=stored.exact if peak_bytes is not None else None, times_are_own=True)
     first = judge(now, baseline, POLICY)
     assert first.suspect
-    assert unconfirmed(first, now, baseline, POLICY, "no time left").verdict is verdict
+    without_times = judge(now, changed(baseline, times=None), POLICY)
+    assert unconfirmed(first, lambda: without_times, "no time left").verdict is verdict
 
 
 def test_turns_with_the_commit_of_a_kept_run_decide_and_memory_does_all_the_same() -> None:

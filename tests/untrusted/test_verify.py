@@ -34,7 +34,6 @@ def both(x):
 """
 CANDIDATES = """
 import time
-from dataclasses import replace
 import torch
 def right(x):
     e = (x - x.amax(-1, keepdim=True)).exp()

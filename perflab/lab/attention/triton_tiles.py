@@ -212,5 +212,5 @@ def one_pass_columns(head_dim: int, *, is_cut: bool) -> tuple[int, int]:
 
 
 def choose_tiles(kernel: str, head_dim: int, dtype: torch.dtype, shared_limit_bytes: int) -> Tiles:
-    """The first of `candidate_tiles`: what runs where nothing is tuned."""
+    """The first of `candidate_tiles` of a problem without soft cap and sinks."""
     return candidate_tiles(kernel, head_dim, dtype, shared_limit_bytes)[0]

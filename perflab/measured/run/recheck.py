@@ -53,7 +53,7 @@ def size_of(judgement: Judgement) -> tuple[bool, float]:
 
 
 def without_recheck(one: Judged) -> Judged:
-    """Return a case that the run has ended before, judged by its first reading, with the reason if one is needed."""
+    """Return a case that was not re-checked before the run ended: its first reading decides, with a reason."""
     if one.judgement.suspect:
         return one.not_rechecked(_ENDED)
     if one.judgement.verdict is not Verdict.INCONCLUSIVE:  # other verdicts need no reason

@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from perflab.base.data import changed
 from perflab.base.errors import BaselineError
 from perflab.judging.exact import DECIDES, saved_elsewhere
-from perflab.judging.judge import unconfirmed
+from perflab.judging.judge import judge, unconfirmed
 from perflab.judging.kept import (
     Fitness,
     Reading,
@@ -26,10 +27,11 @@ from perflab.measured.exact import split
 from perflab.measured.run.replicates import REFUSED, Replicates, alone_notes, noisy_note
 from perflab.measured.run.verdict import baselines_of
 from perflab.results.environment import differing, is_fleeting
-from perflab.results.measured import Entry, Exact, MeasuredCase
+from perflab.results.measured import Baseline, Entry, Exact, MeasuredCase
 from perflab.results.measurement import OutOfMemory, Record, Replicate
-from perflab.results.records import Change, Policy, Verdict
+from perflab.results.records import Change, Judgement, Policy, Verdict
 from perflab.results.result import Result
+from perflab.running.case.verdicts import compared_with
 from perflab.running.config.folder import own_folder
 from perflab.tables.failing import REASON_TO_FILL_IN
 from perflab.tables.lines import short_name
@@ -58,6 +60,12 @@ def save(saving: Saving) -> None:
         # under a profiler that opens ranges within calls, times are not those of the case alone
         if saving.settings.against is None and saving.settings.check != "exact" and not ranges_asked():
             _keep_times(saving, baselines, refused)
+
+
+def _without_times(result: Result, baseline: Baseline) -> Judgement:
+    assert result.record is not None
+    judgement = judge(result.record, changed(baseline, times=None), result.policy or Policy())
+    return compared_with(judgement, result.judgement.moved_from)
 
 
 def _measured(saving: Saving) -> dict[str, Record]:
@@ -101,7 +109,10 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     names = {result.case: result.identity for result in chosen}
     succession = _Succession(chosen, settings.reason)
     others_have = {case: baselines.exact.of(names[case], records[case].environment) for case in exacts}
-    judged_by = {case: baselines.of(names[case], records[case].environment) for case in refused}
+    judged_by = {
+        case: baselines.of(saving.results[case].judgement.moved_from or names[case], records[case].environment)
+        for case in refused
+    }
     paths = baselines.save(
         {names[case]: entries[case] for case in exacts},
         {names[case]: entries[case] for case in times},
@@ -113,9 +124,9 @@ def _save_what_was_asked(saving: Saving, baselines: Baselines, refused: dict[str
     said = {True: "memory and counts saved, times not", False: "times not saved"}
     for case in refused:
         result = saving.results[case]
-        judgement, policy = result.judgement, result.policy or Policy()
+        judgement = result.judgement
         if judgement.suspect:
-            judgement = unconfirmed(judgement, records[case], judged_by[case], policy, _NOT_CONFIRMED)
+            judgement = unconfirmed(judgement, partial(_without_times, result, judged_by[case]), _NOT_CONFIRMED)
         saving.results[case] = changed(result, judgement=judgement, not_saved=said[case in exacts])
     if paths:
         saving.say(format_count(len(saved), "baseline") if saved else "memory and counts alone", paths)

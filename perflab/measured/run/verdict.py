@@ -78,8 +78,11 @@ class Judged:
 
     def not_rechecked(self, reason: str) -> Judged:
         """Return the case with the final judgement of a suspect that cannot be re-measured."""
-        judgement = unconfirmed(self.judgement, self.record, self.baseline, self.settings.policy, reason)
-        return replace(self, judgement=judgement)
+
+        def without_times() -> Judgement:
+            return _judgement(self.record, changed(self.baseline, times=None), self.settings)
+
+        return replace(self, judgement=unconfirmed(self.judgement, without_times, reason))
 
 
 def baselines_of(config: pytest.Config, settings: Settings) -> Baselines:

@@ -67,8 +67,8 @@ class Measuring:
     progress: Progress
     config: pytest.Config
     is_first: ClassVar[bool] = True
-    """Whether the case is measured here for the first time, or in a rank of it: other processes measure it again, and
-    neither compare its results with the reference, nor two callables with each other, nor look for leaks."""
+    """Whether the case is measured here for the first time, or in a rank of it. False in a process that measures it
+    again, which does not compare results with the reference, compare callables, or look for leaks."""
 
     def requires(self, claim: Claim) -> Way:
         """Ignore the claim: the process that asked for this measurement has checked it."""

@@ -89,7 +89,7 @@ def _softmax_backward(grad: torch.Tensor, *_: Any, **__: Any) -> int:
 def _summed_in(tensor: torch.Tensor, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> torch.dtype:
     """Return the dtype of a reduction's result: as asked for, else int64 of integers."""
     dtype = keywords.get("dtype") or next((one for one in arguments if isinstance(one, torch.dtype)), None)
-    return dtype or (tensor.dtype if tensor.dtype.is_floating_point else torch.int64)
+    return dtype or (tensor.dtype if tensor.is_floating_point() or tensor.is_complex() else torch.int64)
 
 
 def _converts(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
@@ -175,9 +175,12 @@ def _sum_launches(*arguments: Any, **keywords: Any) -> int:
     return 1 + _converts(*arguments, **keywords)
 
 
-def _addmm_launches(bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any, beta: float = 1) -> int:
+def _addmm_launches(
+    bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any, beta: float = 1, **__: Any
+) -> int:
     """Launches: the product, and a copy of the summand, unless cuBLASLt adds a bias (``cuda/Blas.cpp``)."""
-    return 1 + (beta != 0 and (bias.dim() != 1 or 1 in right.shape))
+    is_row = beta == 1 and bias.shape == right.shape[1:] and 1 not in right.shape
+    return 1 + (beta != 0 and (not is_row or bias.is_complex()))
 
 
 def _baddbmm_launches(*_: Any, beta: float = 1, **__: Any) -> int:
@@ -299,7 +302,9 @@ class OnCuda(Hidden):
         # An optimizer's step counters are a list that is not divided together with the other lists.
         depth = len(lists) - name.startswith("_fused_") + (not name.endswith("_") and name != "_foreach_norm")
         scalars = any(_is_list(one) and one and isinstance(one[0], int | float) for one in args)
-        return Lists(tuple(Part(one.numel()) for one in tensors), depth, scalars, 2 * (name == "_foreach_norm"))
+        return Lists(
+            tuple(Part(one.numel()) for one in tensors), depth, scalars, 2 * (name == "_foreach_norm" and bool(tensors))
+        )
 
 
 ON_CUDA = OnCuda()

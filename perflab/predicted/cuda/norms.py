@@ -23,7 +23,7 @@ def _group_norm(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *siz
     batch, channels, size, groups = sizes[:4]
     if size == 1 or (weight is None and bias is None):
         return 0
-    return int(2 * batch * (channels + (groups if tensor.element_size() < _FLOAT32 else 0)) * _FLOAT32)
+    return int(2 * batch * (channels + (groups if tensor.element_size() < _FLOAT32 else 0)) * _accumulated(tensor))
 
 
 def _group_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> int:
@@ -31,9 +31,22 @@ def _group_norm_launches(tensor: Tensor, weight: Tensor | None, bias: Tensor | N
 
 
 def _group_norm_backward(*arguments: Any) -> int:
-    """Bytes of three sums for each channel and two for each group."""
-    batch, channels, _, groups = arguments[5:9]
-    return int(batch * (3 * channels + 2 * groups) * _FLOAT32)
+    """Bytes of two sums for each channel; for the input's gradient also two for each group, and a factor a channel."""
+    weight, batch, channels, size, groups, (of_input, *_) = arguments[4:10]
+    numbers = 2 * channels + of_input * (2 * groups + (channels if size > 1 and weight is not None else 0))
+    return int(batch * numbers * _accumulated(arguments[1]))
+
+
+def _group_norm_backward_launches(*arguments: Any) -> int:
+    """Launches: sums, of which groups of single elements need none; the input's gradient in parts; the weights'."""
+    weight, _, _, size, _, (of_input, *of_weights) = arguments[4:10]
+    of_parts = 2 if size == 1 else 2 + (weight is not None)
+    return (size > 1) + of_input * of_parts + any(of_weights)
+
+
+def _accumulated(tensor: Tensor) -> int:
+    """Return the bytes of a number in which a kernel adds up elements of a tensor."""
+    return max(_FLOAT32, tensor.element_size())
 
 
 def _norm_backward_launches(*arguments: Any) -> int:
@@ -73,8 +86,23 @@ def _bce_launches(
     return 5 + (weight is not None) + 4 * (pos_weight is not None) + (reduction != _NO_REDUCTION)
 
 
+def _probability_loss_launches(
+    tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+) -> int:
+    """Launches: the losses, their product with the weight, their sum and its copy."""
+    return 1 + (weight is not None) + 2 * (reduction != _NO_REDUCTION)
+
+
+def _probability_loss_backward_launches(
+    grad: Tensor, tensor: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
+) -> int:
+    """Launches: the gradients, their product with the weight, their division by the number of elements."""
+    return 1 + (weight is not None) + (reduction == _MEAN)
+
+
 def _nll_2d_launches(tensor: Tensor, target: Tensor, weight: Tensor | None, reduction: int, *_: Any) -> int:
-    return 2 if reduction == _NO_REDUCTION else 4
+    """Launches: zeros and the losses; their sum; the division by the sum of weights."""
+    return 2 if reduction == _NO_REDUCTION else 3 + (reduction == _MEAN)
 
 
 def _logsumexp(tensor: Tensor, dim: Sequence[int], *_: Any) -> int:
@@ -97,19 +125,20 @@ HIDDEN: dict[str, Callable[..., int]] = {
 
 LAUNCHES: dict[str, int | Callable[..., int]] = {
     "_fused_rms_norm_backward": _norm_backward_launches,
+    "binary_cross_entropy": _probability_loss_launches,
+    "binary_cross_entropy_backward": _probability_loss_backward_launches,
     "binary_cross_entropy_with_logits": _bce_launches,
     "huber_loss": _elementwise_loss_launches,
     "logsumexp": 9,
     "mse_loss": _elementwise_loss_launches,
     "native_group_norm": _group_norm_launches,
-    "native_group_norm_backward": 5,
+    "native_group_norm_backward": _group_norm_backward_launches,
     "native_layer_norm_backward": _norm_backward_launches,
     "nll_loss2d_forward": _nll_2d_launches,
     "smooth_l1_loss": _elementwise_loss_launches,
     # Zeros, then a kernel that writes into them (cuda/NLLLoss2d.cu, Loss.cu).
     **dict.fromkeys(
         (
-            "binary_cross_entropy_backward",
             "huber_loss_backward",
             "mse_loss_backward",
             "nll_loss2d_backward",

@@ -17,14 +17,12 @@ _MADE_CONTIGUOUS: dict[str, tuple[int, ...]] = {
     "_log_softmax": (0,),
     "_log_softmax_backward_data": (0, 1),
     "_softmax": (0,),
-    "_softmax_backward_data": (0, 1),
     "embedding": (1,),
     "embedding_dense_backward": (0, 1),
     "native_group_norm": (0,),
     "native_group_norm_backward": (0, 1),
     "native_layer_norm": (0,),
     "native_layer_norm_backward": (0, 1),
-    "nll_loss2d_forward": (0, 1),
     "nll_loss2d_backward": (2,),
 }
 """The positions of arguments that an operator makes contiguous: ``expect_contiguous`` and ``contiguous``."""
@@ -44,6 +42,14 @@ def copied(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> 
         return _laid_out_anew(arguments[:2], by=arguments[:2])
     if name == "convolution_backward":
         return _laid_out_anew(arguments[:3], by=arguments[1:3])
+    if name == "nll_loss2d_forward":
+        return tuple(0 if one.is_contiguous() or not arguments[3] else one.nbytes for one in arguments[:2])
+    if name == "_softmax_backward_data":  # the gradient times the output, which repeats no element
+        grad, output = arguments[:2]
+        is_dense = grad.is_contiguous() or any(
+            step == 0 and size > 1 for step, size in zip(grad.stride(), grad.shape, strict=True)
+        )
+        return 0 if is_dense else grad.nbytes, 0 if output.is_contiguous() else output.nbytes
     if name == "max_pool2d_with_indices_backward":
         return _laid_out_anew(arguments[:1], by=arguments[1:2])
     return tuple(0 if _is_contiguous(arguments[at]) else arguments[at].nbytes for at in _MADE_CONTIGUOUS.get(name, ()))
