@@ -41,7 +41,7 @@ def _group_norm_backward_launches(*arguments: Any) -> int:
     """Launches: sums, of which groups of single elements need none; the input's gradient in parts; the weights'."""
     weight, _, _, size, _, (of_input, *of_weights) = arguments[4:10]
     of_parts = 2 if size == 1 else 2 + (weight is not None)
-    return (size > 1) + of_input * of_parts + any(of_weights)
+    return int(size > 1) + int(of_input * of_parts) + any(of_weights)
 
 
 def _accumulated(tensor: Tensor) -> int:
