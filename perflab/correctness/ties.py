@@ -2,8 +2,8 @@
 
 A definition that rounds or compares has jumps, and near them every order of sums has its own answer. Budgets do not
 know that: plain's error is zero until it meets a tie itself. So where a few elements of a result are off, the
-definition is asked again, for inputs that differ by a few roundings. An element at which it jumps then may have any
-value up to there.
+definition is asked again, for inputs that differ by a few roundings. An element at which it jumps then may have a
+value that the definition has there; if it is no integer, also one in between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from perflab.correctness.budget import error_and_size
+from perflab.correctness.budget import error_and_size, widest
 from perflab.correctness.compare import Report
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
@@ -66,6 +66,7 @@ def beside_ties(
 
 
 def _most(elements: int) -> int:
+    """Return how many elements of so many may be off for a tie."""
     return max(1, elements // _FEW)
 
 
@@ -92,7 +93,7 @@ def _ties(
                 (before, _), (behind, _) = error_and_size(one, reference[name]), error_and_size(one, there)
                 passed[name] |= (before > 0) & (before + behind <= 1.01 * jump)
             else:
-                passed[name] |= (one == there) & (jump > 0)
+                passed[name] |= (widest(one) == widest(there)) & (jump > 0)
     for name, one in found.items():
         if one.is_floating_point() or one.is_complex():
             passed[name] &= reach[name] > _JUMP * reach[name].median()
