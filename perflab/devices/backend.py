@@ -201,6 +201,18 @@ class Backend:
         stats = self._stats()
         return int(free) + stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)
 
+    def await_autograd(self) -> None:
+        """Wait until autograd's thread for this device has dropped the results of the last ``torch.autograd.grad``.
+
+        It does so after ``grad`` has returned, and until then they count as memory in use. An empty gradient that
+        passes through the same thread comes back only after that.
+        """
+        import torch
+
+        with torch.inference_mode(False), contextlib.suppress(RuntimeError):  # a backend that makes no empty tensors
+            leaf = torch.empty(0, device=self.device, requires_grad=True)
+            torch.autograd.grad(leaf, leaf, leaf)
+
     def allocated_bytes(self) -> int | None:
         """Return the bytes of blocks in use; None if the allocator does not report them."""
         return self._stats().get("allocated_bytes.all.current")

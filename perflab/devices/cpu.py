@@ -54,6 +54,9 @@ class Cpu(Single):
         precision: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
         return precision
 
+    def await_autograd(self) -> None:
+        """Return at once: a backward on a CPU runs in the thread that asks for it."""
+
     def release_cached(self) -> None:
         """Do nothing: PyTorch keeps no blocks of a CPU's memory."""
 

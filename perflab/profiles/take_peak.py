@@ -166,13 +166,15 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
     workload.make_ready(0)
     release_memory(device)
-    pools = contextlib.nullcontext(set[Any]()) if backend_of(device).is_host else replayed_pools(workload.roots)
+    backend = backend_of(device)
+    pools = contextlib.nullcontext(set[Any]()) if backend.is_host else replayed_pools(workload.roots)
     with collector_off(), pools as replayed, profiler(device.type, profile_memory=True) as watching:
         workload.make_ready(1)
         before_bytes = held_bytes(workload.roots, device)
         run_within_a_range(workload, marking)
         workload.make_ready(1)
         synchronize(device)
+        backend.await_autograd()
         found = list(reachable(workload.roots))
         held = held_by_address(found, module_names(found), device)
         grows_bytes = sum(one.size_bytes for one in held.values()) - before_bytes

@@ -13,8 +13,9 @@ import torch
 
 from perflab.base.errors import DeviceError, UsageError
 from perflab.devices import cpu
+from perflab.devices.backend import Backend
 from perflab.devices.cpu import Cpu
-from perflab.devices.kinds import CHOICES, resolve_device
+from perflab.devices.kinds import CHOICES, backend_of, resolve_device
 from perflab.measure.machine import devices
 from perflab.measure.machine.devices import (
     as_dtype,
@@ -112,12 +113,13 @@ def test_a_gpu_is_waited_for_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_releasing_memory_empties_a_gpus_cache_and_leaves_cuda_alone_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    emptied: list[bool] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    monkeypatch.setattr(Backend, "await_autograd", lambda _: done.append("awaited"))
     release_memory(CPU)
-    assert emptied == []
+    assert done == []
     release_memory(GPU)
-    assert emptied == [True]
+    assert done == ["awaited", "emptied"]
 
 
 def test_a_cpu_is_current_without_any_doing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,3 +332,15 @@ def test_a_rate_in_tf32_is_not_told_for_float32() -> None:
     assert matmul_flops_per_second(CPU, torch.float32) < 1e30
     torch.set_float32_matmul_precision("high")
     assert matmul_flops_per_second(CPU, torch.float32) == 1e30
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_cuda_no_gradient_of_a_finished_backward_counts_as_memory_in_use() -> None:
+    """Autograd's thread drops results after ``grad`` has returned: in one of twenty calls, after the next statement."""
+    backend = backend_of(torch.device("cuda", 0))
+    x = torch.zeros(256, device=backend.device, requires_grad=True)
+    before = backend.allocated_bytes()
+    for _ in range(1000):
+        torch.autograd.grad(x * 2, x, x)
+        backend.await_autograd()
+        assert backend.allocated_bytes() == before

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from perflab.devices.backend import Backend
 from perflab.measure.calls.workload import Step, Workload
 from perflab.measure.memory.memory_snapshot import record_memory
 from perflab.measure.memory.peak import cpu_allocations, measure_memory, replayed_pools, unallocated
@@ -284,6 +285,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_allocator_backend": lambda: "native",
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(Backend, "await_autograd", lambda _: None)
 
 
 HIDDEN: dict[int, Graph] = {0: Graph(OURS)}

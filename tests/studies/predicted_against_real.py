@@ -10,7 +10,6 @@ the same comparison is ``test_predicted_on_cuda.py``. Shapes: tokens (B, T).
 from __future__ import annotations
 
 import argparse
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import torch
 
 from nocuda.library import Library, library
 from perflab.internals.of_torch import TorchDispatchMode
+from perflab.measure.machine.devices import release_memory
 from perflab.predicted.cuda.kernels import ON_CUDA
 from perflab.predicted.gpus import Gpu, parse_gpu
 from perflab.predicted.memory.account import account_of
@@ -116,9 +116,8 @@ def real_figures(make: Callable[[], Work], calls: int = CALLS) -> Figures:
     """
     torch.cuda.init()
     make().run(_nothing)
-    gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
+    release_memory(torch.device("cuda"))
     before = torch.cuda.memory_stats()
     run = make().run
     for _ in range(calls):

@@ -61,7 +61,9 @@ def synchronize(device: torch.device) -> None:
 def release_memory(device: torch.device) -> None:
     """Collect garbage and release an accelerator's cached blocks, so that the work that follows starts clean."""
     gc.collect()
-    backend_of(device).release_cached()
+    backend = backend_of(device)
+    backend.await_autograd()
+    backend.release_cached()
 
 
 def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:

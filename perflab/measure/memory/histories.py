@@ -25,6 +25,7 @@ from perflab.attribution.places import hooked, module_names
 from perflab.base.event_lines import as_lines
 from perflab.base.files import write_whole
 from perflab.base.reachable import reachable
+from perflab.devices.kinds import backend_of
 from perflab.internals.of_torch import machine
 from perflab.internals.of_torch.compiler import is_compiled
 from perflab.measure.machine.devices import synchronize
@@ -279,6 +280,7 @@ def cuda_history(
 
     known = KnownBlocks(roots(), device)
     synchronize(device)
+    backend_of(device).await_autograd()
     torch.cuda.reset_peak_memory_stats(device)
     start_bytes = torch.cuda.memory_allocated(device)
     machine.record_cuda_memory(MAX_EVENTS, device)

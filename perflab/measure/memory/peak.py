@@ -73,6 +73,7 @@ def _device_memory(workload: Watched, device: torch.device) -> tuple[Memory, Any
     backend.synchronize()
     # Memory that the call then takes from a pool counts twice, here and as growth: rather too much than too little.
     held = workload.look() + free_bytes_in(pools, device)
+    backend.await_autograd()
     backend.reset_peak()
     start = backend.allocated_bytes()
     if start is None:
