@@ -18,6 +18,11 @@ class PerflabError(Exception):
         self.problem = problem
         self.remedy = remedy
 
+    @property
+    def in_short(self) -> str:
+        """The problem in one line: the last, where it quotes another program's error."""
+        return self.problem.strip().rpartition("\n")[2]
+
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and those that led to it, the latest first."""
@@ -91,6 +96,11 @@ class SideEndedError(RivalError):
         self.what = what
         self.output = output
         self.hung = hung
+
+    @property
+    def in_short(self) -> str:
+        """What happened, without the process's output."""
+        return self.what
 
 
 class KernelError(PerflabError):

@@ -57,7 +57,10 @@ def read_log(directory: Path) -> History:
                     if run is None:
                         run = history.begin(made)
                     places = history.place(level.places[0]), history.place(level.places[1])
-                    said = f"accepted: {level.reason}" if level.reason else "accepted"
+                    said = "accepted"
+                    if level.reason:
+                        said = f"accepted: {level.reason}"
+                        history.reasons[history.word(said)] = level.reason
                     history.add(run, f"{module}::{level.case}", level.variant, places, said, level.readings)
     if not history.runs:
         problem = f": {history.left_out[0].problem}" if history.left_out else ""

@@ -76,6 +76,8 @@ class History:
         self.runs: list[Run] = []
         self.places: list[Place] = []
         self.words: list[str] = []
+        self.reasons: dict[int, str] = {}
+        """By the index of a word that says that a level was accepted: the reason that was given."""
         self.series: list[Series] = []
         self.left_out: list[LeftOut] = []
         self.repeated = 0

@@ -37,6 +37,7 @@ from perflab.history.events import Event, gather
 from perflab.history.git_objects import clean, commits_between
 from perflab.history.judging import FEWEST, Found, creep_of, judge, judge_accepted, without_the_machine
 from perflab.history.series import History, Series
+from perflab.results.readings import in_one_text
 from perflab.tables.lines import distinct_names, short_name
 
 _FIRST = ("latency", "peak")
@@ -72,9 +73,11 @@ def contents_of(history: History, repository: Path) -> Contents:
         )
         for at, one in enumerate(series)
     ]
-    texts = [history.places[place].text for place in used]
-    often = [texts[: at + 1].count(text) for at, text in enumerate(texts)]  # of equal texts all but the first get it
-    environments = [text if nth == 1 else f"{text} ({nth})" for text, nth in zip(texts, often, strict=True)]
+    places = [history.places[place].parts for place in used]
+    often = [places[: at + 1].count(parts) for at, parts in enumerate(places)]  # of equal ones all but the first get it
+    environments = [
+        parts if nth == 1 else (*parts[:-1], f"{parts[-1]} ({nth})") for parts, nth in zip(places, often, strict=True)
+    ]
     return Contents(
         kind=KIND,
         schema=SCHEMA,
@@ -82,7 +85,7 @@ def contents_of(history: History, repository: Path) -> Contents:
         source=history.source,
         accepted=history.are_accepted,
         runs=[RunRow(created=one.created.isoformat(), file=one.file, commit=one.commit) for one in history.runs],
-        environments=environments,
+        environments=[in_one_text(parts) for parts in environments],
         words=history.words,
         events=[_event(number, one, rows, history, repository) for number, one in enumerate(events, 1)],
         series=rows,
@@ -144,11 +147,7 @@ def _event(number: int, event: Event, rows: Sequence[SeriesRow], history: Histor
     good, bad = history.runs[last_old].commit, history.runs[first_new].commit
     is_same_code = good is not None and good == bad == clean(good)
     between = commits_between(repository, good, bad) if good and bad else None
-    reasons = [
-        history.words[rows[one.series].words[one.at]].removeprefix("accepted: ")
-        for one in members
-        if history.are_accepted and history.words[rows[one.series].words[one.at]] != ACCEPTED
-    ]
+    reasons = [why for one in members if (why := history.reasons.get(rows[one.series].words[one.at]))]
     return EventRow(
         number=number,
         kind=_kind(event, history, no_code=len(timed) == len(members) and is_same_code),
@@ -209,10 +208,10 @@ def _finite(ratio: float | None) -> float | None:
     return ratio if ratio is not None and math.isfinite(ratio) else None
 
 
-def breaks_in(series: Sequence[SeriesRow], environments: Sequence[str]) -> list[BreakRow]:
+def breaks_in(series: Sequence[SeriesRow], environments: Sequence[Sequence[str]]) -> list[BreakRow]:
     """Return the runs from which on a case's quantity is only measured in another environment or under another name.
 
-    The oldest run is first. ``environments`` has the text of each environment: what its numbers share.
+    The oldest run is first. ``environments`` has the parts of each environment: what its numbers share.
     """
     same: dict[tuple[str, str, str], list[int]] = {}
     for at, one in enumerate(series):
@@ -266,7 +265,7 @@ def _parts(case: str) -> tuple[str, str, str]:
     return file_of(test), name_in_file(test), case[len(test) :]
 
 
-def _differing(before: str, now: str) -> tuple[str, str]:
+def _differing(before: Sequence[str], now: Sequence[str]) -> tuple[str, str]:
     """Return the parts in which two environments differ: ``torch 2.13.0``, ``torch 2.14.0``."""
-    old, new = (text.split(" · ") for text in (before, now))
-    return " · ".join(one for one in old if one not in new), " · ".join(one for one in new if one not in old)
+    old, new = ([one for one in own if one not in other] for own, other in ((before, now), (now, before)))
+    return in_one_text(old), in_one_text(new)

@@ -9,7 +9,7 @@ it as a narrow structure, which skips all other fields.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -38,11 +38,21 @@ INEXACT_COUNTS = ("instructions", "callgrind_instructions")
 class Place(NamedTuple):
     """The environment that the numbers of one series share, so that the numbers may be compared."""
 
-    text: str
-    """The text of the place, as it is shown."""
+    parts: tuple[str, ...]
+    """The device, the versions and the machine, each as it is shown."""
     group: str
     """A key that the places of exact quantities and of times of one machine have in common."""
     is_exact: bool
+
+    @property
+    def text(self) -> str:
+        """The text of the place, as it is shown."""
+        return in_one_text(self.parts)
+
+
+def in_one_text(parts: Sequence[str]) -> str:
+    """Return the parts of a place as one text: ``cpu: EPYC, 2 cores, 1 thread · torch 2.13.0 · Python 3.11.7``."""
+    return " · ".join(parts)
 
 
 def places_of(environment: Environment | None, variant: str) -> tuple[Place, Place]:
@@ -51,19 +61,19 @@ def places_of(environment: Environment | None, variant: str) -> tuple[Place, Pla
     ``variant`` is the text of the place of a result without an environment, which was predicted or compiled.
     """
     if environment is None:
-        nowhere = Place(variant or "no machine", variant or "no machine", is_exact=True)
+        nowhere = Place((variant or "no machine",), variant or "no machine", is_exact=True)
         return nowhere, nowhere
     exact = exact_environment(environment)
     group = repr(exact)
-    return Place(_times_text(environment), group, is_exact=False), exact_place(exact)
+    return Place(_times_parts(environment), group, is_exact=False), exact_place(exact)
 
 
 def exact_place(exact: ExactEnvironment) -> Place:
     """Return the place of exact quantities that were stored with their exact environment."""
     named = f"{exact.device}: {exact.device_name}" if exact.device_name else exact.device
     threads = f"{exact.threads} thread{'s' * (exact.threads != 1)}"
-    text = f"{named}, {exact.isa}, {threads}, any machine · torch {exact.torch} · Python {exact.python}"
-    return Place(text, repr(exact), is_exact=True)
+    parts = (f"{named}, {exact.isa}, {threads}, any machine", f"torch {exact.torch}", f"Python {exact.python}")
+    return Place(parts, repr(exact), is_exact=True)
 
 
 def prediction_text(place: str, torch: str) -> str:
@@ -76,13 +86,13 @@ def basis_text(compared_by: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in compared_by.items() if value)
 
 
-def _times_text(environment: Environment) -> str:
+def _times_parts(environment: Environment) -> tuple[str, ...]:
     versions = [f"torch {environment.torch}", *([f"CUDA {environment.cuda}"] if environment.cuda else [])]
     driver = [f"driver {environment.driver}"] if environment.driver else []
     cores = f"{format_count(environment.cores, 'core')}, {format_count(environment.threads, 'thread')}"
     machine = [f"machine {environment.machine}"] if environment.machine else []
     named = f"{environment.device}: {environment.device_name}"
-    return " · ".join([f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine])
+    return f"{named}, {cores}", *versions, *driver, f"Python {environment.python}", *machine
 
 
 class Reading(NamedTuple):

@@ -66,11 +66,7 @@ def amount(value: float, unit: str) -> str:
 
 def value_text(value: float, unit: str) -> str:
     """Return a value with its unit and, if it is a count, with all of its digits, as sentences on changes have it."""
-    if unit == "ns":
-        return format_ns(value)
-    if unit == "bytes":
-        return format_bytes(int(value))
-    return f"{value:,.15g}" if value < _LONG else format_si(value)
+    return f"{value:,.15g}" if unit not in ("ns", "bytes") and value < _LONG else amount(value, unit)
 
 
 def pair_text(old: float, new: float, unit: str) -> str:

@@ -82,7 +82,7 @@ class Compared:
             ended = found.ended.get(side)
             broke = side == HEAD and ended is not None and ended.outcome in ("failed", "died")
             if confirming and not broke and (ended is None or ended.outcome != "passed"):
-                self.lost = ended.text if ended is not None else "it was not collected again"
+                self.lost = ended.in_short if ended is not None else "it was not collected again"
             elif ended is not None and (side not in self.ended or ended.outcome != "passed"):
                 self.ended[side] = ended
                 self.head_was_alone = self.head_was_alone or (
@@ -364,8 +364,8 @@ def _of_both(found: CaseRound, of: Callable[[CaseTurns], tuple[_Seen | None, str
         turns, ended = found.turns.get(side), found.ended.get(side)
         there, said = of(turns) if turns is not None else (None, None)
         if there is None:
-            text = ended.text if ended is not None else found.not_started
-            last = "the case does not exist there" if text is None else text.strip().rpartition("\n")[2]
+            how = ended.in_short if ended is not None else found.not_started
+            last = "the case does not exist there" if how is None else how
             return f"{side}: {said or last or 'it was not examined'}"
         seen.append(there)
     return seen[0], seen[1]
@@ -396,7 +396,7 @@ def each_once(
             if must_start and len(waiting) == len(wanted):
                 raise
             for case in waiting:
-                yield case, CaseRound(not_started=str(error)), None
+                yield case, CaseRound(not_started=error.in_short), None
             return
         except OutOfTimeError:
             return

@@ -54,7 +54,7 @@ def _judged(found: Comparison, one: Compared, finding: PairedFinding, base: Tree
     finding = finding.timed(round(one.median_ns(BASE), 3), settings.floor_ns)
     slower, reasons = finding.verdict, list(finding.reasons)
     if one.lost is not None:
-        slower, reasons = Verdict.INCONCLUSIVE, [f"could not be confirmed: {last_line(one.lost)}"]
+        slower, reasons = Verdict.INCONCLUSIVE, [f"could not be confirmed: {one.lost}"]
     elif one.fails and slower is Verdict.INCONCLUSIVE:
         reasons = [FAILS_ALREADY]
     before, now = _weighed(one, BASE), _weighed(one, HEAD)
@@ -122,9 +122,9 @@ def _not_compared(one: Compared, base: Tree) -> Result:
     if head is not None and head.outcome == "skipped":
         return without_numbers(one.case, Verdict.SKIPPED, head.text)
     if other is not None and other.outcome == "died":
-        return without_numbers(one.case, Verdict.INCOMPARABLE, _first_line(other.text))
+        return without_numbers(one.case, Verdict.INCOMPARABLE, other.in_short)
     if head is None and one.lost is not None:
-        return without_numbers(one.case, Verdict.INCONCLUSIVE, f"could not be compared: {_first_line(one.lost)}")
+        return without_numbers(one.case, Verdict.INCONCLUSIVE, f"could not be compared: {one.lost}")
     if head is None:
         why = "it was not collected again in a fresh process"
         told = UsageError(
@@ -139,13 +139,13 @@ def _not_compared(one: Compared, base: Tree) -> Result:
     if one.modes:
         return without_numbers(one.case, Verdict.INCOMPARABLE, f"{timed_otherwise(one)} in {base.label}")
     if other.outcome == "passed":
-        why = "it was not timed" if one.lost is None else f"could not be compared: {_first_line(one.lost)}"
+        why = "it was not timed" if one.lost is None else f"could not be compared: {one.lost}"
         return without_numbers(one.case, Verdict.INCONCLUSIVE, why)
     return without_numbers(one.case, Verdict.INCOMPARABLE, _how_it_ended(other, base))
 
 
 def _how_it_ended(other: Ended, base: Tree) -> str:
-    return f"{other.outcome} in {base.label}: {last_line(other.text)}"
+    return f"{other.outcome} in {base.label}: {other.in_short}"
 
 
 def _out_of_memory(one: Compared, head: Ended, other: Ended, base: Tree) -> Result:
@@ -171,20 +171,9 @@ def timed_otherwise(one: Compared) -> str:
     return f"timed with {one.modes[HEAD]} here, but with {one.modes[BASE]}"
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-def last_line(text: str) -> str:
-    """Return the last line of a process's or a test's output, which is the most informative one."""
-    return text.strip().rpartition("\n")[2]
-
-
-def in_short(problem: str, commit: str) -> str:
-    """Return the most informative line of a problem, and the option that shows the rest, which may be long."""
-    first = problem.strip().partition("\n")[0]
-    line = first.removesuffix("; its output:") if first.endswith("; its output:") else last_line(problem)
-    return f"{line.removeprefix(f'{commit[:7]}: ')} (see: --perf-against={commit[:7]})"
+def with_option(problem: str, commit: str) -> str:
+    """Return a problem of one line with the option that shows the rest, which may be long."""
+    return f"{problem} (see: --perf-against={commit[:7]})"
 
 
 def without_numbers(case: str, verdict: Verdict, reason: str) -> Result:

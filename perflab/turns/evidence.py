@@ -17,7 +17,7 @@ from perflab.results.profile import Explanation, Profile
 from perflab.results.records import Judgement, Verdict
 from perflab.settings.settings import Settings
 from perflab.turns.comparison import Limits, Look, Looked, StartSide, Weighed, looked_into
-from perflab.turns.conclusions import in_short
+from perflab.turns.conclusions import with_option
 
 _Record = TypeVar("_Record", bound=Record)
 MOST = 3
@@ -120,7 +120,7 @@ def explained_by_turns(
                 case, profiles, peaks = found
                 yield case, _found(waiting.pop(case), profiles, peaks, against)
     except (RivalError, OSError) as error:
-        why = in_short(error.problem, name) if isinstance(error, RivalError) else str(error)
+        why = with_option(error.in_short, name) if isinstance(error, RivalError) else str(error)
         for case in list(waiting):
             yield case, _found(waiting.pop(case), why, why, against)
     for case, one in waiting.items():

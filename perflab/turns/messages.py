@@ -156,10 +156,17 @@ class Ended(Data, frozen=True, tag=True):
     case: str
     outcome: str
     text: str = ""
-    """Why the test was skipped, or its failure as pytest prints it."""
+    """Why the test was skipped, its failure as pytest prints it, or what happened to the process, with its output."""
     work: dict[str, float] = {}
     facts: Parameters = {}
     out_of_memory: OutOfMemory | None = None
+    died: str = ""
+    """What happened to a process that died, in one line."""
+
+    @property
+    def in_short(self) -> str:
+        """The end in one line: the last one of what pytest printed, which has the error."""
+        return self.died or self.text.strip().rpartition("\n")[2]
 
 
 Question = SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye

@@ -240,7 +240,7 @@ class Round:
         except _CaseEndedError:
             pass  # its end is in the result
         except SideEndedError as error:
-            result.ended[self._asked] = messages.Ended(case=case, outcome="died", text=str(error))
+            result.ended[self._asked] = _died(case, error)
         self._finish(result, case)
         return result
 
@@ -280,7 +280,7 @@ class Round:
             try:
                 ended = self._answer_to(side, messages.Finish())
             except SideEndedError as error:
-                ended = messages.Ended(case=case, outcome="died", text=str(error))
+                ended = _died(case, error)
             if not isinstance(ended, messages.Ended):
                 raise self._out_of_turn(side, ended)
             result.ended[side] = ended
@@ -396,3 +396,8 @@ def stray(label: str, strays: Sequence[str]) -> RivalError:
         "the module is missing there, or found by a finder that goes before the import path; "
         "install the other side in an environment of its own, and use --perf-against=THAT_ENVIRONMENT",
     )
+
+
+def _died(case: str, error: SideEndedError) -> messages.Ended:
+    """Return the end of a case whose process ended or hung."""
+    return messages.Ended(case=case, outcome="died", text=str(error), died=error.in_short)

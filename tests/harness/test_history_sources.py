@@ -289,7 +289,7 @@ def accepted(*levels_ms: float) -> History:
     """A log of baselines: a commit a level, all of them in one second, as a rebase leaves them."""
     history = History("the log of baselines/")
     history.are_accepted = True
-    place = history.place(Place("here", "here", is_exact=False))
+    place = history.place(Place(("here",), "here", is_exact=False))
     for number, ms in enumerate(levels_ms):
         run = history.begin(Run(datetime(2026, 1, 1, tzinfo=UTC), f"{number:040x}", f"save {100 - number}"))
         readings = {"latency": Reading(ms * MS, "ns", is_exact=False)}

@@ -20,7 +20,7 @@ from perflab.running.case.progress import ProgressLine
 from perflab.settings.settings import TotalBudget
 from perflab.tiers.job import Job
 from perflab.turns import evidence
-from perflab.turns.conclusions import in_short
+from perflab.turns.conclusions import with_option
 from perflab.turns.start_sides import two_sides
 
 CodeFor = Callable[[str, Saved], CodeOf]
@@ -118,7 +118,7 @@ class Evidence:
                     )
                 )[case]
         except (RivalError, OSError) as error:
-            said = in_short(error.problem, code.commit) if isinstance(error, RivalError) else str(error)
+            said = with_option(error.in_short, code.commit) if isinstance(error, RivalError) else str(error)
             return evidence.not_looked(one.judgement, against, evidence.could_not(said))
 
     def _alone(self, one: Judged) -> evidence.Found:

@@ -23,7 +23,7 @@ from perflab.results.records import Verdict
 from perflab.running.case.progress import ProgressLine
 from perflab.settings.settings import TotalBudget
 from perflab.turns.comparison import BASE, HEAD, Compared, Comparison, Limits, compare
-from perflab.turns.conclusions import in_short, paired_of, timed_otherwise, with_evidence, with_outputs
+from perflab.turns.conclusions import paired_of, timed_otherwise, with_evidence, with_option, with_outputs
 from perflab.turns.start_sides import turns_ns, two_sides, witness_of_host
 
 Saved = Entry | Anchor | Exact | MemoryAnchor
@@ -136,7 +136,7 @@ class Settling:
         try:
             self._compare(one, commit, found)
         except RivalError as error:
-            self._unusable[there] = in_short(error.problem, commit)
+            self._unusable[there] = with_option(error.in_short, commit)
             return NoTurns(self._unusable[there])
         except OSError as error:  # the cache may be full or owned by another user: no reason to fail a test
             return NoTurns(str(error))
@@ -191,7 +191,7 @@ def _too_long(one: Judged) -> str | None:
 def why_not_settled(one: Compared, commit: str) -> str | None:
     """Return why not both sides measured a case in the same way; None if both did."""
     if one.lost is not None:
-        return in_short(one.lost, commit)
+        return with_option(one.lost, commit)
     head, base = one.ended.get(HEAD), one.ended.get(BASE)
     for ended, where in ((head, "here, in a fresh process"), (base, "there")):
         if ended is not None and ended.outcome != "passed":

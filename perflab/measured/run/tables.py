@@ -31,7 +31,6 @@ from perflab.running.case.locks import device_turn
 from perflab.running.case.progress import ProgressLine
 from perflab.tiers.saving import Saving
 from perflab.turns.comparison import Taken, each_once
-from perflab.turns.conclusions import last_line
 from perflab.turns.process import Ancestry
 from perflab.turns.rounds import CaseRound, CaseTurns, Round, RoundPlan
 from perflab.turns.start_sides import Starts, this_side
@@ -219,5 +218,4 @@ def _take(row: Row, sides: Mapping[str, str], found: CaseRound) -> None:
         if ended is None and not spoilt:
             row.refuse(f"{whose}was not collected again in a fresh process")
         elif ended is not None and ended.outcome != "passed":
-            said = ended.text.partition("\n")[0] if ended.outcome == "died" else last_line(ended.text)
-            row.refuse(f"{whose}{ended.outcome}: {said.removesuffix('; its output:')}")
+            row.refuse(f"{whose}{ended.outcome}: {ended.in_short}")
