@@ -20,7 +20,7 @@ from perflab.tables.escaping import lines_of, one_line
 from perflab.tiers.interface import Run
 from perflab.turns.process import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
-from perflab.untrusted.messages import MOST_TEXT, Entry
+from perflab.untrusted.messages import MOST_TEXT, Entry, Rights
 from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
@@ -188,10 +188,12 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
             device=device,
             folder=folder,
             limit_s=limit_s,
+            rights=Rights(
+                read=[str(one) for one in dict.fromkeys(folders)],
+                listed=[str(one) for one in dict.fromkeys(listed)],
+                path=[str(one) for one in open_to],
+            ),
             start=start,
-            read=tuple(dict.fromkeys(folders)),
-            listed=tuple(dict.fromkeys(listed)),
-            path=tuple(str(one) for one in open_to),
         )
 
 
@@ -202,7 +204,8 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
             "name what is right, --against package.module:function, and --inputs package.module:function(seed)",
         )
     from perflab.devices.kinds import resolve_device
-    from perflab.untrusted.judge import Case, Source, judge
+    from perflab.untrusted.judge import Case, judge
+    from perflab.untrusted.stranger import Source
 
     trusted, draws = named(given.against), [named(one) for one in given.inputs]
     secret = [path for name in (given.against, *given.inputs) if (path := file_of(name)) is not None]

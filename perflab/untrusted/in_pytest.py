@@ -39,10 +39,10 @@ from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trust
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import EndedError, RaisedError, UnfitError
-from perflab.untrusted.judge import Case, Source, judge
-from perflab.untrusted.messages import MOST_TEXT, Entry, Role, TensorAt
+from perflab.untrusted.judge import Case, judge
+from perflab.untrusted.messages import MOST_TEXT, Role, TensorAt
 from perflab.untrusted.records import Finding, Reason
-from perflab.untrusted.stranger import Holding, Span, Stranger
+from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
 
 if TYPE_CHECKING:
     import pytest
@@ -135,9 +135,9 @@ def pickler() -> Any:
     return cloudpickle
 
 
-def _pickled(call: Callable[..., Any], name: str) -> bytes:
+def _pickled(call: Callable[..., Any], name: str) -> Source:
     try:
-        return bytes(pickler().dumps(call))
+        return Source("the candidate", given=pickler().dumps(call))
     except Exception as error:  # whatever a user's class raises
         raise UsageError(
             f"{name} cannot be sent to a process of its own: {error}",
@@ -194,7 +194,7 @@ def _held(
     """Hold a candidate of ``verify`` in a process of its own; see ``correctness.run.held``."""
     packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
     holding = replace(running.holding(trusted), device=str(next(iter(inputs.values())).device))
-    with _told(), Stranger(Role.CANDIDATE, Entry(), holding, packed) as process:
+    with _told(), Stranger(Role.CANDIDATE, packed, holding) as process:
         fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
         run_candidate(_Held(process), fresh, task, 0, "a first call")  # in which it may compile
         process.narrow()
@@ -370,8 +370,8 @@ def hold_to_account(
     inputs = list(packed.inputs.values())
     with contextlib.ExitStack() as stack:
         try:
-            first, second = (stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed.call)) for _ in "ab")
-            control = stack.enter_context(Stranger(Role.CONTROL, Entry(), holding))
+            first, second = (stack.enter_context(Stranger(Role.CANDIDATE, packed.call, holding)) for _ in "ab")
+            control = stack.enter_context(Stranger(Role.CONTROL, nothing(holding.device), holding))
             for process in (first, second):
                 progress(_APART)
                 process.span([_fresh(inputs)])
@@ -409,7 +409,7 @@ def _judged_by(trusted: Trusted, packed: Packed, holding: Holding) -> str:
         UsageError: the candidate does not run there, or the reference has no answer.
     """
     judged = judge(
-        Source("the candidate", Entry(), packed.call),
+        packed.call,
         Case(
             definition=trusted.exact,
             plain=trusted.plain,

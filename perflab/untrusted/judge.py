@@ -28,24 +28,15 @@ from perflab.correctness.run import Function
 from perflab.measure.machine.devices import matmul_flops_per_second
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
-from perflab.untrusted.messages import Entry, Looked, Role, TensorAt
+from perflab.untrusted.messages import Looked, Role, TensorAt
 from perflab.untrusted.race import Race, finding_of, is_too_short, one_thread
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
-from perflab.untrusted.stranger import Holding, Span, Stranger
+from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
 
 _CHECKS = 2
 """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
 _BEYOND_PEAK = 4.0
 """The factor by which a rate may exceed the best that this machine has shown, which may have been busy then."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A callable for another process: where it comes from, and what is pickled of it."""
-
-    name: str
-    entry: Entry
-    given: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class Judge:
         """Judge the candidate, and end by an exception if anything speaks against it."""
         with contextlib.ExitStack() as processes:
             with refusing(Reason.UNBUILT, called=False):
-                candidate = processes.enter_context(Stranger(Role.CANDIDATE, source.entry, self._holding, source.given))
+                candidate = processes.enter_context(Stranger(Role.CANDIDATE, source, self._holding))
             self.notes += candidate.ready.missing
             with refusing(Reason.UNBUILT):
                 for draw in self.case.draws:  # what compiles at a call, compiles now
@@ -146,11 +137,11 @@ class Judge:
     def _raced(self, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
         """Time the candidate against each rival, and return those rivals whose processes run."""
         returns = max(1, len(self._definition.outputs))
-        control = processes.enter_context(Stranger(Role.CONTROL, Entry(), self._holding, returns=returns))
+        control = processes.enter_context(Stranger(Role.CONTROL, nothing(self._holding.device, returns), self._holding))
         rivals = []
         for one in self.case.rivals:
             try:
-                rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
+                rivals.append(processes.enter_context(Stranger(Role.RIVAL, one, self._holding)))
                 self._race(candidate, rivals[-1], control, one.name)
             except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
                 self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
@@ -228,7 +219,7 @@ class Judge:
             raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
         if self.case.may_return:
             return
-        if any(one is not None and one.is_plain and process.lies_in_inputs(one) for one in told):
+        if any(one is not None and not one.kind and process.lies_in_inputs(one) for one in told):
             text = "an output lies in the memory of an input"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 

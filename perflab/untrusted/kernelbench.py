@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import PerflabError, UsageError
-from perflab.untrusted.judge import Case, Source, judge
+from perflab.untrusted.judge import Case, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
-from perflab.untrusted.stranger import Holding
+from perflab.untrusted.stranger import Holding, Source
 from perflab.untrusted.worker import with_numbers
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")

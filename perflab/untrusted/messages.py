@@ -44,6 +44,21 @@ class Entry(Data, frozen=True):
     """Whether the object is given to torch.compile."""
 
 
+PICKLED = Entry()
+"""The origin of a callable that is nothing else than its pickle."""
+
+
+class Rights(Data, frozen=True):
+    """The files that the process of a candidate has, besides a folder of its own."""
+
+    read: list[str] = []
+    """Files and folders that it may read and run."""
+    listed: list[str] = []
+    """Folders of which it may read the names."""
+    path: list[str] = []
+    """Entries for the beginning of the import path."""
+
+
 class Load(Data, frozen=True, tag=True):
     """Confine the process, and import the callable. Descriptors of shared memory and of the pickle follow."""
 
@@ -53,13 +68,7 @@ class Load(Data, frozen=True, tag=True):
     shared_bytes: int
     folder: str
     """The one folder in which the process may write."""
-    read: list[str] = []
-    """Files and folders that the process may read and run."""
-    listed: list[str] = []
-    """Folders of which it may read the names."""
-    path: list[str] = []
-    returns: int = 1
-    """The number of empty tensors that a control returns."""
+    rights: Rights
 
 
 MOST_TEXT = 4000
@@ -84,10 +93,8 @@ class TensorAt(Data, frozen=True):
     needs_gradient: bool = False
     in_arguments: bool = False
     """Whether an output lies in an argument's memory, by the process's own account: on a device only it knows."""
-    is_plain: bool = True
-    """Whether the type is ``torch.Tensor`` itself, strided, on the device that was asked for."""
     kind: Text = ""
-    """The type, layout and device of an output that is not plain."""
+    """The type, layout and device of an output that is no strided ``torch.Tensor`` with memory; else empty."""
 
 
 class Lay(Data, frozen=True, tag=True):

@@ -135,16 +135,12 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     device = torch.device(load.device)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
-    sys.path[:0] = [entry for entry in load.path if entry not in sys.path]
+    rights, own = load.rights, Path(load.folder)
+    sys.path[:0] = [entry for entry in rights.path if entry not in sys.path]
     missing = []
     if load.role is Role.CANDIDATE:
-        missing = confine([*map(Path, load.read)], [*map(Path, load.listed)], [Path(load.folder)])
-
-    def nothing(*_inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.empty(0, device=device) for _ in range(load.returns)]
-
-    call = nothing if load.role is Role.CONTROL else _callable(load, given, device)
-    return _Served(device, call, shared), Ready(missing=missing)
+        missing = confine([*map(Path, rights.read), own], [*map(Path, rights.listed)], [own])
+    return _Served(device, _callable(load, given, device), shared), Ready(missing=missing)
 
 
 def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., Any]:
@@ -319,7 +315,7 @@ def _at(value: Any, in_arguments: bool) -> TensorAt | None:
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type == "meta":
         kind = type(value).__name__
         kind += f" ({value.layout}, {value.device})" if isinstance(value, torch.Tensor) else ""
-        return TensorAt(at=0, size=0, dtype="", shape=[], stride=[], offset=0, is_plain=False, kind=kind)
+        return TensorAt(at=0, size=0, dtype="", shape=[], stride=[], offset=0, kind=kind)
     return form_of(
         value, value.untyped_storage().data_ptr(), needs_gradient=value.requires_grad, in_arguments=in_arguments
     )

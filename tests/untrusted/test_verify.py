@@ -332,7 +332,7 @@ def test_calls_that_reach_others_files_keys_and_the_filter_are_refused(tmp_path:
 
 def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
     from perflab.untrusted.messages import Entry, Role
-    from perflab.untrusted.stranger import Stranger
+    from perflab.untrusted.stranger import Source, Stranger
 
     (tmp_path / "layouts.py").write_text(
         "import torch\ndef told(*xs):\n"
@@ -342,7 +342,7 @@ def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
     inputs = [x.T, x[1:, 2:], x[:, :1].expand(4, 3), x.bfloat16(), torch.empty(0, 3), torch.tensor([True, False])]
     with (
         held("cpu", 30.0, [tmp_path], []) as holding,
-        Stranger(Role.CANDIDATE, Entry(name="layouts:told"), holding) as one,
+        Stranger(Role.CANDIDATE, Source("layouts", Entry(name="layouts:told")), holding) as one,
     ):
         told = [one.result(at) for at in one.span([inputs]).outputs[0]]
     for tensor, found in zip(inputs[:4], told, strict=False):
