@@ -24,6 +24,7 @@ from perflab.untrusted.messages import MOST_TEXT, Entry, Rights
 from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
+    from perflab.untrusted.judge import Terms
     from perflab.untrusted.stranger import Holding
 
 _TOLD = 12
@@ -197,6 +198,18 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
         )
 
 
+def _terms(given: argparse.Namespace) -> Terms:
+    from perflab.untrusted.judge import Terms
+
+    return Terms(
+        multiple=given.multiple,
+        may_change=given.in_place,
+        wide=not given.as_drawn,
+        budget_s=given.budget,
+        threshold=given.threshold,
+    )
+
+
 def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
     if given.against is None or not given.inputs:
         raise UsageError(
@@ -221,11 +234,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
         plain=trusted,
         draws=draws,
         rivals=[Source(given.against, Entry(name=given.against))],
-        multiple=given.multiple,
-        may_change=given.in_place,
-        wide=not given.as_drawn,
-        budget_s=given.budget,
-        threshold=given.threshold,
+        terms=_terms(given),
     )
     caches = [path.parent / "__pycache__" for path in secret]
     with held(device, given.limit, [Path.cwd()], [*secret, *caches]) as holding:
@@ -240,12 +249,5 @@ def _judged_batch(given: argparse.Namespace) -> Iterator[Judged]:
     device = str(resolve_device(given.device))
     with held(device, given.limit, [], [given.batch, *([against] if against is not None else [])]) as holding:
         yield from judge_folder(
-            given.batch,
-            against,
-            holding,
-            multiple=given.multiple,
-            budget_s=given.budget,
-            threshold=given.threshold,
-            wide=not given.as_drawn,
-            say=lambda text: print(one_line(text), file=sys.stderr),
+            given.batch, against, holding, _terms(given), say=lambda text: print(one_line(text), file=sys.stderr)
         )

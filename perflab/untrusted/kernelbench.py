@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import PerflabError, UsageError
-from perflab.untrusted.judge import Case, judge
+from perflab.untrusted.judge import Case, Terms, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Source
@@ -41,11 +41,7 @@ def judge_folder(
     folder: Path,
     against: Path | None,
     holding: Holding,
-    *,
-    multiple: float | None,
-    budget_s: float,
-    threshold: float,
-    wide: bool,
+    terms: Terms,
     say: Callable[[str], None],
 ) -> Iterator[Judged]:
     """Judge every candidate of a folder, in the order of their names; one that breaks stops none.
@@ -54,7 +50,7 @@ def judge_folder(
         folder: files with ``ModelNew``.
         against: a folder with the problems under the same names; None: each file has its own.
         holding: how candidates are held.
-        multiple, budget_s, threshold, wide: as in ``Case``.
+        terms: how they are judged.
         say: told of files that are no problem.
 
     Raises:
@@ -71,9 +67,8 @@ def judge_folder(
         try:
             problem = text if against is None else (against / file.name).read_text(errors="replace")
             case, source = _case(file.stem, text, problem)
-            yield judge(
-                source, replace(case, multiple=multiple, budget_s=budget_s / 2, threshold=threshold, wide=wide), holding
-            )
+            budget_s = terms.budget_s / len(case.rivals)
+            yield judge(source, replace(case, terms=replace(terms, budget_s=budget_s)), holding)
         except SyntaxError as error:
             yield _unbuilt(file, str(error))
         except Exception as error:  # whatever a file makes the judge do: the next one is judged

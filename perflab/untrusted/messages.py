@@ -97,24 +97,34 @@ class TensorAt(Data, frozen=True):
     """The type, layout and device of an output that is no strided ``torch.Tensor`` with memory; else empty."""
 
 
-class Lay(Data, frozen=True, tag=True):
-    """Lay tensors over the shared memory for the next step GO: one set of arguments for each call.
+class Manner(Data, frozen=True):
+    """How the calls of a span are made."""
 
-    ``backward``: the sets are upstream gradients for the outputs with these numbers, of the calls before.
-    """
-
-    sets: list[list[TensorAt]]
+    gradients: bool = False
+    """Whether floating arguments require gradients."""
     backward: list[int] = []
-    shared_bytes: int = 0
-    """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
+    """The numbers of the outputs, of the calls before, that get upstream gradients. The sets are these gradients then,
+    one set for each call before, and the outputs are the gradients of its arguments."""
     drops: bool = True
-    """Whether outputs of earlier calls may be freed."""
+    """Whether outputs of earlier calls may be freed; those that ``backward`` goes through never are."""
     keeps_objects: bool = False
     """Whether earlier arguments stay alive as objects, so that none has the ``id`` of an earlier one."""
     poisons: bool = False
     """Whether memory that the calls allocate holds NaN until it is written; that takes time."""
     records: bool = False
     """Whether PyTorch's profiler records the calls, until the next step LOOK."""
+
+
+PLAINLY = Manner()
+
+
+class Lay(Data, frozen=True, tag=True):
+    """Lay tensors over the shared memory for the next step GO: one set of arguments for each call."""
+
+    sets: list[list[TensorAt]]
+    how: Manner
+    shared_bytes: int = 0
+    """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
 
 
 class Step(StrEnum):

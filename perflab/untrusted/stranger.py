@@ -28,6 +28,7 @@ from perflab.untrusted.memory import NAME, Shared, extent_of, placed
 from perflab.untrusted.messages import (
     ANSWERS,
     PICKLED,
+    PLAINLY,
     Answers,
     Do,
     Entry,
@@ -35,6 +36,7 @@ from perflab.untrusted.messages import (
     Lay,
     Load,
     Looked,
+    Manner,
     Questions,
     Raised,
     Ready,
@@ -210,52 +212,23 @@ class Stranger:
             time.sleep(0.01)
         return False
 
-    def span(
-        self,
-        sets: Sequence[Sequence[Tensor]],
-        *,
-        gradients: bool = False,
-        backward: Sequence[int] = (),
-        poisons: bool = False,
-        drops: bool = True,
-        keeps_objects: bool = False,
-        records: bool = False,
-    ) -> Span:
+    def span(self, sets: Sequence[Sequence[Tensor]], how: Manner = PLAINLY) -> Span:
         """Make a call for each set of arguments, and time all of them.
 
         The values reach the process while it is stopped, just before it is let go.
-
-        Args:
-            sets: the arguments of each call; with ``backward``, the upstream gradients of each call before.
-            gradients: whether floating arguments require gradients.
-            backward: the numbers of the outputs that get upstream gradients; then the outputs are the gradients of
-                the arguments.
-            poisons: whether memory that the calls allocate holds NaN until it is written.
-            drops: whether the outputs of earlier calls may be freed.
-            keeps_objects: whether earlier arguments stay alive as objects.
-            records: whether the process records what its device does, until ``look``.
 
         Raises:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
         self._let_go()
-        told, end = placed(sets, gradients, self._end if backward else 0)  # upstream gradients behind arguments
+        told, end = placed(sets, self._end if how.backward else 0)  # upstream gradients behind arguments
         handles = []
         if end > self._shared.size:
             self._shared = Shared(2 * end)
             handles.append(self._shared.handle)
-        lay = Lay(
-            sets=told,
-            backward=list(backward),
-            shared_bytes=self._shared.size if handles else 0,
-            drops=drops and not backward,
-            poisons=poisons,
-            keeps_objects=keeps_objects,
-            records=records,
-        )
-        self._peer.ask(lay, *handles)
+        self._peer.ask(Lay(sets=told, how=how, shared_bytes=self._shared.size if handles else 0), *handles)
         self._answer(Ready)
-        if backward:
+        if how.backward:
             (self._upstream,) = told
         else:
             self._told, self._held, self._end = told, self._shared, end
@@ -399,15 +372,11 @@ class Stranger:
         """
         self._signal(signal.SIGSTOP)
         until_s, processor_ns = time.monotonic() + _STOPPED_WITHIN_S, -1
-        tasks = Path(f"/proc/{self.pid}/task")
         while time.monotonic() < until_s:
-            try:
-                states = [kernel.state_of(one / "stat") for one in tasks.iterdir()]
-            except OSError:
-                return  # it has ended
+            states = kernel.states(self.pid)  # none, if it has ended
             processor_ns, before_ns = kernel.processor_ns(self.pid), processor_ns
             # A thread that is marked as stopped works until the scheduler has taken its core away.
-            if all(state in kernel.STOPPED or state in kernel.DEAD for state in states) and processor_ns == before_ns:
+            if processor_ns == before_ns and all(one in kernel.STOPPED or one in kernel.DEAD for one in states):
                 return
         raise UnfitError("it does not stop")
 

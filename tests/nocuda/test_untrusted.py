@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from perflab.untrusted.command import held
-from perflab.untrusted.judge import Case, judge
+from perflab.untrusted.judge import Case, Terms, judge
 from perflab.untrusted.messages import Entry, Role
 from perflab.untrusted.records import Reason
 from perflab.untrusted.stranger import Source, Stranger
@@ -64,7 +64,9 @@ def test_results_of_a_device_are_judged_on_the_host() -> None:
     with held("cuda", 60.0, [], []) as holding:
         reasons = (("same", Reason.NONE), ("zeros", Reason.RESULT), ("itself", Reason.INPUTS_RETURNED))
         for name, wanted in reasons:
-            case = Case(torch.clone, torch.clone, [lambda _: {"x": torch.ones(4, 8).double().cuda()}], wide=False)
+            case = Case(
+                torch.clone, torch.clone, [lambda _: {"x": torch.ones(4, 8).double().cuda()}], terms=Terms(wide=False)
+            )
             found = judge(Source(name, Entry(name=f"candidate:{name}", source=source)), case, holding)
             assert found.reason == wanted
             assert any("saw no work of the device" in one for one in found.notes) == (name == "same")  # no CUPTI here

@@ -19,7 +19,7 @@ from perflab.base.errors import PerflabError
 from perflab.untrusted import kernelbench
 from perflab.untrusted.command import held, line_of
 from perflab.untrusted.confine import readable
-from perflab.untrusted.judge import judge
+from perflab.untrusted.judge import Terms, judge
 from perflab.untrusted.kernelbench import sliced
 from perflab.untrusted.records import Finding, Judged, Reason
 
@@ -218,11 +218,7 @@ def test_an_error_in_judging_one_candidate_is_its_line(tmp_path: Path, monkeypat
     errors = [PerflabError("no memory of it", "look"), ZeroDivisionError("by zero")]
     monkeypatch.setattr(kernelbench, "judge", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
     with held("cpu", 30.0, [], []) as holding:
-        found = list(
-            kernelbench.judge_folder(
-                tmp_path, None, holding, multiple=None, budget_s=1, threshold=0.1, wide=True, say=print
-            )
-        )
+        found = list(kernelbench.judge_folder(tmp_path, None, holding, Terms(budget_s=1), print))
     assert [(one.finding, one.reason, one.text.splitlines()[0]) for one in found] == [
         (Finding.UNKNOWN, Reason.UNJUDGED, "no memory of it"),
         (Finding.UNKNOWN, Reason.UNJUDGED, "ZeroDivisionError: by zero"),
