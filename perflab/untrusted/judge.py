@@ -41,7 +41,7 @@ _BEYOND_PEAK = 4.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What a candidate may do, and how it is judged, whatever its task is."""
+    """The rules of a judgement that do not depend on the task, and the time that it may take."""
 
     multiple: float | None = None
     """How many times plain's error is allowed; None: 2 in 16 bit, 8 otherwise, where other orders of sums differ by

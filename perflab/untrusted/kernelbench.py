@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import io
 import os
 import random
@@ -29,7 +28,7 @@ from perflab.untrusted.judge import Case, Terms, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
 from perflab.untrusted.stranger import Holding, Source
-from perflab.untrusted.worker import with_numbers
+from perflab.untrusted.worker import built, with_numbers
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")
 _CANDIDATE = "ModelNew"
@@ -118,14 +117,14 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         torch.manual_seed(seed)
         model = names["Model"](*arguments)
         example, numbers = _drawn(names["get_inputs"], 0)
+        given = {"seed": seed, "arguments": arguments, "weights": model.state_dict(), "numbers": numbers}
+        exact = built(names["Model"], given).double()  # a copy would share what a closure has of the model
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"its problem raised {type(error).__name__}: {error}", "correct the problem's file") from error
     if not example:
         raise UsageError("get_inputs() returns no tensor", "correct the problem's file")
-    exact = copy.deepcopy(model).double()
-    given = {"seed": seed, "arguments": arguments, "weights": model.state_dict(), "numbers": numbers}
     packed = io.BytesIO()
     torch.save(given, packed)
     rival = sliced(problem, _OF_PROBLEM[:1])

@@ -164,21 +164,24 @@ def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., A
     else:
         module = importlib.import_module(where)
     found = operator.attrgetter(name)(module)
-    if entry.builds:  # the judge has written what it is built from
-        return _built(found, torch.load(io.BytesIO(given), weights_only=False), device, entry.compiles)
+    if entry.builds:
+        told = torch.load(io.BytesIO(given), weights_only=False)  # the judge has written it
+        model = built(found, told)
+        if isinstance(model, torch.nn.Module):
+            model = torch.compile(model.to(device)) if entry.compiles else model.to(device)
+        return torch.no_grad()(with_numbers(model, told["numbers"]))
     return found  # type: ignore[no-any-return]
 
 
-def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: bool) -> Callable[..., Any]:
+def built(kind: Callable[..., Any], told: Mapping[str, Any]) -> Any:
     """Make the object of a class of modules as the judge has made its own: the same seed, and the same weights."""
-    torch.manual_seed(given["seed"])
-    model = kind(*given["arguments"])
+    torch.manual_seed(told["seed"])
+    model = kind(*told["arguments"])
     if isinstance(model, torch.nn.Module):
-        theirs, ours = given["weights"], model.state_dict()
+        theirs, ours = told["weights"], model.state_dict()
         if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
             model.load_state_dict(theirs)
-        model = torch.compile(model.to(device)) if compiles else model.to(device)
-    return torch.no_grad()(with_numbers(model, given["numbers"]))
+    return model
 
 
 def with_numbers(call: Callable[..., Any], numbers: Mapping[int, float]) -> Callable[..., Any]:

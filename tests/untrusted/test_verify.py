@@ -361,3 +361,17 @@ def test_a_problem_with_a_python_number_among_its_inputs_is_judged(tmp_path: Pat
             found[name] = judge(source, replace(case, rivals=()), holding)
     assert found["right"].finding is Finding.OK
     assert (found["wrong"].finding, found["wrong"].reason) == (Finding.WRONG, Reason.RESULT)
+
+
+def test_a_model_whose_function_closes_over_its_layers_is_judged(tmp_path: Path) -> None:
+    problem = PROBLEM.replace("self.layer = nn.Linear(size, size)", LAMBDA).replace("self.layer(x)", "self.layered(x)")
+    found = {}
+    with held("cpu", 60, [], [tmp_path]) as holding:
+        for name, forward in {"right": "self.layer(x).clamp(min=0)", "wrong": "self.layer(x)"}.items():
+            case, source = kernelbench._case(name, problem + NEW.format(forward=f"return {forward}"), problem)
+            found[name] = judge(source, replace(case, rivals=()), holding).finding
+    assert found == {"right": Finding.OK, "wrong": Finding.WRONG}
+
+
+LAMBDA = """layer = self.layer = nn.Linear(size, size)
+        self.layered = lambda x: layer(x)"""
