@@ -7,7 +7,7 @@ right. Called on the inputs as they are it shows the cost of their precision; th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from perflab.base.errors import UsageError
 from perflab.correctness.budget import Errors, error_and_size, measure_errors, widest
 from perflab.correctness.compare import compare_all
 from perflab.correctness.run import Function, Task, run_plainly
-from perflab.correctness.ties import beside_ties
+from perflab.correctness.ties import beside_ties, without_rounded_ties
 from perflab.devices.backend import Quantity
 from perflab.devices.kinds import kind_of
 
@@ -32,6 +32,7 @@ _FEWEST = 4
 _SHARE = 64
 """One of so many elements of a result has to be of a decade of sizes, if that is looked at by itself."""
 IS_RANDOM = "returned other results for the same inputs, which makes every error allowed"
+_WITHOUT_RANDOM = "leave random numbers out, such as those of dropout: model.eval()"
 Inputs = Mapping[str, Tensor]
 """Tensors by name, in the order of the function's arguments."""
 
@@ -50,12 +51,14 @@ class Definition:
                 of sums differ by more than one order's error.
 
         Raises:
-            UsageError: ``exact`` raises, returns something else than tensors, or does not repeat itself.
+            UsageError: ``exact`` raises, returns something else than tensors, or does not repeat itself; or ``plain``
+                has drawn random numbers, and does not repeat itself.
         """
         self._exact, self._plain, self._multiple = exact, plain, multiple
         self._plain_errors: dict[Hashable, list[Mapping[str, Errors]]] = {}
         names = ["out", *(f"out{number}" for number in range(1, self._count_outputs(example)))]
         self._task = Task(tuple(names), (), lambda output, _seed: output, {})
+        self._refuse_random_plain(example)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -85,10 +88,22 @@ class Definition:
         if len(others) != len(outputs) or not all(
             repeats(one, other) for one, other in zip(outputs, others, strict=True)
         ):
-            raise UsageError(
-                f"the definition {IS_RANDOM}", "leave random numbers out, such as those of dropout: model.eval()"
-            )
+            raise UsageError(f"the definition {IS_RANDOM}", _WITHOUT_RANDOM)
         return len(outputs)
+
+    def _refuse_random_plain(self, example: Inputs) -> None:
+        """Refuse a plain whose random numbers are its error. Other ones may add in another order each time."""
+
+        def run() -> dict[str, Tensor]:
+            return run_plainly(self._plain, {name: copied(one) for name, one in example.items()}, self._task, {})
+
+        devices = {one.device for one in example.values()}
+        before, results = random_states(devices), run()
+        if all(map(torch.equal, before, random_states(devices))):
+            return
+        others = run()
+        if not all(repeats(one, others[name]) for name, one in results.items()):
+            raise UsageError(f"the definition in the inputs' own precision {IS_RANDOM}", _WITHOUT_RANDOM)
 
     def takes(self, inputs: Inputs) -> bool:
         """Whether the definition takes these inputs: of a matrix with a root the negative has none."""
@@ -115,7 +130,7 @@ class Definition:
         where = next((one.device for one in got.values() if one is not None), torch.device("cpu"))
         exact = run_plainly(self._exact, upcast(inputs), self._task, {})
         reference = _on(where, {name: widest(one) for name, one in exact.items()})
-        plain = _on(where, run_plainly(self._plain, inputs, self._task, {}))
+        plain: Mapping[str, Tensor] = _on(where, run_plainly(self._plain, inputs, self._task, {}))
         got = {name: None if one is None else one.clone() for name, one in got.items()}
         for name, one in reference.items():
             unknown, found = one.isnan(), got[name]
@@ -126,6 +141,13 @@ class Definition:
                 for result in (one, plain[name], found if is_like else None):
                     if result is not None:  # another shape or dtype is wrong, which is said below
                         (result.view(torch.uint8) if result.itemsize == 1 else result)[unknown] = 0
+
+        def again(nudged: Inputs) -> dict[str, Tensor]:
+            return run_plainly(self._exact, upcast(nudged), self._task, {})
+
+        got, plain = without_rounded_ties(
+            got, plain, reference, inputs, again, lambda nudged: run_plainly(self._plain, nudged, self._task, {})
+        )
         draws = self._plain_errors.setdefault(kind, [])
         draws.append({name: measure_errors(plain[name], wanted) for name, wanted in reference.items()})
         is_short = any(one.is_floating_point() and one.itemsize <= 2 for one in plain.values())
@@ -135,11 +157,13 @@ class Definition:
             got,
             reference,
             inputs,
-            lambda nudged: run_plainly(self._exact, upcast(nudged), self._task, {}),
+            again,
         )
         if not report.ok:
             return str(report)
-        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in reference.items())
+        # The size of an integer is that of no error: an index is as wrong beside a small one as beside a large one.
+        floats = {name: wanted for name, wanted in reference.items() if wanted.dtype is not torch.int64}
+        lost = (_lost(name, got[name], wanted, plain[name]) for name, wanted in floats.items())
         return "\n".join(text for text in lost if text)
 
 
@@ -237,11 +261,22 @@ def _lost(name: str, got: Tensor | None, reference: Tensor, plain: Tensor) -> st
     return ""
 
 
+def random_states(devices: Iterable[torch.device]) -> list[Tensor]:
+    """Return the states of PyTorch's random numbers on the CPU and these devices, where a device tells its own."""
+    states = [torch.get_rng_state()]
+    for device in devices:
+        if device.type != "cpu" and (state_of := getattr(torch.get_device_module(device), "get_rng_state", None)):
+            states.append(state_of())
+    return states
+
+
 def repeats(output: object, other: object) -> bool:
-    """Whether a definition that ran twice on the same inputs returned the same, but for the rounding of its sums."""
+    """Whether a function that ran twice on the same inputs returned the same, but for the rounding of its sums."""
     if not isinstance(output, Tensor) or not isinstance(other, Tensor):
         return False
     if output.dtype != other.dtype or output.shape != other.shape:
         return False
-    output, other = widest(output), widest(other)
-    return torch.equal(output, other) if output.dtype == torch.int64 else torch.allclose(output, other, equal_nan=True)
+    if not (output.is_floating_point() or output.is_complex()):
+        return torch.equal(output, other)
+    share = max(1e-5, 8 * torch.finfo(output.dtype).eps)
+    return torch.allclose(widest(output), widest(other), rtol=share, equal_nan=True)

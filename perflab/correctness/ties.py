@@ -19,7 +19,7 @@ from perflab.correctness.compare import Report
 
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
-_NUDGES = 16
+_NUDGES, _FURTHER_NUDGES = 16, 48
 _FEW = 64
 """One of so many elements may be off, or a single one; a result with more is not looked at, and is wrong."""
 _JUMP = 64.0
@@ -27,6 +27,14 @@ _JUMP = 64.0
 Integers only jump."""
 _ROUNDINGS, _SHORT_ROUNDINGS = 4.0, 0.25
 """The size of a nudge in eps; in 16 bit and less it must not reach the next number, whose order is certain."""
+_SIZES = (1.0, 4.0, 16.0)
+"""Sizes of nudges in eps where values were computed in the inputs' precision, so that each step has rounded."""
+_SPARED = 8
+"""Beside twice as many elements as plain has, one of so many that plain has off may be far from a tie."""
+_FEW_AT_TIES = 4
+"""Elements that may be off at ties beside twice as many as plain has, or one of _FEW: plain may have met none."""
+_FEWEST_NUDGES = 8
+"""Nudges without an integer of plain's that is off, after which none is a matter of rounding."""
 
 
 def beside_ties(
@@ -65,6 +73,78 @@ def beside_ties(
     return (other, {**got, **settled}) if other.ok else (report, got)
 
 
+def without_rounded_ties(
+    got: Mapping[str, Tensor | None],
+    plain: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    again: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+    plainly: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+) -> tuple[Mapping[str, Tensor | None], Mapping[str, Tensor]]:
+    """Return results, and plain's, with the reference's integers at ties of values that a precision has rounded.
+
+    Such an index is off by any number. In plain it would allow any index anywhere, and where plain happens to meet no
+    tie, none. So an integer may be plain's, or the definition's for inputs that differ by some roundings; nearly as
+    many others as plain has are allowed. What is left is wrong. Integers that are no matter of rounding stay as they
+    are: those of inputs that are whole, and those at which plain never differs from the definition.
+
+    Args:
+        got: the candidate's results.
+        plain: plain's results.
+        reference: the definition's results.
+        inputs: the inputs as the candidate had them.
+        again: calls the definition on inputs of the same shapes, the floating ones in float64.
+        plainly: calls plain on inputs of the same shapes and dtypes.
+    """
+    mine = {
+        name: found
+        for name, one in reference.items()
+        if one.dtype is torch.int64 and (found := got[name]) is not None and found.dtype == plain[name].dtype
+        if found.shape == one.shape
+    }
+    own = {name: widest(plain[name]) for name in mine}
+    far = {name: (widest(one) != reference[name]) & (widest(one) != own[name]) for name, one in mine.items()}
+    off = {name: one != reference[name] for name, one in own.items()}
+    of_plain = dict(off)
+    generator = torch.Generator().manual_seed(0)
+    is_rounded = any(bool(one.any()) for one in off.values())
+    is_right = all(torch.equal(widest(one), reference[name]) for name, one in mine.items())
+    for number in range(0 if is_right else _FURTHER_NUDGES):
+        if number >= _FEWEST_NUDGES and not is_rounded:
+            break
+        if is_rounded and not any(bool(one.any()) for one in far.values()):
+            break
+        nudged = {name: _nudged(one, generator, _SIZES[number % len(_SIZES)]) for name, one in inputs.items()}
+        if all(torch.equal(one.double(), inputs[name].double()) for name, one in nudged.items()):
+            return got, plain
+        try:
+            moved = again(nudged)
+            if not is_rounded:
+                short = {name: one.to(inputs[name].dtype) for name, one in nudged.items()}
+                exact, rounded = again(short), plainly(short)
+                is_rounded = any(not torch.equal(widest(exact[name]), widest(rounded[name])) for name in mine)
+        except Exception:  # a definition may refuse such inputs: then nothing is known of ties
+            return got, plain
+        for name, one in mine.items():
+            there = widest(moved[name]).to(one.device)
+            far[name], of_plain[name] = far[name] & (widest(one) != there), of_plain[name] & (own[name] != there)
+    if not is_rounded:
+        return got, plain
+    settled = {}
+    for name, one in mine.items():
+        differs, of_own = widest(one) != reference[name], int(off[name].sum())
+        if int(differs.sum()) > 2 * of_own + max(
+            _FEW_AT_TIES, one.numel() // _FEW
+        ):  # of a lower precision than plain's
+            wrong = differs
+        elif int(far[name].sum()) > 2 * int(of_plain[name].sum()) + of_own // _SPARED:
+            wrong = far[name]
+        else:
+            wrong = torch.zeros_like(differs)
+        settled[name] = torch.where(wrong, one, reference[name].to(one.dtype))
+    return {**got, **settled}, {**plain, **{name: reference[name].to(plain[name].dtype) for name in mine}}
+
+
 def _most(elements: int) -> int:
     """Return how many elements of so many may be off for a tie."""
     return max(1, elements // _FEW)
@@ -100,13 +180,15 @@ def _ties(
     return passed
 
 
-def _nudged(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a copy that differs by a few roundings. Whole numbers are what they are: nothing has rounded them."""
+def _nudged(tensor: Tensor, generator: torch.Generator, roundings: float | None = None) -> Tensor:
+    """Return a copy that differs by so many roundings, or a few. Whole numbers stay: nothing has rounded them."""
     if not tensor.is_floating_point():
         return tensor.clone()
     exact = tensor.detach().double()
     if torch.equal(exact, exact.round()):
         return exact.clone()
-    size = torch.finfo(tensor.dtype).eps * (_SHORT_ROUNDINGS if tensor.itemsize <= 2 else _ROUNDINGS)
+    if roundings is None:
+        roundings = _SHORT_ROUNDINGS if tensor.itemsize <= 2 else _ROUNDINGS
+    size = torch.finfo(tensor.dtype).eps * roundings
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device) * 2 - 1
     return exact * (1 + size * signs)

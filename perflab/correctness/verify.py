@@ -6,7 +6,7 @@ twice, the second time with fresh data in the same memory, so that a result reme
 is wrong. Only then do the reference (float64) and plain (the candidate's precision) run, on copies.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perflab.correctness.budget import Errors, measure_errors
 from perflab.correctness.compare import Report, compare_all
-from perflab.correctness.definition import IS_RANDOM, repeats, upcast, with_float64
+from perflab.correctness.definition import IS_RANDOM, random_states, repeats, upcast, with_float64
 from perflab.correctness.diagnosis import Evidence, Explain
 from perflab.correctness.run import Function, Run, Task, held, run_candidate, run_plainly, same_bits
 from perflab.correctness.ties import beside_ties
@@ -98,12 +98,16 @@ def verify(
         )
 
     devices = {one.device for one in ran[0].copies.values()}
-    before = _random_states(devices)
+    before = random_states(devices)
     answers = [answer(one.copies, one.run.upstream) for one in ran]
-    if not all(map(torch.equal, before, _random_states(devices))):  # random numbers have been drawn
-        other = run_plainly(reference, upcast(ran[0].copies), task, upcast(ran[0].run.upstream))
-        if not all(repeats(one, other[name]) for name, one in answers[0].reference.items()):
-            raise ValueError(f"the reference {IS_RANDOM}")
+    if not all(map(torch.equal, before, random_states(devices))):  # random numbers have been drawn
+        other = answer(ran[0].copies, ran[0].run.upstream, sized=False)
+        for which, mine, theirs in (
+            ("the reference", answers[0].reference, other.reference),
+            ("plain", answers[0].plain, other.plain),
+        ):
+            if not all(repeats(one, theirs[name]) for name, one in mine.items()):
+                raise ValueError(f"{which} {IS_RANDOM}")
     draws = [answer.plain_errors() for answer in answers]
     while len(draws) < min(MAX_PLAIN_DRAWS, MIN_PLAIN_ROWS / _fewest_rows(answers[0].plain)):
         seed = seeds[1] + len(draws)
@@ -194,15 +198,6 @@ class _Answer:
 
     def plain_errors(self) -> dict[str, Errors]:
         return {name: measure_errors(self.plain[name], wanted) for name, wanted in self.reference.items()}
-
-
-def _random_states(devices: Iterable[torch.device]) -> list[Tensor]:
-    """Return the states of PyTorch's random numbers on the CPU and these devices, where a device tells its own."""
-    states = [torch.get_rng_state()]
-    for device in devices:
-        if device.type != "cpu" and (state_of := getattr(torch.get_device_module(device), "get_rng_state", None)):
-            states.append(state_of())
-    return states
 
 
 def _fewest_rows(results: Mapping[str, Tensor]) -> int:

@@ -11,7 +11,9 @@ import contextlib
 import enum
 import math
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -112,6 +114,7 @@ class Peer(Generic[Question, Answer]):
         silent_s: float,
         seconds_left: Callable[[], float | None] = lambda: None,
         launch: Launch = launch,
+        is_trusted: bool = True,
     ) -> None:
         """Start the process without waiting until it is ready.
 
@@ -122,6 +125,8 @@ class Peer(Generic[Question, Answer]):
             silent_s: a process that is silent for longer is ended; infinite: never.
             seconds_left: returns the time left for the whole run, which limits every wait; None: no limit.
             launch: starts the process.
+            is_trusted: whether signs of life prolong the wait. Otherwise a process hangs whose answer is not there,
+                whole, ``silent_s`` after the question, whatever it sends meanwhile.
 
         Raises:
             OSError: the process cannot be started.
@@ -132,6 +137,10 @@ class Peer(Generic[Question, Answer]):
         self._seconds_left = seconds_left
         self._leaves_within_s = 0.0
         self._asked_at = 0
+        self._is_trusted = is_trusted
+        self._due_s = math.inf
+        """The time at which an answer of a process that is not trusted is overdue; infinite while none is asked for."""
+        self._is_over = threading.Event()
         self._began_s = time.monotonic()
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
@@ -146,6 +155,8 @@ class Peer(Generic[Question, Answer]):
             theirs.close()
         self.role = start.role
         self.pid = self._child.pid
+        if not is_trusted:
+            threading.Thread(target=self._watch, daemon=True, name=f"limit of {start.role}").start()
 
     def __enter__(self) -> Self:
         return self
@@ -153,6 +164,7 @@ class Peer(Generic[Question, Answer]):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: object) -> None:
         if kind is None and self._leaves_within_s:
             self._child.wait(self._leaves_within_s)
+        self._is_over.set()
         self._connection.close()
         self._child.__exit__(kind, value, traceback)
 
@@ -163,6 +175,7 @@ class Peer(Generic[Question, Answer]):
             Exception: the process has ended; the error is the one that ``ended`` returns.
         """
         self._asked_at = len(self._child.output())
+        self._due_s = math.inf if self._is_trusted else time.monotonic() + self._silent_s
         try:
             send(self._connection, question)
             for one in descriptors:
@@ -176,7 +189,7 @@ class Peer(Generic[Question, Answer]):
         Raises:
             Exception: the conversation has ended; the error is the one that ``ended`` returns.
         """
-        until_s = time.monotonic() + self._silent_s
+        until_s = min(time.monotonic() + self._silent_s, self._due_s)
         while self._wait(until_s):
             try:
                 message = self._answers.decode(self._connection.recv_bytes(_MOST_BYTES))
@@ -185,8 +198,9 @@ class Peer(Generic[Question, Answer]):
             except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, MemoryError) as error:
                 self._raise(Ending(How.FOREIGN, problem=str(error)))
             if not isinstance(message, Alive):
+                self._due_s = math.inf
                 return message
-            until_s = time.monotonic() + message.for_s + self._silent_s
+            until_s = min(time.monotonic() + message.for_s + self._silent_s, self._due_s)
         self._raise_end()
 
     def _wait(self, until_s: float) -> bool:
@@ -206,8 +220,18 @@ class Peer(Generic[Question, Answer]):
                 self._raise(Ending(How.OUT_OF_TIME))
             self._raise(Ending(How.HUNG, silent_s=self._silent_s))
 
+    def _watch(self) -> None:
+        """End the process when an answer is overdue, so that reading or sending half a message does not wait for it."""
+        while not self._is_over.wait(_SLICE_S):
+            if time.monotonic() > self._due_s + _SLICE_S:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)  # the thread that asked or reads waits for its end
+                return
+
     def _raise_end(self) -> NoReturn:
         """Raise the error for a process that sends no more answers."""
+        if time.monotonic() > self._due_s:
+            self._raise(Ending(How.HUNG, silent_s=self._silent_s))
         status = self._child.wait(_CLOSING_S)
         self._raise(Ending(How.CLOSED if status is None else How.ENDED, status))
 

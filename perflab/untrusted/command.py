@@ -20,10 +20,11 @@ from perflab.tables.escaping import lines_of, one_line
 from perflab.tiers.interface import Run
 from perflab.turns.process import Ancestor, NotForkedError
 from perflab.units import format_count, format_interval, format_ns
-from perflab.untrusted.messages import MOST_TEXT, Entry
+from perflab.untrusted.messages import MOST_TEXT, Entry, Rights
 from perflab.untrusted.records import Judged, Reason
 
 if TYPE_CHECKING:
+    from perflab.untrusted.judge import Terms
     from perflab.untrusted.stranger import Holding
 
 _TOLD = 12
@@ -188,11 +189,25 @@ def held(device: str, limit_s: float, open_to: Sequence[Path], secret: Sequence[
             device=device,
             folder=folder,
             limit_s=limit_s,
+            rights=Rights(
+                read=[str(one) for one in dict.fromkeys(folders)],
+                listed=[str(one) for one in dict.fromkeys(listed)],
+                path=[str(one) for one in open_to],
+            ),
             start=start,
-            read=tuple(dict.fromkeys(folders)),
-            listed=tuple(dict.fromkeys(listed)),
-            path=tuple(str(one) for one in open_to),
         )
+
+
+def _terms(given: argparse.Namespace) -> Terms:
+    from perflab.untrusted.judge import Terms
+
+    return Terms(
+        multiple=given.multiple,
+        may_change=given.in_place,
+        wide=not given.as_drawn,
+        budget_s=given.budget,
+        threshold=given.threshold,
+    )
 
 
 def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
@@ -202,7 +217,8 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
             "name what is right, --against package.module:function, and --inputs package.module:function(seed)",
         )
     from perflab.devices.kinds import resolve_device
-    from perflab.untrusted.judge import Case, Source, judge
+    from perflab.untrusted.judge import Case, judge
+    from perflab.untrusted.stranger import Source
 
     trusted, draws = named(given.against), [named(one) for one in given.inputs]
     secret = [path for name in (given.against, *given.inputs) if (path := file_of(name)) is not None]
@@ -218,11 +234,7 @@ def _judged_one(given: argparse.Namespace) -> Iterator[Judged]:
         plain=trusted,
         draws=draws,
         rivals=[Source(given.against, Entry(name=given.against))],
-        multiple=given.multiple,
-        may_change=given.in_place,
-        wide=not given.as_drawn,
-        budget_s=given.budget,
-        threshold=given.threshold,
+        terms=_terms(given),
     )
     caches = [path.parent / "__pycache__" for path in secret]
     with held(device, given.limit, [Path.cwd()], [*secret, *caches]) as holding:
@@ -237,12 +249,5 @@ def _judged_batch(given: argparse.Namespace) -> Iterator[Judged]:
     device = str(resolve_device(given.device))
     with held(device, given.limit, [], [given.batch, *([against] if against is not None else [])]) as holding:
         yield from judge_folder(
-            given.batch,
-            against,
-            holding,
-            multiple=given.multiple,
-            budget_s=given.budget,
-            threshold=given.threshold,
-            wide=not given.as_drawn,
-            say=lambda text: print(one_line(text), file=sys.stderr),
+            given.batch, against, holding, _terms(given), say=lambda text: print(one_line(text), file=sys.stderr)
         )

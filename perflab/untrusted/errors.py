@@ -60,7 +60,7 @@ def refusing(reason: Reason = Reason.RAISED, *, called: bool = True) -> Iterator
         raise RefusedError(Finding.WRONG, why, error.told.traceback or str(error)) from None
     except EndedError as error:
         ending = error.ending
-        why = Reason.HUNG if ending.how in (How.HUNG, How.OUT_OF_TIME) else Reason.CRASHED
+        why = Reason.HUNG if ending.how is How.HUNG else Reason.CRASHED
         lines = [f"its process {ending.told}", *ending.last_lines(20)]
         raise RefusedError(Finding.WRONG, why, "\n".join(lines)) from None
     except LooseError as error:

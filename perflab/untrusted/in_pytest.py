@@ -39,10 +39,10 @@ from perflab.running.case.reference import IN_PLACE, UNDEFINED, Reference, Trust
 from perflab.units import format_count, format_ns
 from perflab.untrusted.command import held
 from perflab.untrusted.errors import EndedError, RaisedError, UnfitError
-from perflab.untrusted.judge import Case, Source, judge
-from perflab.untrusted.messages import MOST_TEXT, Entry, Role, TensorAt
+from perflab.untrusted.judge import Case, Terms, judge
+from perflab.untrusted.messages import MOST_TEXT, Manner, Role, TensorAt
 from perflab.untrusted.records import Finding, Reason
-from perflab.untrusted.stranger import Holding, Span, Stranger
+from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
 
 if TYPE_CHECKING:
     import pytest
@@ -135,9 +135,9 @@ def pickler() -> Any:
     return cloudpickle
 
 
-def _pickled(call: Callable[..., Any], name: str) -> bytes:
+def _pickled(call: Callable[..., Any], name: str) -> Source:
     try:
-        return bytes(pickler().dumps(call))
+        return Source("the candidate", given=pickler().dumps(call))
     except Exception as error:  # whatever a user's class raises
         raise UsageError(
             f"{name} cannot be sent to a process of its own: {error}",
@@ -194,7 +194,7 @@ def _held(
     """Hold a candidate of ``verify`` in a process of its own; see ``correctness.run.held``."""
     packed = _pickled(functools.partial(candidate, **task.settings), _name_of(candidate))
     holding = replace(running.holding(trusted), device=str(next(iter(inputs.values())).device))
-    with _told(), Stranger(Role.CANDIDATE, Entry(), holding, packed) as process:
+    with _told(), Stranger(Role.CANDIDATE, packed, holding) as process:
         fresh = dict(zip(inputs, _fresh(list(inputs.values())), strict=True))
         run_candidate(_Held(process), fresh, task, 0, "a first call")  # in which it may compile
         process.narrow()
@@ -243,8 +243,8 @@ class _Held:
         self._arguments = list(inputs)
         again = bool(self._returned)
         for _ in range(_BETWEEN if again else 0):  # what counts its calls does not know which one is checked
-            self.process.span([_fresh(inputs)], drops=False)
-        found = self._results(self.process.span([inputs], gradients=gradients, poisons=True, drops=not again))
+            self.process.span([_fresh(inputs)], Manner(drops=False))
+        found = self._results(self.process.span([inputs], Manner(gradients=gradients, poisons=True, drops=not again)))
         self._returned = self._returned or [(told, one.detach()) for told, one in found if one is not None]
         return found
 
@@ -252,7 +252,7 @@ class _Held:
         """Return the gradients of floating inputs; an output whose gradient is None has no part in them."""
         given = [one for one in upstream if one is not None]
         numbers = [number for number, one in enumerate(upstream) if one is not None]
-        found = self._results(self.process.span([given], backward=numbers, poisons=True))
+        found = self._results(self.process.span([given], Manner(backward=numbers, poisons=True)))
         for tensor, after in zip(given, self.process.upstream_after(), strict=True):
             storage_bytes(tensor).copy_(after)
         return [one for _, one in found]
@@ -370,8 +370,8 @@ def hold_to_account(
     inputs = list(packed.inputs.values())
     with contextlib.ExitStack() as stack:
         try:
-            first, second = (stack.enter_context(Stranger(Role.CANDIDATE, Entry(), holding, packed.call)) for _ in "ab")
-            control = stack.enter_context(Stranger(Role.CONTROL, Entry(), holding))
+            first, second = (stack.enter_context(Stranger(Role.CANDIDATE, packed.call, holding)) for _ in "ab")
+            control = stack.enter_context(Stranger(Role.CONTROL, nothing(holding.device), holding))
             for process in (first, second):
                 progress(_APART)
                 process.span([_fresh(inputs)])
@@ -409,14 +409,12 @@ def _judged_by(trusted: Trusted, packed: Packed, holding: Holding) -> str:
         UsageError: the candidate does not run there, or the reference has no answer.
     """
     judged = judge(
-        Source("the candidate", Entry(), packed.call),
+        packed.call,
         Case(
             definition=trusted.exact,
             plain=trusted.plain,
             draws=[lambda _seed: dict(zip(packed.inputs, _fresh(list(packed.inputs.values())), strict=True))],
-            multiple=trusted.multiple,
-            may_change=bool(trusted.plain.writes),
-            may_return=True,
+            terms=Terms(multiple=trusted.multiple, may_change=bool(trusted.plain.writes), may_return=True),
         ),
         holding,
     )
@@ -459,7 +457,7 @@ def _fastest_ns(
     for number in range(1, _MOST_SPANS + 1):
         sets = [_fresh(inputs) for _ in range(_IN_A_ROW)]
         cost_ns = min(cost_ns, control.span(sets).ns)
-        span = process.span(sets, keeps_objects=True)
+        span = process.span(sets, Manner(keeps_objects=True))
         fastest_ns = min(fastest_ns, span.ns)
         if second is not None:
             drawn = secrets.randbelow(_IN_A_ROW)
@@ -540,7 +538,7 @@ def _same(mine: Sequence[Tensor], other: Stranger, inputs: Sequence[Tensor]) -> 
 
 
 def _returned(process: Stranger, inputs: Sequence[Tensor]) -> list[Tensor]:
-    return _read(process, process.span([inputs], poisons=True), 0)
+    return _read(process, process.span([inputs], Manner(poisons=True)), 0)
 
 
 def _read(process: Stranger, span: Span, number: int) -> list[Tensor]:

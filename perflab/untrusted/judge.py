@@ -28,10 +28,10 @@ from perflab.correctness.run import Function
 from perflab.measure.machine.devices import matmul_flops_per_second
 from perflab.units import format_ns
 from perflab.untrusted.errors import EndedError, RaisedError, RefusedError, UnfitError, refusing
-from perflab.untrusted.messages import Entry, Looked, Role, TensorAt
+from perflab.untrusted.messages import Looked, Manner, Role, TensorAt
 from perflab.untrusted.race import Race, finding_of, is_too_short, one_thread
 from perflab.untrusted.records import Finding, Judged, Ratio, Reason
-from perflab.untrusted.stranger import Holding, Span, Stranger
+from perflab.untrusted.stranger import Holding, Source, Span, Stranger, nothing
 
 _CHECKS = 2
 """Calls with inputs as they are drawn, for each shape, before the candidate is timed."""
@@ -40,40 +40,40 @@ _BEYOND_PEAK = 4.0
 
 
 @dataclass(frozen=True)
-class Source:
-    """A callable for another process: where it comes from, and what is pickled of it."""
+class Terms:
+    """The rules of a judgement that do not depend on the task, and the time that it may take."""
 
-    name: str
-    entry: Entry
-    given: bytes = b""
+    multiple: float | None = None
+    """How many times plain's error is allowed; None: 2 in 16 bit, 8 otherwise, where other orders of sums differ by
+    more than one order's error."""
+    may_change: bool = False
+    """Whether the candidate may write to its inputs, and return them."""
+    may_return: bool = False
+    """Whether it may return them unchanged, or views of them."""
+    wide: bool = True
+    """Whether further calls have values that the draws do not have."""
+    budget_s: float = 5.0
+    """The time in seconds of the turns with one rival."""
+    threshold: float = 0.1
+    """The slowdown that counts, as a share."""
+
+
+USUAL = Terms()
 
 
 @dataclass(frozen=True)
 class Case:
-    """The task of a candidate, and how it is judged.
-
-    Attributes:
-        definition: called on float64 copies of the inputs; returns what is right.
-        plain: the definition step by step in the inputs' precision; its error makes the budget.
-        draws: make_inputs(seed) -> {name: tensor}, one for each shape.
-        rivals: trusted callables whose time the candidate's is compared with; the first one decides ``slower``.
-        multiple: how many times plain's error is allowed; None: 2 in 16 bit, 8 otherwise, where other orders of sums
-            differ by more than one order's error.
-        may_change: whether the candidate may write to its inputs, and return them.
-        may_return: whether it may return them unchanged, or views of them.
-        wide: whether further calls have values that the draws do not have.
-    """
+    """The task of a candidate."""
 
     definition: Function
+    """Called on float64 copies of the inputs; returns what is right."""
     plain: Function
+    """The definition step by step in the inputs' precision; its error makes the budget."""
     draws: Sequence[Callable[[int], Mapping[str, Tensor]]]
+    """make_inputs(seed) -> {name: tensor}, one for each shape."""
     rivals: Sequence[Source] = ()
-    multiple: float | None = None
-    may_change: bool = False
-    may_return: bool = False
-    wide: bool = True
-    budget_s: float = 5.0
-    threshold: float = 0.1
+    """Trusted callables whose time the candidate's is compared with; the first one decides ``slower``."""
+    terms: Terms = USUAL
 
 
 _OUTLASTS, _OUTLASTS_NS = 1.05, 100_000
@@ -125,13 +125,13 @@ class Judge:
         self.looked = Looked(operators={}, threads=0, precision="")
         self._device = torch.device(holding.device)
         self._draws = [self.fresh(draw) for draw in case.draws]
-        self._definition = Definition(case.definition, case.plain, self._draws[0], case.multiple)
+        self._definition = Definition(case.definition, case.plain, self._draws[0], case.terms.multiple)
 
     def run(self, source: Source) -> None:
         """Judge the candidate, and end by an exception if anything speaks against it."""
         with contextlib.ExitStack() as processes:
             with refusing(Reason.UNBUILT, called=False):
-                candidate = processes.enter_context(Stranger(Role.CANDIDATE, source.entry, self._holding, source.given))
+                candidate = processes.enter_context(Stranger(Role.CANDIDATE, source, self._holding))
             self.notes += candidate.ready.missing
             with refusing(Reason.UNBUILT):
                 for draw in self.case.draws:  # what compiles at a call, compiles now
@@ -146,11 +146,11 @@ class Judge:
     def _raced(self, candidate: Stranger, processes: contextlib.ExitStack) -> list[Stranger]:
         """Time the candidate against each rival, and return those rivals whose processes run."""
         returns = max(1, len(self._definition.outputs))
-        control = processes.enter_context(Stranger(Role.CONTROL, Entry(), self._holding, returns=returns))
+        control = processes.enter_context(Stranger(Role.CONTROL, nothing(self._holding.device, returns), self._holding))
         rivals = []
         for one in self.case.rivals:
             try:
-                rivals.append(processes.enter_context(Stranger(Role.RIVAL, one.entry, self._holding, one.given)))
+                rivals.append(processes.enter_context(Stranger(Role.RIVAL, one, self._holding)))
                 self._race(candidate, rivals[-1], control, one.name)
             except (RaisedError, EndedError, UnfitError) as error:  # of what is trusted: a candidate's are refused
                 self.note(f"{one.name} cannot be timed: {str(error).splitlines()[0]}")
@@ -185,7 +185,7 @@ class Judge:
         planned = []
         for number, draw in enumerate(self.case.draws):
             planned += [((number, 0), self.fresh(draw)) for _ in range(_CHECKS)]
-            if self.case.wide:
+            if self.case.terms.wide:
                 changes = enumerate(wider(self.fresh(draw)), 1)
                 planned += [((number, change), one) for change, one in changes if self._definition.takes(one)]
         secrets.SystemRandom().shuffle(planned)
@@ -193,7 +193,7 @@ class Judge:
 
     def span(self, process: Stranger, sets: Sequence[Mapping[str, Tensor]], *, records: bool = False) -> Span:
         """Make calls with these inputs in a process, and count those of the candidate."""
-        span = process.span([list(one.values()) for one in sets], records=records)
+        span = process.span([list(one.values()) for one in sets], Manner(records=records))
         if process.role is Role.CANDIDATE:
             self.calls += len(sets)
         return span
@@ -210,7 +210,7 @@ class Judge:
             raise RefusedError(Finding.WRONG, Reason.FORM, f"it returned {len(told)} outputs, wanted {len(names)}")
         with refusing():
             got = {name: process.result(one) for name, one in zip(names, told, strict=True)}  # on the host
-            if not self.case.may_change:
+            if not self.case.terms.may_change:
                 self._refuse_changes(process, inputs, told, call)
         wrong = self._definition.wrong(inputs, got, kind, wholly=kind[1] > 0)  # changed values may have no answer
         if wrong is None:
@@ -226,9 +226,9 @@ class Judge:
         if changed := process.changed(inputs, call):
             text = f"it changed {', '.join(changed)}; inputs must come back bit by bit"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_CHANGED, text)
-        if self.case.may_return:
+        if self.case.terms.may_return:
             return
-        if any(one is not None and one.is_plain and process.lies_in_inputs(one) for one in told):
+        if any(one is not None and not one.kind and process.lies_in_inputs(one) for one in told):
             text = "an output lies in the memory of an input"
             raise RefusedError(Finding.WRONG, Reason.INPUTS_RETURNED, text)
 
@@ -248,7 +248,7 @@ class Judge:
                     candidate_ns=comparison.candidate_ns,
                     rival_ns=comparison.base_ns,
                     pairs=comparison.pairs,
-                    finding=finding_of(comparison, self.case.threshold),
+                    finding=finding_of(comparison, self.case.terms.threshold),
                 )
             )
             race.refuse_bent_time()

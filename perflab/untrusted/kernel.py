@@ -29,39 +29,43 @@ def descendants(pid: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """Return the live processes that a process has started, and the orphans of those if it adopts them."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                found += [int(one) for one in (task / "children").read_bytes().split()]
+    found: list[int] = []
+    for task in threads(pid):
+        with contextlib.suppress(OSError):
+            found += [int(one) for one in (task / "children").read_bytes().split()]
     return [one for one in found if not is_dead(one)]
 
 
 def filters(pid: int) -> int | None:
     """Return how many seccomp filters each thread of a process has at least; None where the kernel does not say."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                lines = (task / "status").read_text(errors="replace").splitlines()
-                found += [int(line.split()[1]) for line in lines if line.startswith("Seccomp_filters:")]
+    found: list[int] = []
+    for task in threads(pid):
+        with contextlib.suppress(OSError):
+            lines = (task / "status").read_text(errors="replace").splitlines()
+            found += [int(line.split()[1]) for line in lines if line.startswith("Seccomp_filters:")]
     return min(found, default=None)
 
 
 def is_dead(pid: int) -> bool:
     """Whether all threads of a process have ended; its first one may have, and others not."""
+    return all(state in DEAD for state in states(pid))
+
+
+def states(pid: int) -> list[bytes]:
+    """Return the letters of the states of a process's threads, as in proc(5)."""
+    found = []
+    for task in threads(pid):
+        with contextlib.suppress(OSError, IndexError):  # ended meanwhile
+            found.append((task / "stat").read_bytes().rpartition(b")")[2].split()[0])
+    return found
+
+
+def threads(pid: int) -> list[Path]:
+    """Return the folders that the kernel shows for the threads of a process; none of one that is gone."""
     try:
-        return all(state_of(one / "stat") in DEAD for one in Path(f"/proc/{pid}/task").iterdir())
+        return list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
-        return True
-
-
-def state_of(stat: Path) -> bytes:
-    """Return the letter of a process's or thread's state; that of a dead one if it is gone."""
-    try:
-        return stat.read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return b"X"
+        return []
 
 
 def read_memory(pid: int, at: int, size: int) -> bytearray:

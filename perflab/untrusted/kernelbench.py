@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import io
 import os
 import random
@@ -25,11 +24,11 @@ import torch
 from torch import Tensor
 
 from perflab.base.errors import PerflabError, UsageError
-from perflab.untrusted.judge import Case, Source, judge
+from perflab.untrusted.judge import Case, Terms, judge
 from perflab.untrusted.messages import Entry
 from perflab.untrusted.records import Finding, Judged, Reason
-from perflab.untrusted.stranger import Holding
-from perflab.untrusted.worker import with_numbers
+from perflab.untrusted.stranger import Holding, Source
+from perflab.untrusted.worker import built, with_numbers
 
 _OF_PROBLEM = ("Model", "get_inputs", "get_init_inputs")
 _CANDIDATE = "ModelNew"
@@ -41,11 +40,7 @@ def judge_folder(
     folder: Path,
     against: Path | None,
     holding: Holding,
-    *,
-    multiple: float | None,
-    budget_s: float,
-    threshold: float,
-    wide: bool,
+    terms: Terms,
     say: Callable[[str], None],
 ) -> Iterator[Judged]:
     """Judge every candidate of a folder, in the order of their names; one that breaks stops none.
@@ -54,7 +49,7 @@ def judge_folder(
         folder: files with ``ModelNew``.
         against: a folder with the problems under the same names; None: each file has its own.
         holding: how candidates are held.
-        multiple, budget_s, threshold, wide: as in ``Case``.
+        terms: how they are judged.
         say: told of files that are no problem.
 
     Raises:
@@ -71,9 +66,8 @@ def judge_folder(
         try:
             problem = text if against is None else (against / file.name).read_text(errors="replace")
             case, source = _case(file.stem, text, problem)
-            yield judge(
-                source, replace(case, multiple=multiple, budget_s=budget_s / 2, threshold=threshold, wide=wide), holding
-            )
+            budget_s = terms.budget_s / len(case.rivals)
+            yield judge(source, replace(case, terms=replace(terms, budget_s=budget_s)), holding)
         except SyntaxError as error:
             yield _unbuilt(file, str(error))
         except Exception as error:  # whatever a file makes the judge do: the next one is judged
@@ -123,14 +117,14 @@ def _case(name: str, text: str, problem: str) -> tuple[Case, Source]:
         torch.manual_seed(seed)
         model = names["Model"](*arguments)
         example, numbers = _drawn(names["get_inputs"], 0)
+        given = {"seed": seed, "arguments": arguments, "weights": model.state_dict(), "numbers": numbers}
+        exact = built(names["Model"], given).double()  # a copy would share what a closure has of the model
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"its problem raised {type(error).__name__}: {error}", "correct the problem's file") from error
     if not example:
         raise UsageError("get_inputs() returns no tensor", "correct the problem's file")
-    exact = copy.deepcopy(model).double()
-    given = {"seed": seed, "arguments": arguments, "weights": model.state_dict(), "numbers": numbers}
     packed = io.BytesIO()
     torch.save(given, packed)
     rival = sliced(problem, _OF_PROBLEM[:1])

@@ -44,6 +44,21 @@ class Entry(Data, frozen=True):
     """Whether the object is given to torch.compile."""
 
 
+PICKLED = Entry()
+"""The origin of a callable that is nothing else than its pickle."""
+
+
+class Rights(Data, frozen=True):
+    """The files that the process of a candidate has, besides a folder of its own."""
+
+    read: list[str] = []
+    """Files and folders that it may read and run."""
+    listed: list[str] = []
+    """Folders of which it may read the names."""
+    path: list[str] = []
+    """Entries for the beginning of the import path."""
+
+
 class Load(Data, frozen=True, tag=True):
     """Confine the process, and import the callable. Descriptors of shared memory and of the pickle follow."""
 
@@ -53,13 +68,7 @@ class Load(Data, frozen=True, tag=True):
     shared_bytes: int
     folder: str
     """The one folder in which the process may write."""
-    read: list[str] = []
-    """Files and folders that the process may read and run."""
-    listed: list[str] = []
-    """Folders of which it may read the names."""
-    path: list[str] = []
-    returns: int = 1
-    """The number of empty tensors that a control returns."""
+    rights: Rights
 
 
 MOST_TEXT = 4000
@@ -84,30 +93,38 @@ class TensorAt(Data, frozen=True):
     needs_gradient: bool = False
     in_arguments: bool = False
     """Whether an output lies in an argument's memory, by the process's own account: on a device only it knows."""
-    is_plain: bool = True
-    """Whether the type is ``torch.Tensor`` itself, strided, on the device that was asked for."""
     kind: Text = ""
-    """The type, layout and device of an output that is not plain."""
+    """The type, layout and device of an output that is no strided ``torch.Tensor`` with memory; else empty."""
 
 
-class Lay(Data, frozen=True, tag=True):
-    """Lay tensors over the shared memory for the next step GO: one set of arguments for each call.
+class Manner(Data, frozen=True):
+    """How the calls of a span are made."""
 
-    ``backward``: the sets are upstream gradients for the outputs with these numbers, of the calls before.
-    """
-
-    sets: list[list[TensorAt]]
+    gradients: bool = False
+    """Whether floating arguments require gradients."""
     backward: list[int] = []
-    shared_bytes: int = 0
-    """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
+    """The numbers of the outputs, of the calls before, that get upstream gradients. The sets are these gradients then,
+    one set for each call before, and the outputs are the gradients of its arguments."""
     drops: bool = True
-    """Whether outputs of earlier calls may be freed."""
+    """Whether outputs of earlier calls may be freed; those that ``backward`` goes through never are."""
     keeps_objects: bool = False
     """Whether earlier arguments stay alive as objects, so that none has the ``id`` of an earlier one."""
     poisons: bool = False
     """Whether memory that the calls allocate holds NaN until it is written; that takes time."""
     records: bool = False
     """Whether PyTorch's profiler records the calls, until the next step LOOK."""
+
+
+PLAINLY = Manner()
+
+
+class Lay(Data, frozen=True, tag=True):
+    """Lay tensors over the shared memory for the next step GO: one set of arguments for each call."""
+
+    sets: list[list[TensorAt]]
+    how: Manner
+    shared_bytes: int = 0
+    """The size of a larger shared memory, whose descriptor follows; 0: the one there is."""
 
 
 class Step(StrEnum):

@@ -76,6 +76,7 @@ class Race:
 
     def __init__(self, judge: Judge, candidate: Stranger, rival: Stranger, control: Stranger) -> None:
         self._judge, self._case = judge, judge.case
+        self._terms = judge.case.terms
         self._sides = {BASE: rival, CANDIDATE: candidate}
         self._control = control
         self._draw = secrets.SystemRandom()
@@ -88,8 +89,8 @@ class Race:
 
     def run(self) -> Comparison:
         """Take pairs of turns until the verdict is certain or the time is over."""
-        budget_ns = 1e9 * self._case.budget_s
-        policy = PairedPolicy(self._case.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
+        budget_ns = 1e9 * self._terms.budget_s
+        policy = PairedPolicy(self._terms.threshold, looks=(LEAST_PAIRS, *LOOKS), pairs_are="pairs of turns")
         taken = Taken(policy)
         began_ns = clock.read_ns()
         while taken.wants_more(clock.read_ns() - began_ns, budget_ns):
@@ -97,7 +98,7 @@ class Race:
             for place in interleave.places(list(self._sides), 1, (), self._draw):
                 found[place.side].append(self._turn(place.side))
             taken.turns.append(found)
-        return taken.concluded(Limits(budget_ns, self._case.threshold))
+        return taken.concluded(Limits(budget_ns, self._terms.threshold))
 
     def _sets(self, number: int) -> list[dict[str, Tensor]]:
         return [self._judge.fresh(self._case.draws[0]) for _ in range(number)]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import secrets
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -29,6 +27,8 @@ from perflab.untrusted.errors import EndedError, LooseError, RaisedError, UnfitE
 from perflab.untrusted.memory import NAME, Shared, extent_of, placed
 from perflab.untrusted.messages import (
     ANSWERS,
+    PICKLED,
+    PLAINLY,
     Answers,
     Do,
     Entry,
@@ -36,9 +36,11 @@ from perflab.untrusted.messages import (
     Lay,
     Load,
     Looked,
+    Manner,
     Questions,
     Raised,
     Ready,
+    Rights,
     Role,
     Step,
     TensorAt,
@@ -47,7 +49,6 @@ from perflab.untrusted.messages import (
 __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 Answer = TypeVar("Answer", Ready, Finished, Looked)
-_LOOKS_EVERY_S = 0.5
 _STOPPED_WITHIN_S = 5.0
 _VARIABLES = {"PATH", "HOME", "USER", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "XDG_CACHE_HOME"}
 _PREFIXES = (
@@ -68,13 +69,23 @@ class Holding:
     """A folder for what candidates write; removed with the judgement."""
     limit_s: float
     """The time in seconds that an answer may take."""
+    rights: Rights
     start: Launch = launch
-    read: tuple[Path, ...] = ()
-    """Files and folders that a candidate may read and run."""
-    listed: tuple[Path, ...] = ()
-    """Folders of which it may read the names."""
-    path: tuple[str, ...] = ()
-    """Entries for the beginning of the import path."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A callable for another process: where it comes from, and what is pickled of it."""
+
+    name: str
+    entry: Entry = PICKLED
+    given: bytes = b""
+
+
+def nothing(device: str, returns: int = 1) -> Source:
+    """Return the source of a control: a function that does nothing, and returns so many empty tensors."""
+    text = f"def nothing(*_):\n    return [torch.empty(0, device={device!r}) for _ in range({returns})]"
+    return Source("nothing", Entry(name="control:nothing", source=f"import torch\n{text}"))
 
 
 @dataclass(frozen=True)
@@ -91,15 +102,13 @@ class Span:
 class Stranger:
     """A callable in its process; a context manager, whose end is the process's end."""
 
-    def __init__(self, role: Role, entry: Entry, holding: Holding, given: bytes = b"", returns: int = 1) -> None:
+    def __init__(self, role: Role, source: Source, holding: Holding) -> None:
         """Start the process and load the callable.
 
         Args:
             role: what the callable is for; a candidate is confined.
-            entry: where the callable comes from.
+            source: where the callable comes from.
             holding: how it is held.
-            given: what is pickled of the entry.
-            returns: the number of empty tensors that a control returns.
 
         Raises:
             RaisedError: the callable's module, or its making, raised.
@@ -112,13 +121,11 @@ class Stranger:
         variables = variables_for(own if role is Role.CANDIDATE else None)
         command = [sys.executable, "-m", "perflab.untrusted.worker"]
         start = Start(str(role), command, variables, own if role is Role.CANDIDATE else Path.cwd())
-        self._until_s = time.monotonic() + holding.limit_s
         self._peer = Peer[Questions, Answers](
-            start, ANSWERS, EndedError, silent_s=holding.limit_s, seconds_left=self._seconds_left, launch=holding.start
+            start, ANSWERS, EndedError, silent_s=holding.limit_s, launch=holding.start, is_trusted=False
         )
         self.pid = self._peer.pid
-        self._over, self._is_late, self._is_alone = threading.Event(), False, False
-        threading.Thread(target=self._watch, daemon=True, name=f"limit of {role}").start()
+        self._is_alone = False
         self._shared = Shared(1 << 20)
         self._held = self._shared
         """The shared memory that has the arguments of the latest calls."""
@@ -128,7 +135,7 @@ class Stranger:
         self._end = 0
         try:
             self._check_reading()
-            self.ready = self._load(entry, given, own, returns)
+            self.ready = self._load(source)
         except BaseException:
             self.__exit__()
             raise
@@ -143,36 +150,24 @@ class Stranger:
                     self._stop()
                 self._end_children()
         finally:
-            self._over.set()
             self._peer.close()
             remove(self._own)
 
-    def _watch(self) -> None:
-        """End the process when an answer is overdue, however much it sends meanwhile."""
-        while not self._over.wait(_LOOKS_EVERY_S):
-            if time.monotonic() > self._until_s + _LOOKS_EVERY_S:
-                self._is_late = True
-                self._signal(signal.SIGKILL)  # the main thread waits for its end
-                return
-
-    def _load(self, entry: Entry, given: bytes, own: Path, returns: int) -> Ready:
+    def _load(self, source: Source) -> Ready:
         load = Load(
             role=self.role,
-            entry=entry,
+            entry=source.entry,
             device=self._holding.device,
             shared_bytes=self._shared.size,
-            folder=str(own),
-            read=[str(path) for path in (*self._holding.read, own)],
-            listed=[str(path) for path in self._holding.listed],
-            path=list(self._holding.path),
-            returns=returns,
+            folder=str(self._own),
+            rights=self._holding.rights,
         )
         file = os.memfd_create("entry")
         with open(file, "wb") as written:
-            written.write(given)
+            written.write(source.given)
             written.flush()
             written.seek(0)
-            self._ask(load, self._shared.handle, file)
+            self._peer.ask(load, self._shared.handle, file)
         return self._answer(Ready)
 
     def narrow(self) -> list[str]:
@@ -189,7 +184,7 @@ class Stranger:
         """
         before = kernel.filters(self.pid)
         self._let_go()
-        self._ask(Do(step=Step.NARROW))
+        self._peer.ask(Do(step=Step.NARROW))
         missing = list(self._answer(Ready).missing)
         self._stop()
         if before is None:
@@ -217,60 +212,23 @@ class Stranger:
             time.sleep(0.01)
         return False
 
-    def _seconds_left(self) -> float:
-        """Return the time left for an answer in seconds, whatever signs of life the process gives."""
-        return self._until_s - time.monotonic()
-
-    def _ask(self, question: Questions, *handles: int) -> None:
-        self._until_s = time.monotonic() + self._holding.limit_s
-        self._peer.ask(question, *handles)
-
-    def span(
-        self,
-        sets: Sequence[Sequence[Tensor]],
-        *,
-        gradients: bool = False,
-        backward: Sequence[int] = (),
-        poisons: bool = False,
-        drops: bool = True,
-        keeps_objects: bool = False,
-        records: bool = False,
-    ) -> Span:
+    def span(self, sets: Sequence[Sequence[Tensor]], how: Manner = PLAINLY) -> Span:
         """Make a call for each set of arguments, and time all of them.
 
         The values reach the process while it is stopped, just before it is let go.
-
-        Args:
-            sets: the arguments of each call; with ``backward``, the upstream gradients of each call before.
-            gradients: whether floating arguments require gradients.
-            backward: the numbers of the outputs that get upstream gradients; then the outputs are the gradients of
-                the arguments.
-            poisons: whether memory that the calls allocate holds NaN until it is written.
-            drops: whether the outputs of earlier calls may be freed.
-            keeps_objects: whether earlier arguments stay alive as objects.
-            records: whether the process records what its device does, until ``look``.
 
         Raises:
             RaisedError, EndedError: the callable raised, or its process is gone.
         """
         self._let_go()
-        told, end = placed(sets, gradients, self._end if backward else 0)  # upstream gradients behind arguments
+        told, end = placed(sets, self._end if how.backward else 0)  # upstream gradients behind arguments
         handles = []
         if end > self._shared.size:
             self._shared = Shared(2 * end)
             handles.append(self._shared.handle)
-        lay = Lay(
-            sets=told,
-            backward=list(backward),
-            shared_bytes=self._shared.size if handles else 0,
-            drops=drops and not backward,
-            poisons=poisons,
-            keeps_objects=keeps_objects,
-            records=records,
-        )
-        self._ask(lay, *handles)
+        self._peer.ask(Lay(sets=told, how=how, shared_bytes=self._shared.size if handles else 0), *handles)
         self._answer(Ready)
-        if backward:
+        if how.backward:
             (self._upstream,) = told
         else:
             self._told, self._held, self._end = told, self._shared, end
@@ -283,7 +241,7 @@ class Stranger:
         self._refuse_work_since(processor_ns)
         began_ns = clock.read_ns()
         self._let_go()
-        self._ask(Do(step=Step.GO))
+        self._peer.ask(Do(step=Step.GO))
         answer = self._answer(Finished)
         self._stop()
         ended_ns = clock.read_ns()  # threads may work on for as long as it takes to stop them
@@ -326,7 +284,7 @@ class Stranger:
         """Return what a call runs, as its own process sees it: it may accuse the callable, and acquits it of
         nothing."""
         self._let_go()
-        self._ask(Do(step=Step.LOOK))
+        self._peer.ask(Do(step=Step.LOOK))
         return self._answer(Looked)
 
     def after(self, number: int = 0) -> list[Tensor]:
@@ -336,7 +294,7 @@ class Stranger:
         """
         if self._holding.device != "cpu":
             self._let_go()
-            self._ask(Do(step=Step.BACK))
+            self._peer.ask(Do(step=Step.BACK))
             self._answer(Ready)
             self._stop()
             self._stopped_ns = kernel.processor_ns(self.pid)
@@ -362,7 +320,7 @@ class Stranger:
         """
         if told is None:
             return None
-        if not told.is_plain:
+        if told.kind:
             raise UnfitError(f"it returned a {told.kind}, not a torch.Tensor")
         dtype, begins, ends = extent_of(told)
         try:
@@ -388,13 +346,7 @@ class Stranger:
         )
 
     def _answer(self, kind: type[Answer]) -> Answer:
-        try:
-            answer = self._peer.answer()
-        except EndedError as error:
-            if self._is_late:
-                raise EndedError(replace(error.ending, how=How.HUNG, silent_s=self._holding.limit_s)) from None
-            raise
-        self._until_s = math.inf  # who is asked nothing may be silent, however long others take
+        answer = self._peer.answer()
         if isinstance(answer, Raised):
             raise RaisedError(answer)
         if not isinstance(answer, kind):
@@ -420,15 +372,11 @@ class Stranger:
         """
         self._signal(signal.SIGSTOP)
         until_s, processor_ns = time.monotonic() + _STOPPED_WITHIN_S, -1
-        tasks = Path(f"/proc/{self.pid}/task")
         while time.monotonic() < until_s:
-            try:
-                states = [kernel.state_of(one / "stat") for one in tasks.iterdir()]
-            except OSError:
-                return  # it has ended
+            states = kernel.states(self.pid)  # none, if it has ended
             processor_ns, before_ns = kernel.processor_ns(self.pid), processor_ns
             # A thread that is marked as stopped works until the scheduler has taken its core away.
-            if all(state in kernel.STOPPED or state in kernel.DEAD for state in states) and processor_ns == before_ns:
+            if processor_ns == before_ns and all(one in kernel.STOPPED or one in kernel.DEAD for one in states):
                 return
         raise UnfitError("it does not stop")
 

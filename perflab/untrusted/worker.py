@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import mmap
 import operator
 import os
@@ -34,14 +35,17 @@ from perflab.measure.machine.devices import as_out_of_memory, keep_freed_memory
 from perflab.processes.channel import hear, say, show_stacks_when_asked, to_parent
 from perflab.profiles.recording import device_span_ns, recording
 from perflab.untrusted.confine import confine, narrow
+from perflab.untrusted.kernel import threads
 from perflab.untrusted.memory import form_of
 from perflab.untrusted.messages import (
+    PLAINLY,
     QUESTIONS,
     Answers,
     Finished,
     Lay,
     Load,
     Looked,
+    Manner,
     Questions,
     Raised,
     Ready,
@@ -69,12 +73,11 @@ class _Served:
     """The arguments of the calls, on the device; on a CPU they are the laid tensors."""
     places: list[list[torch.Tensor]] = field(default_factory=list)
     """The places of the arguments in the shared memory."""
-    backward: list[int] = field(default_factory=list)
+    how: Manner = PLAINLY
     recorded: Any = None
     """The profiler that records the calls; None if none does."""
     recording: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     outputs: list[list[Any]] = field(default_factory=list)
-    poisons: bool = False
     alive: deque[list[list[torch.Tensor]]] = field(default_factory=lambda: deque(maxlen=_ALIVE))
     """Arguments of earlier calls, if asked for."""
     earlier: list[list[list[Any]]] = field(default_factory=list)
@@ -112,9 +115,7 @@ def _answered(served: _Served, question: Questions) -> Answers:
     if question.step is Step.GO:
         return _gone(served)
     if question.step is Step.BACK:
-        for places, arguments in zip(served.places, served.arguments, strict=True):
-            for target, source in zip(places, arguments, strict=True):
-                target.untyped_storage().copy_(source.untyped_storage(), False)
+        _copy(served.arguments, served.places)
         return Ready()
     return Ready(missing=narrow()) if question.step is Step.NARROW else _looked(served)
 
@@ -135,16 +136,12 @@ def _loaded(load: Load) -> tuple[_Served, Ready]:
     device = torch.device(load.device)
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # before its files are out of reach
-    sys.path[:0] = [entry for entry in load.path if entry not in sys.path]
+    rights, own = load.rights, Path(load.folder)
+    sys.path[:0] = [entry for entry in rights.path if entry not in sys.path]
     missing = []
     if load.role is Role.CANDIDATE:
-        missing = confine([*map(Path, load.read)], [*map(Path, load.listed)], [Path(load.folder)])
-
-    def nothing(*_inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [torch.empty(0, device=device) for _ in range(load.returns)]
-
-    call = nothing if load.role is Role.CONTROL else _callable(load, given, device)
-    return _Served(device, call, shared), Ready(missing=missing)
+        missing = confine([*map(Path, rights.read), own], [*map(Path, rights.listed)], [own])
+    return _Served(device, _callable(load, given, device), shared), Ready(missing=missing)
 
 
 def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., Any]:
@@ -167,21 +164,24 @@ def _callable(load: Load, given: bytes, device: torch.device) -> Callable[..., A
     else:
         module = importlib.import_module(where)
     found = operator.attrgetter(name)(module)
-    if entry.builds:  # the judge has written what it is built from
-        return _built(found, torch.load(io.BytesIO(given), weights_only=False), device, entry.compiles)
+    if entry.builds:
+        told = torch.load(io.BytesIO(given), weights_only=False)  # the judge has written it
+        model = built(found, told)
+        if isinstance(model, torch.nn.Module):
+            model = torch.compile(model.to(device)) if entry.compiles else model.to(device)
+        return torch.no_grad()(with_numbers(model, told["numbers"]))
     return found  # type: ignore[no-any-return]
 
 
-def _built(kind: Any, given: dict[str, Any], device: torch.device, compiles: bool) -> Callable[..., Any]:
+def built(kind: Callable[..., Any], told: Mapping[str, Any]) -> Any:
     """Make the object of a class of modules as the judge has made its own: the same seed, and the same weights."""
-    torch.manual_seed(given["seed"])
-    model = kind(*given["arguments"])
+    torch.manual_seed(told["seed"])
+    model = kind(*told["arguments"])
     if isinstance(model, torch.nn.Module):
-        theirs, ours = given["weights"], model.state_dict()
+        theirs, ours = told["weights"], model.state_dict()
         if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
             model.load_state_dict(theirs)
-        model = torch.compile(model.to(device)) if compiles else model.to(device)
-    return torch.no_grad()(with_numbers(model, given["numbers"]))
+    return model
 
 
 def with_numbers(call: Callable[..., Any], numbers: Mapping[int, float]) -> Callable[..., Any]:
@@ -199,26 +199,30 @@ def with_numbers(call: Callable[..., Any], numbers: Mapping[int, float]) -> Call
 def _laid(served: _Served, question: Lay) -> Ready:
     if question.shared_bytes:
         served.shared = _mapped(question.shared_bytes)
-    served.poisons = question.poisons
-    if question.keeps_objects:
+    how = served.how = question.how
+    if how.keeps_objects:
         served.alive.append(served.laid)
-    if question.drops:
+    if how.drops and not how.backward:
         served.laid, served.arguments, served.kept, served.earlier = [], [], [], []
         _poison(served)
     else:
         served.earlier = served.earlier or [served.kept]
-    served.backward = question.backward
     served.laid = [[_tensor(one, served.shared) for one in tensors] for tensors in question.sets]
-    if not question.backward:
+    if not how.backward:
         served.places = served.laid
         served.arguments = [[_on(served.device, one) for one in tensors] for tensors in served.laid]
-        for told, tensors in zip(question.sets, served.arguments, strict=True):
-            for one, tensor in zip(told, tensors, strict=True):
-                tensor.requires_grad_(one.needs_gradient)
-    if question.records:
+        for tensor in itertools.chain(*served.arguments):
+            tensor.requires_grad_(how.gradients and tensor.is_floating_point())
+    if how.records:
         torch.accelerator.synchronize()  # what was done to lay tensors is no work of the calls
         served.recorded = served.recording.enter_context(recording(served.device.type))
     return Ready()
+
+
+def _copy(sources: Sequence[Sequence[torch.Tensor]], targets: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Copy the whole memory behind each tensor."""
+    for source, target in zip(itertools.chain(*sources), itertools.chain(*targets), strict=True):
+        target.untyped_storage().copy_(source.untyped_storage(), False)
 
 
 def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
@@ -249,18 +253,16 @@ def _tensor(told: TensorAt, shared: mmap.mmap) -> torch.Tensor:
 
 def _gone(served: _Served) -> Finished:
     began_ns = time.perf_counter_ns()
-    if served.device.type != "cpu" and not served.backward:
-        for laid, arguments in zip(served.laid, served.arguments, strict=True):
-            for source, target in zip(laid, arguments, strict=True):
-                target.untyped_storage().copy_(source.untyped_storage(), False)
-    with PoisonedMemory() if served.poisons else contextlib.nullcontext():
+    if served.device.type != "cpu" and not served.how.backward:
+        _copy(served.laid, served.arguments)
+    with PoisonedMemory() if served.how.poisons else contextlib.nullcontext():
         made = outputs = _made(served)
     if served.device.type != "cpu":
         torch.accelerator.synchronize()
         outputs = [[_host(one) for one in each] for each in outputs]
     served.kept = outputs
     own_ns = time.perf_counter_ns() - began_ns
-    taken = [_extent(one) for each in served.arguments for one in each]
+    taken = [_extent(one) for one in itertools.chain(*served.arguments)]
     return Finished(
         own_ns=own_ns,
         outputs=[
@@ -284,7 +286,7 @@ def _lies_in(extents: Sequence[range], value: Any) -> bool:
 
 def _made(served: _Served) -> list[list[Any]]:
     """Make the calls that were laid out, forward or backward, and return the outputs of each."""
-    if served.backward:
+    if served.how.backward:
         return [_gradients(served, number) for number in range(len(served.laid))]
     served.outputs = [_listed(served.call(*arguments)) for arguments in served.arguments]
     return served.outputs
@@ -308,7 +310,7 @@ def _gradients(served: _Served, number: int) -> list[torch.Tensor | None]:
     upstream = [
         _on(served.device, one).copy_(one) if served.device.type != "cpu" else one for one in served.laid[number]
     ]
-    outputs = [served.outputs[number][one] for one in served.backward]
+    outputs = [served.outputs[number][one] for one in served.how.backward]
     return list(torch.autograd.grad(outputs, leaves, upstream, allow_unused=True))
 
 
@@ -319,10 +321,8 @@ def _at(value: Any, in_arguments: bool) -> TensorAt | None:
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.device.type == "meta":
         kind = type(value).__name__
         kind += f" ({value.layout}, {value.device})" if isinstance(value, torch.Tensor) else ""
-        return TensorAt(at=0, size=0, dtype="", shape=[], stride=[], offset=0, is_plain=False, kind=kind)
-    return form_of(
-        value, value.untyped_storage().data_ptr(), needs_gradient=value.requires_grad, in_arguments=in_arguments
-    )
+        return TensorAt(at=0, size=0, dtype="", shape=[], stride=[], offset=0, kind=kind)
+    return form_of(value, value.untyped_storage().data_ptr(), in_arguments=in_arguments)
 
 
 def noted_operators(call: Callable[[], object]) -> dict[str, int]:
@@ -354,7 +354,7 @@ def _looked(served: _Served) -> Looked:
     operators = noted_operators(lambda: [served.call(*one) for one in served.arguments])
     return Looked(
         operators=operators,
-        threads=len(os.listdir("/proc/self/task")),
+        threads=len(threads(os.getpid())),
         precision=torch.get_float32_matmul_precision(),
         device_ns=device_ns,
     )

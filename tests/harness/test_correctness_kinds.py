@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from perflab.base.errors import UsageError
 from perflab.correctness import verify
 from perflab.correctness.definition import Definition
 
@@ -188,3 +189,66 @@ def test_a_random_reference_is_refused_and_one_that_repeats_itself_is_not() -> N
     with pytest.raises(ValueError, match="the reference returned other results for the same inputs"):
         verify(torch.zeros_like, normal, reference=dropped, plain=dropped)
     verify(lambda x: x * 2, normal, reference=drawing, plain=drawing)
+
+
+def test_a_random_plain_beside_a_reference_that_repeats_itself_is_refused() -> None:
+    def dropped(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x) / 2
+
+    def halved(x: Tensor) -> Tensor:
+        return x / 2
+
+    def drawing(x: Tensor) -> Tensor:
+        torch.rand(1)
+        return x / 2
+
+    with pytest.raises(ValueError, match="plain returned other results for the same inputs"):
+        verify(halved, normal, reference=halved, plain=dropped)
+    with pytest.raises(UsageError, match="in the inputs' own precision returned other results"):
+        Definition(halved, dropped, normal(0))
+    verify(halved, normal, reference=halved, plain=drawing)
+    Definition(halved, drawing, normal(0))
+
+
+INDICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "argmax": lambda x: x.argmax(-1),
+    "topk": lambda x: x.topk(8).indices,
+    "sort": lambda x: x.argsort(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("which", INDICES)
+def test_an_index_of_values_that_were_rounded_may_be_another_at_a_tie_and_nowhere_else(
+    which: str, dtype: torch.dtype
+) -> None:
+    index = INDICES[which]
+
+    def make(seed: int) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(rows, 64, generator=generator).to(dtype) for name, rows in (("x", 256), ("w", 64))}
+
+    def of_product(x: Tensor, w: Tensor) -> Tensor:
+        return index(x @ w)
+
+    def of_sums(x: Tensor, w: Tensor) -> Tensor:
+        return index(x[:, :32] @ w[:32] + x[:, 32:] @ w[32:])
+
+    def exactly(x: Tensor, w: Tensor) -> Tensor:
+        return index(x.float() @ w.float())
+
+    def first_rows(x: Tensor, w: Tensor) -> Tensor:
+        found = of_product(x, w)
+        found[::8] = (found[::8] + 1) % 64
+        return found
+
+    def coarsely(x: Tensor, w: Tensor) -> Tensor:  # nearly every index of these is at a tie
+        return index((x.float() @ w.float()).to(torch.float8_e4m3fn).float())
+
+    definition = Definition(of_product, of_product, make(0))
+    for seed in range(1, 5):
+        inputs = make(seed)
+        for right in (of_product, of_sums, exactly):
+            assert definition.wrong(inputs, {"out": right(**inputs)}) == ""
+        for wrong in (first_rows, coarsely):
+            assert "elements are off" in (definition.wrong(inputs, {"out": wrong(**inputs)}) or "")

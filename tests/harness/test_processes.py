@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -72,12 +73,12 @@ def add():
 
 
 def conversation(
-    tmp_path: Path, program: str, silent_s: float = 60.0, seconds_left: float | None = None
+    tmp_path: Path, program: str, silent_s: float = 60.0, seconds_left: float | None = None, is_trusted: bool = True
 ) -> Peer[Add, Sum]:
     """A process that runs this program after ``SERVES``."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
     start = Start("a server", [sys.executable, "-uc", SERVES + program], {**os.environ, "PYTHONPATH": path}, tmp_path)
-    return Peer(start, ANSWERS, Over, silent_s=silent_s, seconds_left=lambda: seconds_left)
+    return Peer(start, ANSWERS, Over, silent_s=silent_s, seconds_left=lambda: seconds_left, is_trusted=is_trusted)
 
 
 def ending_of(process: Peer[Add, Sum]) -> Ending:
@@ -159,6 +160,22 @@ def test_signs_of_life_extend_the_limit_and_the_time_of_the_run_does_not_wait_fo
         ending = ending_of(process)
     assert ending.how is How.OUT_OF_TIME
     assert ending.told.endswith(", since the run's time was over")
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        "while True: say(Alive(for_s=60.0))",
+        "os.write(to_parent().fileno(), b'\\0\\0\\1\\0half'); time.sleep(600)",
+    ],
+)
+def test_a_process_that_is_not_trusted_has_to_answer_in_time_whatever_it_sends(tmp_path: Path, instead: str) -> None:
+    with conversation(tmp_path, f"add()\n{instead}", silent_s=5.0, is_trusted=False) as process:
+        process.ask(Add(numbers=[1, 2]))
+        assert process.answer().number == 3
+        assert process._due_s == math.inf, "nothing is overdue while it is asked nothing"
+        process.ask(Add(numbers=[1]))
+        assert ending_of(process).told == "hung and was stopped: no answer for 5.00 s"
 
 
 def test_a_process_that_closes_its_connection_and_stays_is_ended(

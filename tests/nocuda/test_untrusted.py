@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from perflab.untrusted.command import held
-from perflab.untrusted.judge import Case, Source, judge
+from perflab.untrusted.judge import Case, Terms, judge
 from perflab.untrusted.messages import Entry, Role
 from perflab.untrusted.records import Reason
-from perflab.untrusted.stranger import Stranger
+from perflab.untrusted.stranger import Source, Stranger
 
 from .active import needs_nocuda
 
@@ -30,8 +30,8 @@ def kernel(x):
 
 def test_outputs_of_a_device_are_read_on_the_host() -> None:
     with held("cuda", 60.0, [], []) as holding:
-        entry = Entry(name="candidate:kernel", source=SOURCE)
-        with Stranger(Role.CANDIDATE, entry, holding) as one:
+        source = Source("kernel", Entry(name="candidate:kernel", source=SOURCE))
+        with Stranger(Role.CANDIDATE, source, holding) as one:
             assert one.ready.missing == []
             span = one.span([[torch.ones(16, 8).reshape(8, 16).T], [torch.ones(8, 16).T]])
             assert [[told is not None and told.shape for told in each] for each in span.outputs] == [
@@ -50,7 +50,7 @@ def test_arguments_on_a_device_are_compared_with_what_was_given() -> None:
     source = "import torch\ndef reads(x): return x + 1\ndef clears(x): return x.copy_(torch.zeros(4, 8)) + 1\n"
     with held("cuda", 60.0, [], []) as holding:
         for name, wanted in (("reads", []), ("clears", ["x"])):
-            with Stranger(Role.CANDIDATE, Entry(name=f"candidate:{name}", source=source), holding) as one:
+            with Stranger(Role.CANDIDATE, Source(name, Entry(name=f"candidate:{name}", source=source)), holding) as one:
                 given = torch.ones(4, 8)
                 one.span([[given]])
                 assert one.changed({"x": given}) == wanted
@@ -64,7 +64,9 @@ def test_results_of_a_device_are_judged_on_the_host() -> None:
     with held("cuda", 60.0, [], []) as holding:
         reasons = (("same", Reason.NONE), ("zeros", Reason.RESULT), ("itself", Reason.INPUTS_RETURNED))
         for name, wanted in reasons:
-            case = Case(torch.clone, torch.clone, [lambda _: {"x": torch.ones(4, 8).double().cuda()}], wide=False)
+            case = Case(
+                torch.clone, torch.clone, [lambda _: {"x": torch.ones(4, 8).double().cuda()}], terms=Terms(wide=False)
+            )
             found = judge(Source(name, Entry(name=f"candidate:{name}", source=source)), case, holding)
             assert found.reason == wanted
             assert any("saw no work of the device" in one for one in found.notes) == (name == "same")  # no CUPTI here

@@ -121,8 +121,8 @@ MUTATIONS = (
     Mutation(
         "a child that promised to be silent for a while is waited for",
         "processes/peer.py",
-        "until_s = time.monotonic() + message.for_s + self._silent_s",
-        "until_s = time.monotonic() - message.for_s + self._silent_s",
+        "min(time.monotonic() + message.for_s + self._silent_s, self._due_s)",
+        "min(time.monotonic() - message.for_s + self._silent_s, self._due_s)",
         "tests/harness/test_processes.py",
     ),
     Mutation(

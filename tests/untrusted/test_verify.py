@@ -19,7 +19,7 @@ from perflab.base.errors import PerflabError
 from perflab.untrusted import kernelbench
 from perflab.untrusted.command import held, line_of
 from perflab.untrusted.confine import readable
-from perflab.untrusted.judge import judge
+from perflab.untrusted.judge import Terms, judge
 from perflab.untrusted.kernelbench import sliced
 from perflab.untrusted.records import Finding, Judged, Reason
 
@@ -218,11 +218,7 @@ def test_an_error_in_judging_one_candidate_is_its_line(tmp_path: Path, monkeypat
     errors = [PerflabError("no memory of it", "look"), ZeroDivisionError("by zero")]
     monkeypatch.setattr(kernelbench, "judge", lambda *_: (_ for _ in ()).throw(errors.pop(0)))
     with held("cpu", 30.0, [], []) as holding:
-        found = list(
-            kernelbench.judge_folder(
-                tmp_path, None, holding, multiple=None, budget_s=1, threshold=0.1, wide=True, say=print
-            )
-        )
+        found = list(kernelbench.judge_folder(tmp_path, None, holding, Terms(budget_s=1), print))
     assert [(one.finding, one.reason, one.text.splitlines()[0]) for one in found] == [
         (Finding.UNKNOWN, Reason.UNJUDGED, "no memory of it"),
         (Finding.UNKNOWN, Reason.UNJUDGED, "ZeroDivisionError: by zero"),
@@ -332,7 +328,7 @@ def test_calls_that_reach_others_files_keys_and_the_filter_are_refused(tmp_path:
 
 def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
     from perflab.untrusted.messages import Entry, Role
-    from perflab.untrusted.stranger import Stranger
+    from perflab.untrusted.stranger import Source, Stranger
 
     (tmp_path / "layouts.py").write_text(
         "import torch\ndef told(*xs):\n"
@@ -342,7 +338,7 @@ def test_inputs_keep_their_layouts_on_their_way(tmp_path: Path) -> None:
     inputs = [x.T, x[1:, 2:], x[:, :1].expand(4, 3), x.bfloat16(), torch.empty(0, 3), torch.tensor([True, False])]
     with (
         held("cpu", 30.0, [tmp_path], []) as holding,
-        Stranger(Role.CANDIDATE, Entry(name="layouts:told"), holding) as one,
+        Stranger(Role.CANDIDATE, Source("layouts", Entry(name="layouts:told")), holding) as one,
     ):
         told = [one.result(at) for at in one.span([inputs]).outputs[0]]
     for tensor, found in zip(inputs[:4], told, strict=False):
@@ -365,3 +361,17 @@ def test_a_problem_with_a_python_number_among_its_inputs_is_judged(tmp_path: Pat
             found[name] = judge(source, replace(case, rivals=()), holding)
     assert found["right"].finding is Finding.OK
     assert (found["wrong"].finding, found["wrong"].reason) == (Finding.WRONG, Reason.RESULT)
+
+
+def test_a_model_whose_function_closes_over_its_layers_is_judged(tmp_path: Path) -> None:
+    problem = PROBLEM.replace("self.layer = nn.Linear(size, size)", LAMBDA).replace("self.layer(x)", "self.layered(x)")
+    found = {}
+    with held("cpu", 60, [], [tmp_path]) as holding:
+        for name, forward in {"right": "self.layer(x).clamp(min=0)", "wrong": "self.layer(x)"}.items():
+            case, source = kernelbench._case(name, problem + NEW.format(forward=f"return {forward}"), problem)
+            found[name] = judge(source, replace(case, rivals=()), holding).finding
+    assert found == {"right": Finding.OK, "wrong": Finding.WRONG}
+
+
+LAMBDA = """layer = self.layer = nn.Linear(size, size)
+        self.layered = lambda x: layer(x)"""
