@@ -34,7 +34,8 @@ from perflab.processes.channel import Alive, hear, say
 from perflab.processes.child import Start
 from perflab.processes.peer import Peer
 from perflab.ranks.waiting import EndedError, wait_for_all
-from perflab.running.case.fresh_process import START_S, ranks_with
+from perflab.running.case import fresh_process
+from perflab.running.case.fresh_process import ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.running.case.ranked import ranks_on_a_device
 from perflab.tiers.job import Job, Serve
@@ -177,7 +178,8 @@ class Server:
         Raises:
             RankError: a rank failed.
         """
-        self._say(Alive(for_s=2 * START_S))  # a rank that hangs is named before this process counts as hanging
+        # A rank that hangs is named before this process counts as hanging.
+        self._say(Alive(for_s=2 * fresh_process.START_S))
         if question is not None:
             for rank in ranks:
                 with contextlib.suppress(EndedError):  # its answer tells
