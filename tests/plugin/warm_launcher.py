@@ -50,9 +50,8 @@ def main(python: str, executable: str, address: str, start: tuple[str, ...], sta
     if not (is_module or is_code or is_program) or heeded != started_with:
         os.execv(python, [python, *arguments])
 
-    inherited = sorted(int(name) for name in os.listdir("/proc/self/fd"))
     files = [0, 1, 2]
-    for number in inherited:
+    for number in sorted(int(name) for name in os.listdir("/proc/self/fd")):
         try:
             if number > 2 and os.get_inheritable(number):
                 files.append(number)
@@ -63,11 +62,7 @@ def main(python: str, executable: str, address: str, start: tuple[str, ...], sta
         "arguments": arguments,
         "code": arguments[2] if is_code else None,
         "program": arguments[0] if is_program else None,
-        "module": arguments
-        if is_program
-        else [arguments[0][2:], *arguments[1:]]
-        if len(arguments[0]) > 2
-        else arguments[1:],
+        "module": arguments if is_program else [*filter(None, [arguments[0][2:]]), *arguments[1:]],
         "environment": dict(os.environ),
         "directory": os.getcwd(),
         "files": files,

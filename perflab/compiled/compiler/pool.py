@@ -86,9 +86,7 @@ class CompilerPool:
         try:
             compiled = self._ask(request).compiled
         except _EndedError as death:
-            from perflab.results.environment import installed_version
-
-            triton = installed_version("triton") or "unknown"
+            triton = environment.installed_version("triton") or "unknown"
             return CompiledKernel(registration=registration, name=name, arch=arch, triton=triton, problem=str(death))
         assert compiled is not None
         return compiled
