@@ -22,8 +22,8 @@ from perflab.history.command import history_command
 from perflab.nsys.command import nsys_command
 from perflab.report.command import compare_command, report_command
 from perflab.report.summary import ending, findings_left_out, measured_elsewhere, other_failures, show
+from perflab.results import environment
 from perflab.results.documents import PASSED, merge, read_document, write_document
-from perflab.results.environment import cpu_name, thread_count, usable_cores
 from perflab.snapshots.command import memory_command
 from perflab.store.case_files import join_baselines
 from perflab.tables.escaping import for_reading, lines_of, one_line
@@ -91,7 +91,7 @@ _PROGRAMS = (
 
 def checkup() -> list[str]:
     """Return one line for each part: found, or its purpose and its installation; and what each accelerator reports."""
-    lines = [f"processor: {cpu_name()}, {format_count(usable_cores(), 'core')}"]
+    lines = [f"processor: {environment.cpu_name()}, {format_count(environment.usable_cores(), 'core')}"]
     lines += [_part(*part) for part in _PARTS]
     lines += [f"{name}: {shutil.which(name) or f'missing ({use})'}" for name, use in _PROGRAMS]
     lines.append(f"CUDA device files: {'found' if os.path.exists('/dev/nvidiactl') else 'none'}")
@@ -139,10 +139,10 @@ def _load() -> list[str]:
         one, five, fifteen = os.getloadavg()
     except (OSError, AttributeError):
         return ["load: unknown"]
-    cores, told = usable_cores(), f"load: {one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes"
+    cores, told = environment.usable_cores(), f"load: {one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes"
     if one <= 0.5 * cores:
         return [told]
-    lines, threads = [f"{told} (other processes are running: numbers will be noisy)"], thread_count()
+    lines, threads = [f"{told} (other processes are running: numbers will be noisy)"], environment.thread_count()
     if threads > 1 and threads + one > cores:  # some have to wait for a core
         lines.append(
             f"threads: PyTorch uses {threads} on {format_count(cores, 'core')} while others are busy: "

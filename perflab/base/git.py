@@ -145,9 +145,11 @@ def current_commit(root: Path, baselines: Path, results: Path | None = None) -> 
     None outside a repository or without git. Baseline files are ignored, since saving the first baseline would make the
     tree dirty for the second. The file of a run's results is ignored too, since the previous run has left it.
     """
-    commit, top = commit_named(root, "HEAD"), top_of(root)
-    if commit is None or top is None:
+    told = ask_git(root, "rev-parse", "--show-toplevel", "HEAD^{commit}")
+    if told is None:
         return None
+    folder, _, commit = told.rpartition("\n")
+    top = Path(folder)
     others = [*_all_but(baselines, top), *_without(results, top)]
     changes = ask_git(top, "status", "--porcelain", *others)
     return commit if changes == "" else f"{commit}{_DIRTY}"  # also if git did not answer: the tree may not be clean

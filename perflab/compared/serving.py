@@ -34,7 +34,8 @@ from perflab.processes.channel import Alive, hear, say
 from perflab.processes.child import Start
 from perflab.processes.peer import Peer
 from perflab.ranks.waiting import EndedError, wait_for_all
-from perflab.running.case.fresh_process import START_S, ranks_with
+from perflab.running.case import fresh_process
+from perflab.running.case.fresh_process import ranks_with
 from perflab.running.case.perf import STATE, CaseState
 from perflab.running.case.ranked import ranks_on_a_device
 from perflab.tiers.job import Job, Serve
@@ -177,7 +178,8 @@ class Server:
         Raises:
             RankError: a rank failed.
         """
-        self._say(Alive(for_s=2 * START_S))  # a rank that hangs is named before this process counts as hanging
+        # A rank that hangs is named before this process counts as hanging.
+        self._say(Alive(for_s=2 * fresh_process.START_S))
         if question is not None:
             for rank in ranks:
                 with contextlib.suppress(EndedError):  # its answer tells
@@ -262,16 +264,15 @@ class Server:
         """Return the modules that came from the other side's tree: with them, code would be compared with itself."""
         if self._serve.foreign is None:
             return []
-        foreign, own = self._serve.foreign + os.sep, (self._serve.own or "\0") + os.sep
-        here = (sys.prefix + os.sep, sys.base_prefix + os.sep)
-        files = {
-            name: file for name, module in list(sys.modules.items()) if (file := getattr(module, "__file__", None))
-        }
+        foreign = self._serve.foreign + os.sep
+        ours = tuple(folder + os.sep for folder in (self._serve.own or "\0", sys.prefix, sys.base_prefix))
+        files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
         return sorted(
             f"{name} ({file})"
             for name, file in files.items()
-            if any(place.startswith(foreign) for place in (file, _resolved(file)))
-            and not any(place.startswith((own, *here)) for place in (file, _resolved(file)))
+            if not file.startswith(ours)  # thousands are, and this is asked before each case
+            and any(place.startswith(foreign) for place in (file, _resolved(file)))
+            and not _resolved(file).startswith(ours)
         )
 
 
@@ -342,7 +343,7 @@ def _is_early(answer: messages.Answer) -> bool:
     return isinstance(answer, messages.Ended) and answer.outcome != "passed"
 
 
-_resolved_folder = functools.cache(os.path.realpath)  # called for thousands of modules before each case
+_resolved_folder = functools.cache(os.path.realpath)
 
 
 def _resolved(file: str) -> str:

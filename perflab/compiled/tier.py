@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perflab.running.config.kinds import tier_asked_by
 from perflab.tiers.interface import Tier, override
 
 if TYPE_CHECKING:
@@ -60,9 +61,12 @@ class CompiledTier(Tier):
     def run(
         self, config: pytest.Config, settings: Settings, items: list[pytest.Item], job: Job | None
     ) -> list[pytest.Item]:
-        from perflab.compiled.run.cases import run
+        own = [item for item in items if tier_asked_by(item) == "compiled"]
+        if own:
+            from perflab.compiled.run.cases import run
 
-        return run(config, settings, items, job)
+            run(config, settings, own)
+        return [item for item in items if item not in own]
 
     @override
     def explain(self, result: Result, accept: str | None) -> str:

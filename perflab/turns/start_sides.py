@@ -238,13 +238,16 @@ def copies(modules: Mapping[str, ModuleType], roots: Iterable[Path]) -> list[str
         roots: folders of the project; packages are looked for in each folder and in its ``src``.
     """
     places = [place for root in roots for place in (root, root / "src")]
+    sources = {path.name.partition(".")[0] for place in places if place.is_dir() for path in place.iterdir()}
     found: dict[str, str] = {}
     for name, module in list(modules.items()):
-        file, (top, *below) = getattr(module, "__file__", None), name.split(".")
-        if file is None or top in _NO_PACKAGES or top in found or not _INSTALLED & {*Path(file).parts}:
+        file, top = getattr(module, "__file__", None), name.partition(".")[0]
+        if file is None or top not in sources or top in _NO_PACKAGES or top in found:
+            continue
+        if not _INSTALLED & {*Path(file).parts}:
             continue
         for place in places:  # submodules are looked up too: a namespace package has no file of its own
-            source = place.joinpath(top, *below)
+            source = place.joinpath(*name.split("."))
             if (source / "__init__.py").is_file() or source.with_suffix(".py").is_file():
                 found[top] = f"{name} ({file})"
     return sorted(found.values())
@@ -255,15 +258,16 @@ _NO_PACKAGES = ("conftest", "setup", "tests", "test", "docs")
 
 
 def _roots_of(modules: Mapping[str, ModuleType], head: Path) -> Iterable[str]:
-    """Yield the import folders below ``head`` from which modules were imported."""
+    """Return the import folders below ``head`` from which modules were imported."""
+    installed = tuple(prefix + os.sep for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix))
+    roots: dict[str, None] = {}
     for name, module in list(modules.items()):
         file = getattr(module, "__file__", None)
-        if file is None or _within(file, head) is None or _is_installed(file):
-            continue
-        path = Path(file)
-        depth = name.count(".") + (path.name == "__init__.py")
-        if len(path.parents) > depth and name != "__main__":
-            yield str(path.parents[depth])
+        if file is not None and name != "__main__" and not file.startswith(installed):
+            for _ in range(1 + name.count(".") + (os.path.basename(file) == "__init__.py")):
+                file = os.path.dirname(file)
+            roots[file] = None
+    return [root for root in roots if _within(root, head) is not None]
 
 
 def _within(path: str, root: Path) -> Path | None:

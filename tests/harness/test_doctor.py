@@ -171,13 +171,13 @@ def test_on_a_busy_machine_the_checkup_says_first_to_use_fewer_threads_than_core
     load: float, fewer: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.5, 0.5))
-    monkeypatch.setattr("perflab.cli.usable_cores", lambda: 8)
-    monkeypatch.setattr("perflab.cli.thread_count", lambda: 8)
+    monkeypatch.setattr("perflab.results.environment.usable_cores", lambda: 8)
+    monkeypatch.setattr("perflab.results.environment.thread_count", lambda: 8)
     said = "\n".join(checkup())
     busy = "threads: PyTorch uses 8 on 8 cores while others are busy: each operator waits for all"
     remedy = f"  -> use fewer, before anything else: OMP_NUM_THREADS={fewer}"
     assert (busy in said, remedy in said) == (fewer is not None, fewer is not None)
-    monkeypatch.setattr("perflab.cli.thread_count", lambda: 1)
+    monkeypatch.setattr("perflab.results.environment.thread_count", lambda: 1)
     assert "threads:" not in "\n".join(checkup())
 
 

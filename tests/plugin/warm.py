@@ -9,9 +9,7 @@ processes are Python's own. A process whose import path has another perflab than
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -65,9 +63,9 @@ def warm_python(*libraries: str, compiler: bool = False) -> Iterator[str]:
                 start_new_session=True,
             )
         os.close(ours)
-        words = [sys.executable, "-IS", str(HERE / "warm_launcher.py"), sys.executable, str(launcher), str(address)]
-        words += [json.dumps(start), json.dumps(heeded)]
-        launcher.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        given = map(repr, (sys.executable, str(launcher), str(address), start, heeded))
+        words = f"import sys\nsys.path.append({str(HERE)!r})\nimport warm_launcher\n"
+        launcher.write_text(f"#!{sys.executable} -IS\n{words}warm_launcher.main({', '.join(given)})\n")
         launcher.chmod(0o755)
         try:
             yield str(launcher)

@@ -18,7 +18,7 @@ import gc
 import importlib
 import importlib.util
 import io
-import json
+import marshal
 import os
 import random
 import runpy
@@ -38,22 +38,17 @@ _MANY = 64
 _APART = 512
 """Numbers from here on are nobody's: where received files wait until they get the numbers that they had."""
 LEFT_OUT = (
-    # pytest rewrites assertions of plugins, and says so where it comes too late
-    "perflab.plugin",
-    "perflab.running",
-    "perflab.attention",
+    # their assertions are rewritten, and pytest says so where it comes too late
+    "perflab.attention.plugin",
+    "perflab.attention.suite",
     # users import them, and they what a run does not: Triton's kernels, snapshots
     "perflab.lab",
     "perflab.correctness",
     "nocuda",
     # it brings Triton; a process that has the compiler has it too
     "torch.utils.flop_counter",
-    # they hold by name what stories replace (test_warm.py)
+    # it holds by name what stories replace (test_warm.py)
     "perflab.instruments",
-    "perflab.cli",
-    "perflab.compiled.compiler",
-    # memory that is shared with forks is made when it is imported
-    "perflab.measure.calls.strays",
     # run with -m
     "perflab.__main__",
 )
@@ -136,7 +131,7 @@ def _received(launcher: socket.socket) -> tuple[dict[str, Any] | None, list[int]
         said = stream.read(length)
     if len(first) < 8 or len(said) < length:
         return None, []
-    return json.loads(said), list(sent)
+    return marshal.loads(said), list(sent)
 
 
 def _place(files: list[int], numbers: list[int]) -> None:
@@ -168,6 +163,7 @@ def load(folder: str, executable: str) -> None:
     for name in names:
         with contextlib.suppress(Exception):  # left out, or broken: a story's own import says so
             importlib.import_module(name)
+    sys.modules["perflab.plugin"].__doc__ = "PYTEST_DONT_REWRITE"  # else it says that it comes too late to
     sys.meta_path.remove(_LeftOut)
     sys.path.remove(folder)
     sys.executable = own
@@ -178,14 +174,13 @@ def forget_unless_found(package: str) -> None:
 
     And where pytest looks for installed plugins: it rewrites the assertions of all that was installed with one.
     """
-    loaded = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{package}.")}
-    for name in loaded:
-        del sys.modules[name]
-    if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" not in os.environ:
+    loaded = sys.modules.pop(package)
+    found = importlib.util.find_spec(package) if "PYTEST_DISABLE_PLUGIN_AUTOLOAD" in os.environ else None
+    if found is not None and found.origin == loaded.__file__:
+        sys.modules[package] = loaded
         return
-    found = importlib.util.find_spec(package)
-    if loaded and found is not None and found.origin == loaded[package].__file__:
-        sys.modules.update(loaded)
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        del sys.modules[name]
 
 
 def become(request: dict[str, Any]) -> None:
@@ -198,16 +193,14 @@ def become(request: dict[str, Any]) -> None:
     if request["program"] is not None:
         first = os.path.dirname(request["program"])
     sys.path[:] = dict.fromkeys([first, *(os.path.abspath(place) for place in given if place), *sys.path])
-    sys.path_importer_cache.clear()
-    importlib.invalidate_caches()
     forget_unless_found("perflab")
     sys.executable = request["executable"]
     sys.orig_argv = [sys.executable, *request["arguments"]]
     sys.argv = request["module"] if request["code"] is None else ["-c"]
     tempfile.tempdir = None  # looked up by an import, in another environment
     random.seed()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 def unbuffer() -> None:
@@ -236,13 +229,16 @@ def end(status: object) -> NoReturn:
 if __name__ == "__main__":
     del sys.path[0]  # this file's folder
     gc.disable()
-    for module in (*sys.argv[5:], "pytest"):
+    plugins = importlib.import_module("_pytest.config").default_plugins
+    for module in (*sys.argv[5:], "pytest", *(f"_pytest.{plugin}" for plugin in plugins)):
         importlib.import_module(module)
     load(sys.argv[3], sys.argv[4])
     for cleaning in weakref.finalize._registry:  # type: ignore[attr-defined]
         cleaning.atexit = False  # PyTorch takes its operators' registrations back: a tenth of a story's time
     gc.collect()
     gc.freeze()  # the collector of a fork would copy every page that it looks at
+    frozen = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: frozen  # to count takes longer than to fork
     gc.enable()
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         asked = serve(listening, int(sys.argv[2]))

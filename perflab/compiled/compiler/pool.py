@@ -20,8 +20,8 @@ from perflab.compiled.compiler.resources import useful_lines
 from perflab.compiled.compiler.worker import ANSWERS, Answer, Request
 from perflab.processes.child import Start
 from perflab.processes.peer import Ending, Peer
+from perflab.results import environment
 from perflab.results.compiled import CompiledKernel
-from perflab.results.environment import usable_cores
 
 MOST = 8
 """The largest number of processes: each holds torch and triton in memory."""
@@ -41,7 +41,7 @@ class CompilerPool:
 
     def __init__(self, processes: int | None = None, patience_s: float | None = None) -> None:
         self._patience_s = patience_s
-        self._number = processes or max(1, min(MOST, usable_cores()))
+        self._number = processes or max(1, min(MOST, environment.usable_cores()))
         self._threads = ThreadPoolExecutor(self._number, thread_name_prefix="perflab-compile")
         self._idle: queue.LifoQueue[_Compiler] = queue.LifoQueue()
         self._all: list[_Compiler] = []
@@ -86,9 +86,7 @@ class CompilerPool:
         try:
             compiled = self._ask(request).compiled
         except _EndedError as death:
-            from perflab.results.environment import installed_version
-
-            triton = installed_version("triton") or "unknown"
+            triton = environment.installed_version("triton") or "unknown"
             return CompiledKernel(registration=registration, name=name, arch=arch, triton=triton, problem=str(death))
         assert compiled is not None
         return compiled

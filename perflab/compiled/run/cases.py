@@ -31,7 +31,7 @@ from perflab.running.case.perf import CaseState
 from perflab.running.case.progress import ProgressLine
 from perflab.running.case.statements import no_time_left
 from perflab.running.case.verdicts import failure_of, unless_unchecked, unmeasured
-from perflab.running.config.kinds import is_worker, tier_asked_by
+from perflab.running.config.kinds import is_worker
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import settings_of
 from perflab.settings.settings import Settings, TotalBudget
@@ -250,17 +250,12 @@ def _of(result: Result) -> CompiledCase:
     return result.outcome
 
 
-def run(config: pytest.Config, settings: Settings, items: list[pytest.Item], job: object) -> list[pytest.Item]:
-    """Register the hooks that run the compiled cases, if there are any, and return the other cases.
-
-    The job of a fresh process never contains compiled cases.
+def run(config: pytest.Config, settings: Settings, items: list[pytest.Item]) -> None:
+    """Register the hooks that run the compiled cases.
 
     Raises:
         PerflabError: the first error found that would otherwise appear late.
     """
-    own = [item for item in items if tier_asked_by(item) == "compiled"]
-    if own:
-        cases = CompiledCases(config, settings)
-        config.pluginmanager.register(cases, _NAME)
-        cases.check(own)
-    return [item for item in items if item not in own]
+    cases = CompiledCases(config, settings)
+    config.pluginmanager.register(cases, _NAME)
+    cases.check(items)

@@ -40,7 +40,8 @@ class _Home:
     process = 0
     case = ""
     workload: Workload | None = None
-    child_returned = mmap.mmap(-1, 1)
+    child_returned: bytearray | mmap.mmap = bytearray(1)
+    """Shared with the children of a process whose cases are guarded."""
 
 
 @contextlib.contextmanager
@@ -50,6 +51,10 @@ def one_process(case: str) -> Iterator[None]:
     Raises:
         UsageError: in the process itself, if a forked child continued the test.
     """
+    if _Home.process != os.getpid():
+        _Home.child_returned = mmap.mmap(-1, 1)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_in_child)
     _Home.process, _Home.case = os.getpid(), case
     _Home.child_returned[0] = 0
     try:
@@ -105,10 +110,6 @@ def _in_child() -> None:
     """End a forked child at its next call of the workload: in the middle of a sample, that call would fork again."""
     if _Home.workload is not None:
         _Home.workload.replace_calls(lambda *_args, **_kwargs: _leave_if_forked())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
 
 
 class BetweenSamples:

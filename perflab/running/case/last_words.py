@@ -2,21 +2,14 @@
 
 A helper process reads from a pipe a text to print and a result to keep. If no further message arrives in time, the
 helper prints and keeps them, and then aborts the watched process, whose ``faulthandler`` writes the stacks. The helper
-ends when the pipe is closed.
+ends when the pipe is closed. It is started beside every measurement, so what it needs to act alone is imported then.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import select
-import signal
-import subprocess
 import sys
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
 
 
 class LastWords:
@@ -28,10 +21,12 @@ class LastWords:
     """
 
     def __init__(self, stderr: int, channel: int | None = None) -> None:
+        import subprocess
+
         self._speaks_for = os.getpid()
         kept = [] if channel is None else [channel]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(os.getpid()), *map(str, kept)],
+            [sys.executable, "-IS", __file__, str(os.getpid()), *map(str, kept)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -49,11 +44,15 @@ class LastWords:
             words: ``text`` to print; ``line`` to append to ``file``, a journal, or else to send over the channel; and
                 ``document``, a results file that is written from the journal. Each except the text may be None.
         """
+        import contextlib
+        import json
+
         assert self._process.stdin is not None
         if os.getpid() != self._speaks_for:
             return  # this is a fork of the watched process, which is not watched itself
+        limit = "" if within_s is None else f"{within_s:.3f}"
         with contextlib.suppress(OSError):  # the helper process was ended from outside
-            self._process.stdin.write(json.dumps({"within_s": within_s, **words}).encode() + b"\n")
+            self._process.stdin.write(f"{limit} {json.dumps(words)}\n".encode())
 
     def close(self) -> None:
         """Kill the helper process; closing the pipe may not end it, since forks of this process may keep it open."""
@@ -63,10 +62,9 @@ class LastWords:
 
 def listen() -> None:
     """Run the helper process: if no message arrives in time, print, keep the result and abort the watched process."""
-    left: dict[str, Any] = {"within_s": None}
-    heard = b""
+    within_s, said, heard = None, b"", b""
     while True:
-        if not select.select([0], [], [], left["within_s"])[0]:
+        if not select.select([0], [], [], within_s)[0]:
             if _is_stopped(os.getppid()):
                 continue  # the watched process is stopped by Ctrl-Z: its time limit restarts
             break
@@ -74,10 +72,21 @@ def listen() -> None:
         if not more:
             return
         *lines, heard = (heard + more).split(b"\n")
-        with contextlib.suppress(ValueError):  # what a case wrote into descriptors that are not its own
-            left = json.loads(lines[-1]) if lines else left
+        for line in lines[-1:]:
+            limit, _, words = line.partition(b" ")
+            if words.startswith(b"{") and (not limit or limit.replace(b".", b"").isdigit()):
+                within_s, said = float(limit) if limit else None, words  # else a case wrote into others' descriptors
     if os.getppid() != int(sys.argv[1]):  # the watched process is gone, and a fork of it holds the pipe open
         return
+
+    import contextlib
+    import json
+    import signal
+    import site
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    left = json.loads(said)
     print(left["text"], file=sys.stderr, flush=True)
     if len(sys.argv) > 2:
         with contextlib.suppress(OSError):
@@ -87,6 +96,8 @@ def listen() -> None:
             file.write(left["line"].encode() + b"\n")
         print(f"perf: the results so far are in {left['file']}", file=sys.stderr, flush=True)
     if left["document"] is not None:
+        site.main()
+        sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
         from perflab.results.documents import read_journal, write_document
 
         write_document(read_journal(Path(left["file"]))[0], Path(left["document"]))
@@ -96,7 +107,8 @@ def listen() -> None:
 def _is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by Ctrl-Z or a debugger; false on systems without ``/proc``."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:
         return False
 
