@@ -155,8 +155,8 @@ OPTIONS = (
     Option(
         "--perf-ranks",
         "",
-        "ranks that a dry run or a prediction of such a case plays, one after the other: the numbers are those of the "
-        "first, and the collectives of all have to match (default: the first and the last)",
+        "ranks that a dry run of such a case plays, one after the other (default: the first and the last): the numbers "
+        "are those of the first, and the collectives of all have to match; a prediction plays the first alone",
         metavar="R[,R...]",
     ),
     Option(

@@ -23,7 +23,7 @@ class Predicting:
     snapshots: bool
     """Whether the memory timeline of each prediction is written to a file."""
     ranks: tuple[int, ...]
-    """The ranks that are played of a case in ranks; empty: the first and the last."""
+    """The ranks that a dry run plays of a case; a prediction plays the first. Empty: the first and the last."""
     network: Network
     """The network between the GPUs that the ranks of a case are predicted for."""
 

@@ -34,3 +34,22 @@ def test_coroutine_functions_are_run_to_their_end_in_tests_of_both_kinds(project
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"plain +100 ms .* 1.00 KiB", r"within_a_loop +100 ms .* 1.00 KiB"])
     project.pytest("-W", "error", passed=2)
+
+
+def test_a_test_on_trio_is_told_to_choose_asyncio_and_a_trio_that_is_merely_imported_is_not_noticed(
+    project: Project,
+) -> None:
+    # What a trio of any age has. None is installed here.
+    (project.test_file.parent / "trio.py").write_text(
+        "class lowlevel:\n"
+        "    running = False\n\n"
+        "    @classmethod\n"
+        "    def current_task(cls):\n"
+        "        if not cls.running:\n"
+        "            raise RuntimeError('must be called from async context')\n"
+    )
+    project.test_file.write_text(f"import trio\n{CASES}")
+    project.pytest(passed=2)
+    project.test_file.write_text(f"{CASES}\nimport trio\ntrio.lowlevel.running = True\n")
+    result = project.pytest(failed=2)
+    result.stdout.fnmatch_lines(["*choose asyncio for the test: *"])

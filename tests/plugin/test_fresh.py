@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plugin.conftest import Project
+
 CONFTEST = """
 import atexit, gc, os, sys
 from pathlib import Path
@@ -39,3 +41,26 @@ def test_a_fresh_process_ends_without_looking_through_all_it_holds_once_its_fixt
     assert all(int(objects) > 100_000 for objects, _ in fresh), "PyTorch's own objects are many more"
     assert int(session[0]) < 1000, "whoever runs the session may go on after it"
     assert {session[1], *(torn_down for _, torn_down in fresh)} == {"True"}
+
+
+RANDOMLY = """
+import random
+
+def pytest_addoption(parser):
+    parser.addoption("--randomly-seed", default="default")
+
+def pytest_configure(config):
+    given = config.option.randomly_seed
+    config.option.randomly_seed = random.getrandbits(32) if given == "default" else int(given)
+    with (Path(__file__).parent / "seeds.txt").open("a") as file:
+        print(config.option.randomly_seed, file=file)
+"""
+"""The part of pytest-randomly that chooses a run's seed, noted by each process."""
+
+
+def test_all_processes_of_a_run_have_the_seed_that_pytest_randomly_drew(project: Project) -> None:
+    project.add(RANDOMLY, "conftest.py")
+    project.save("--perf-replicates=2")
+    seeds = (project.pytester.path / "seeds.txt").read_text().split()
+    assert len(seeds) > 1
+    assert len(set(seeds)) == 1, "the session's own"

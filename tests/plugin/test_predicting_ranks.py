@@ -120,3 +120,27 @@ def test_a_rank_that_is_not_there_is_refused_and_another_world_that_cannot_be_bu
     assert now["notes"] == [
         "no other worlds are known: build of perf.fits() raised ZeroDivisionError: division by zero"
     ]
+
+
+IN_PARTS = """
+import itertools
+import pytest, torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+@pytest.mark.perf(world_size=4)
+def test_sum(perf, process_group, device):
+    mesh = init_device_mesh(device.type, (4,))
+    x = DTensor.from_local(torch.ones(256, 1024, device=device), mesh, [Shard(0)])
+    numbers = itertools.count()
+    perf(lambda: x.sum(next(numbers) % 2))
+"""
+
+
+def test_whole_tensors_that_pytorch_asks_for_a_shape_are_none_of_the_rank_s(project: Ranks) -> None:
+    """Each call sums over another dimension, so none finds its shape kept from the call before."""
+    (project.pytester.path / "test_ranks.py").write_text(IN_PARTS)
+    _, found = project.predict(passed=1)
+    now = found["test_sum"]["outcome"]["now"]
+    assert [row["operator"] for row in now["costs"]] == ["aten::sum"]
+    assert 2**20 < now["peak_bytes"] < 2**20 + 2**14, "this rank's quarter of 4 MiB, and its sums"

@@ -238,6 +238,13 @@ def without_dispatch_modes() -> AbstractContextManager[object]:
     return off
 
 
+def dispatch_modes_off() -> AbstractContextManager[object]:
+    """Return a context in which the active dispatch modes are off, and new ones may begin."""
+    to = "leave out of a prediction what PyTorch asks fake tensors of its own"
+    off: AbstractContextManager[object] = lookup(TORCH, "torch.utils._python_dispatch:_disable_current_modes", to)()
+    return off
+
+
 @needs(
     TORCH,
     "torch.overrides:_pop_mode",

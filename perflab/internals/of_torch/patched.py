@@ -132,6 +132,12 @@ def parameters_compared_by_ddp() -> Target:
     return _target("torch.nn.parallel.distributed", "_verify_param_shape_across_processes", _RANKS)
 
 
+def metadata_of_dtensors() -> Target:
+    """Return the target of the method that runs an operator on whole fake tensors, to know a ``DTensor`` result."""
+    propagator = "ShardingPropagator._propagate_tensor_meta_non_cached"
+    return _target("torch.distributed.tensor._sharding_prop", propagator, _RANKS)
+
+
 _ABSENT = object()
 
 

@@ -10,13 +10,20 @@ import torch
 from torch.distributed import Work
 
 from perflab.internals.of_torch import OpOverload, TorchDispatchMode
-from perflab.internals.of_torch.dispatch import answer_alone, schema_of, without_dispatch_modes, without_torch_function
+from perflab.internals.of_torch.dispatch import (
+    answer_alone,
+    dispatch_modes_off,
+    schema_of,
+    without_dispatch_modes,
+    without_torch_function,
+)
 from perflab.internals.of_torch.patched import (
     attributes_replaced,
     backward_of_the_engine,
     before_forward_of_ddp,
     making_of_a_mesh,
     making_of_ddp,
+    metadata_of_dtensors,
     parameters_compared_by_ddp,
 )
 from perflab.internals.of_torch.tracing import is_fake, storage_key
@@ -38,6 +45,8 @@ def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
         backward_of_the_engine(),
     )
     make_mesh, make_ddp, begin_forward, run_backward = (getattr(*one) for one in (mesh, ddp, forward, backward))
+    metadata = metadata_of_dtensors()
+    propagate = getattr(*metadata)
     real_indices = cast("Any", _RealIndices)
 
     def make_mesh_here(self: Any, device_type: str, *arguments: Any, _rank_map: Any = None, **keywords: Any) -> None:
@@ -61,8 +70,13 @@ def ranks_on_fakes(alone: LoneRank) -> Iterator[None]:
         with real_indices() if alone.uses_ddp else nullcontext():
             return run_backward(*arguments, **keywords)
 
+    def propagate_here(*arguments: Any, **keywords: Any) -> Any:
+        with dispatch_modes_off():  # whole tensors, which no rank has; PyTorch 2.11 asks in every step of an optimizer
+            return propagate(*arguments, **keywords)
+
     replaced: list[tuple[Any, str, Any]] = [
         (*mesh, make_mesh_here),
+        (*metadata, propagate_here),
         (*ddp, make_ddp_here),
         (*forward, begin_forward_here),
         (*backward, run_backward_here),

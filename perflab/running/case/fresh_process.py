@@ -284,11 +284,15 @@ def repeated_arguments(config: pytest.Config, *, plugins_too: bool = True) -> li
     """Return the session's own arguments, for a process that repeats its command, with plugins switched off.
 
     In a worker, pytest-xdist provides the controller's arguments. ``plugins_too``: whether the process has the plugins
-    of this process (pytest-xdist, pytest-cov), which then must be switched off.
+    of this process: pytest-xdist and pytest-cov must be switched off, and pytest-randomly would draw another seed, by
+    which tests make other inputs, and keep it for ``--randomly-seed=last``.
     """
     arguments = [os.fspath(argument) for argument in config.invocation_params.args]
     if plugins_too and hasattr(config.option, "numprocesses"):
         arguments.append("-n0")
     if plugins_too and config.pluginmanager.hasplugin("_cov"):
         arguments.append("--no-cov")
+    seed = getattr(config.option, "randomly_seed", None)
+    if plugins_too and isinstance(seed, int):
+        arguments.append(f"--randomly-seed={seed}")
     return arguments
