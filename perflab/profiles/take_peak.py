@@ -181,6 +181,8 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
 
 
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
+    import torch
+
     workload.make_ready(0)
     release_memory(device)
     backend = backend_of(device)
@@ -199,7 +201,8 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         del found  # the list keeps gradients alive that the next call frees
         result = run_within_a_range(workload, marking)
         synchronize(device)
-        del result  # while it is recorded what the result frees
+        with torch.profiler.record_function(_AROUND):  # records what the result frees
+            del result
     return _Pass(
         recorded_calls(watching, 2, details=True),
         block_events(kineto_results(watching), device),
