@@ -235,7 +235,8 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
     parts = _with_keeper(parts, base, head)
     lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
     if lead is not None:  # the first change in the direction of the peak is its cause
-        enabled = head.has_gradients.get(lead.module, False) and not base.has_gradients.get(lead.module, True)
+        was, are = (side.with_gradients.get(lead.module) for side in (base, head))
+        enabled = was == [] and lead.operator in (are or ())
         parts = [changed(lead, has_gradients=enabled), *(one for one in parts if one is not lead)]
     outlived = _outlived(base, head)
     is_known = lead is not None and lead.category in (KEPT, OUTLIVED)

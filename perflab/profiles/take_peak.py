@@ -80,13 +80,15 @@ class _Pass:
         pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
         return sorted([*summed(held), *pools, *made], key=lambda part: -abs(part.size_bytes))
 
-    def has_gradients(self, places: Places) -> dict[str, bool]:
-        """Return by module whether autograd numbers an operator of the second call's forward."""
-        call, found = self.calls[1], defaultdict[str, bool](bool)
+    def with_gradients(self, places: Places) -> dict[str, list[str]]:
+        """Return the operators of the second call's forward that autograd numbers, alone or around them, by module."""
+        call, found = self.calls[1], defaultdict[str, dict[str, None]](dict)
         for one in placed(call.roots, call.phases, places.named):
             if OPERATOR.match(one.call.name) and one.role != BACKWARD:
-                found[one.where.module] |= one.call.event.sequence >= 0
-        return dict(found)
+                names = found[one.where.module]
+                if any(above.event.sequence >= 0 for above in one.call.outwards() if not above.is_range):
+                    names[one.call.name] = None
+        return {module: list(names) for module, names in found.items()}
 
 
 def _askers(calls: Sequence[Recorded], places: Places) -> Askers:
@@ -114,13 +116,13 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
     parts = plain.parts(places)
     if plain.calls[1].is_compiled:  # marks would compile it again
         return Peak(parts=parts, grows_bytes=plain.grows_bytes)
-    total_bytes, has_gradients = sum(part.size_bytes for part in parts), dict[str, bool]()
+    total_bytes, with_gradients = sum(part.size_bytes for part in parts), dict[str, list[str]]()
     for lines in (True, False):
         total_bytes += 2 * plain.grows_bytes  # the two calls of each pass keep as much
         recorded = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines))
         marked = recorded.parts(places)
         if sum(part.size_bytes for part in marked) == total_bytes:
-            parts, has_gradients = marked, recorded.has_gradients(places)
+            parts, with_gradients = marked, recorded.with_gradients(places)
             break
     is_kept = plain.grows_bytes > 0 or any(part.category == KEPT for part in parts)
     keepers = take_keepers(workload, device) if is_kept else []
@@ -129,7 +131,7 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
         grows_bytes=plain.grows_bytes,
         keepers=keepers,
         backward=places.called.get("", []),
-        has_gradients=has_gradients,
+        with_gradients=with_gradients,
     )
 
 

@@ -105,8 +105,9 @@ class Peak(Data, frozen=True):
     autograd graph, then those with the most bytes."""
     backward: list[str] = []
     """The lines that run a backward, each with its callers."""
-    has_gradients: dict[str, bool] = {}
-    """Whether gradients are enabled for an operator of the forward, by the innermost module."""
+    with_gradients: dict[str, list[str]] = {}
+    """The operators of the forward for which gradients are enabled, by the innermost module; empty for a module without
+    any."""
 
     @property
     def peak_bytes(self) -> int:
@@ -133,7 +134,8 @@ class PeakChange(Data, frozen=True):
     """The holder of blocks that are kept; for ``OUTLIVED``, the line that runs the backward; None: not known, or the
     blocks are not kept."""
     has_gradients: bool = False
-    """Whether gradients are enabled in the module now, and were not before; said of the first change alone."""
+    """Whether gradients are enabled for the operator now, and were not in the module before; said of the first change
+    alone."""
     size_bytes: Amount = 0
     """The size of blocks that are ``OUTLIVED`` now and were at the peak before as well, so that they are no change."""
 

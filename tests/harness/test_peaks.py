@@ -255,6 +255,9 @@ def test_a_forgotten_no_grad_is_named_beside_what_it_keeps_alive() -> None:
     found = explain_peak(base, head, "main", head.peak_bytes - base.peak_bytes)
     assert peak_texts(found)[0].endswith(", temporaries; gradients are enabled there now")
     assert not any("enabled" in text for text in peak_texts(found)[1:])
+    beside = changed(base, with_gradients={**base.with_gradients, "": ["aten::slice"]})  # of work outside of no_grad
+    other = explain_peak(base, changed(beside, parts=[*base.parts, part(64, module="")]), "main", 64)
+    assert not peak_texts(other)[0].endswith("now")
     unchanged = explain_peak(head, changed(head, parts=[*head.parts, part(64, module="Net")]), "main", 64)
     assert peak_texts(unchanged) == ["+64 B 1 more block of aten::mul in Net (net.py:7), activations"]
 
