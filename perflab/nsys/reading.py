@@ -66,8 +66,9 @@ def chosen_process(export: Export, wanted: int | None) -> int:
         ExportError: the export has several processes or none, and none is named; or it lacks the named process.
     """
     found = export.processes
-    listed = ", ".join(f"{pid} ({export.process_names.get(pid, 'unnamed')})" for pid in found) or "none"
-    if wanted is not None and wanted not in found and wanted not in export.processes_with_ranges:
+    known = found if wanted is None else sorted({*found, *export.processes_with_ranges})
+    listed = ", ".join(f"{pid} ({export.process_names.get(pid, 'unnamed')})" for pid in known) or "none"
+    if wanted is not None and wanted not in known:
         raise ExportError(f"{export.path} has no process {wanted} with ranges or CUDA work", f"it has: {listed}")
     if wanted is None and len(found) != 1:
         raise ExportError(
@@ -109,7 +110,7 @@ def read(
     if only is not None and not cases:
         raise ExportError(
             "; ".join([f"{export.path} has no range {only!r}", *export.missing()]),
-            "name one that it has; without --range it lists them",
+            "name one that it has; without --range it lists them" if ranges.all else "it has no ranges: trace nvtx too",
         )
     keeping = {number: Kept() for case in cases.values() for number in (*case.kept, *case.with_operators)}
     paths = _Paths(ranges)

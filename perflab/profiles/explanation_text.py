@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perflab.base.user_lines import CALLERS, with_callers
-from perflab.results.peak import KEPT_BEFORE, LET_GO, PeakChange, PeakExplanation
+from perflab.results.peak import KEPT_BEFORE, LET_GO, OUTLIVED, PeakChange, PeakExplanation
 from perflab.results.profile import ON_HOST, OTHER_THREAD, PYTHON, SAME, UNNAMED, VARY, Explanation, Part
 from perflab.units import format_bytes, format_count, format_ns, format_signed
 
@@ -98,7 +98,10 @@ def peak_rows(found: PeakExplanation, *, most: int = MOST, callers: int = CALLER
     """
     if not found.parts:
         return [Row("", found.problem or "nothing that the profiler records differs at the peak")]
-    rows = [Row(format_signed(part.change_bytes, format_bytes), _blocks(part, callers)) for part in found.parts[:most]]
+    rows = [
+        Row("" if part.size_bytes else format_signed(part.change_bytes, format_bytes), _blocks(part, callers))
+        for part in found.parts[:most]
+    ]
     rest = found.parts[most:]
     if rest:
         rest_bytes = sum(part.change_bytes for part in rest)
@@ -121,7 +124,10 @@ def _blocks(part: PeakChange, callers: int) -> str:
     many = f"{abs(part.more)} {'more' if part.more > 0 else 'fewer'} block{'s' * (abs(part.more) != 1)}"
     grown = "larger blocks" if part.change_bytes > 0 else "smaller blocks"
     by = f" {part.keeper.place}".rstrip() if part.keeper is not None else ""
-    return f"{many if part.more else grown}{of}{where}{line}, {part.category}{by}"
+    if part.size_bytes:
+        return f"{format_bytes(part.size_bytes)}{of}{where}{line} are {OUTLIVED}{by} now, and were not before"
+    enabled = "; gradients are enabled there now" if part.has_gradients else ""
+    return f"{many if part.more else grown}{of}{where}{line}, {part.category}{by}{enabled}"
 
 
 def _what(part: Part, *, brief: bool) -> str:

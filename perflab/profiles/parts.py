@@ -29,6 +29,8 @@ from perflab.results.profile import (
 )
 
 _NO_PHASE = "no phase"
+_ADDS_UP = "aten::add_"
+"""The operator that adds a gradient to the one that is there."""
 
 
 def parts_of(
@@ -56,15 +58,17 @@ def parts_of(
     return sorted(parts, key=first_told)
 
 
-def first_told(part: Part) -> tuple[bool, bool, bool, bool, float, str]:
+def first_told(part: Part) -> tuple[bool, bool, bool, bool, bool, float, str]:
     """Return a sort key that puts the most likely causes first.
 
     Dispatch alone, such as views, is no likely cause: it follows from the work done with the views. Neither are calls
-    that are gone. Whole modules come before other parts, since other changes follow from them.
+    that are gone, nor gradients that are added up, which follow from gradients that are kept or from further work.
+    Whole modules come before other parts, since other changes follow from them.
     """
     return (
         part.category == DISPATCH,
         part.more < 0,
+        part.operator == _ADDS_UP and part.phases == [BACKWARD] and not part.others,
         not part.again and not part.layers,
         not part.line and not part.module,
         -part.change_ns,

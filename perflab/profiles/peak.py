@@ -17,8 +17,21 @@ from perflab.base.data import changed
 from perflab.base.grouping import groups_of
 from perflab.internals.of_torch.machine import BlockEvent
 from perflab.profiles.events import NODE, Innermost
-from perflab.profiles.placed import Placed, role_of
-from perflab.results.peak import INPUTS, KEPT, KEPT_BEFORE, LET_GO, MADE_BY, Peak, PeakChange, PeakExplanation, PeakPart
+from perflab.profiles.placed import Placed, made_by, role_of
+from perflab.results.peak import (
+    ACTIVATIONS,
+    INPUTS,
+    KEPT,
+    KEPT_BEFORE,
+    LET_GO,
+    MADE_BY,
+    OUTLIVED,
+    Keeper,
+    Peak,
+    PeakChange,
+    PeakExplanation,
+    PeakPart,
+)
 from perflab.results.profile import BACKWARD, OPTIMIZER
 from perflab.units import format_bytes, format_signed
 
@@ -61,11 +74,16 @@ class Askers:
         self._placed = {id(one.call): one for one in found}
         self._innermost = Innermost(one.call for one in self._placed.values())
         self._phases_at = phases_at
+        self._over_ns: dict[tuple[int, int], int] = {}
+        """When the last backward of an operator was over, by the operator's thread and autograd number."""
+        for one in self._placed.values():
+            if one.call.name.startswith(NODE):
+                number, end_ns = made_by(one.call), one.call.event.end_ns
+                self._over_ns[number] = max(end_ns, self._over_ns.get(number, end_ns))
 
     def at(self, event: BlockEvent) -> Asked:
         """Return the origin of an event: the innermost operator running on its thread that does more than allocate."""
-        open_calls = self._innermost.at(event.thread, event.time_ns)
-        running = [self._placed[id(call)] for call in open_calls if id(call) in self._placed]
+        running = self._running(event)
         if not running:
             number = bisect_right(self._phases_at, event.time_ns, key=lambda one: one[0]) - 1
             phase = self._phases_at[number][1] if number >= 0 else ""
@@ -77,6 +95,18 @@ class Askers:
             one = above
         operator = "" if one.call.name.startswith(NODE) else one.call.name
         return Asked(one.phase, one.role, operator, *one.where)
+
+    def is_spent(self, event: BlockEvent, moment_ns: int) -> bool:
+        """Whether the backward of the operator that asked for a block is over at a moment, so that none needs it."""
+        calls = [one.call for one in self._running(event)]
+        numbers = [(one.event.thread, one.event.sequence) for one in calls if one.event.sequence >= 0]
+        if not numbers or any(one.name.startswith(NODE) for one in calls):
+            return False
+        return self._over_ns.get(numbers[-1], moment_ns) < moment_ns  # the outermost operator's
+
+    def _running(self, event: BlockEvent) -> list[Placed]:
+        open_calls = self._innermost.at(event.thread, event.time_ns)
+        return [self._placed[id(call)] for call in open_calls if id(call) in self._placed]
 
 
 def alive_after(events: Iterable[BlockEvent]) -> list[BlockEvent]:
@@ -118,6 +148,7 @@ def made_by_call(
     """
     first = bisect_left(events, began_ns, key=attrgetter("time_ns"))
     end = _peak(events, first) if failed_ns is None else bisect_left(events, failed_ns, key=attrgetter("time_ns"))
+    peak_ns = events[end - 1].time_ns if end else began_ns
     there: dict[int, int] = {}
     """The number of the event that allocated the block at an address."""
     freed: dict[int, int] = {}
@@ -139,6 +170,8 @@ def made_by_call(
             asked = askers.at(events[number])
             is_result = ended_ns is not None and number in freed and events[freed[number]].time_ns >= ended_ns
             category = "results" if is_result else category_of(asked, last)
+            if category != KEPT and askers.is_spent(events[number], peak_ns):
+                category = OUTLIVED
             if failed_ns is not None:  # it is not known when the block would have been freed
                 category = f"{MADE_BY}{asked.phase or 'call'}"
             parts.append(asked.part(category, events[number].size_bytes, 1))
@@ -166,7 +199,7 @@ def category_of(made: Asked, freed: Asked | None) -> str:
         return "new gradients"
     if freed is None:
         return KEPT
-    return "activations" if freed.role else "passed on"
+    return ACTIVATIONS if freed.role else "passed on"
 
 
 def summed(parts: Iterable[PeakPart]) -> list[PeakPart]:
@@ -202,7 +235,16 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
     parts = _with_keeper(parts, base, head)
     lead = next((one for one in parts if one.change_bytes * change_bytes > 0), None)
     if lead is not None:  # the first change in the direction of the peak is its cause
-        parts = [lead, *(one for one in parts if one is not lead)]
+        was, are = (side.with_gradients.get(lead.module) for side in (base, head))
+        enabled = was == [] and lead.operator in (are or ())
+        parts = [changed(lead, has_gradients=enabled), *(one for one in parts if one is not lead)]
+    outlived = _outlived(base, head)
+    is_known = lead is not None and lead.category in (KEPT, OUTLIVED)
+    if outlived is not None and 0 < change_bytes <= outlived.size_bytes and not is_known:
+        parts = [outlived, *parts]  # without these blocks there would be no higher peak at this moment
+    if len(head.backward) == 1:
+        by = Keeper(line=head.backward[0].partition(" ")[0])
+        parts = [changed(one, keeper=by) if one.category == OUTLIVED else one for one in parts]
     problem = None
     if rest_bytes:
         problem = f"{format_signed(rest_bytes, format_bytes)} of the change were not there when this was recorded"
@@ -213,6 +255,39 @@ def explain_peak(base: Peak, head: Peak, against: str, change_bytes: int) -> Pea
         parts=parts,
         problem=problem,
     )
+
+
+def _outlived(base: Peak, head: Peak) -> PeakChange | None:
+    """Return the blocks whose backward is over at the peak, and had yet to run at the peak before; None: no blocks.
+
+    ``retain_graph=True`` makes them so, and so does a variable. They are alive at both peaks, and no change in bytes.
+    """
+    waited, spent_before, spent = (
+        groups_of((one for one in side.parts if one.category == category), lambda one: (one.operator, one.module))
+        for side, category in ((base, ACTIVATIONS), (base, OUTLIVED), (head, OUTLIVED))
+    )
+    sizes = {
+        key: min(_size(spent[key]) - _size(spent_before.get(key, [])), _size(waited[key]))
+        for key in spent.keys() & waited.keys()
+    }
+    sizes = {key: size_bytes for key, size_bytes in sizes.items() if size_bytes > 0}
+    if not sizes:
+        return None
+    largest = max(spent[max(sizes, key=lambda key: (sizes[key], key))], key=lambda one: one.size_bytes)
+    return PeakChange(
+        category=OUTLIVED,
+        change_bytes=0,
+        size_bytes=sum(sizes.values()),
+        places=len(sizes),
+        operator=largest.operator,
+        module=largest.module,
+        line=largest.line,
+        stack=largest.stack,
+    )
+
+
+def _size(parts: Iterable[PeakPart]) -> int:
+    return sum(part.size_bytes for part in parts)
 
 
 def _with_keeper(parts: Sequence[PeakChange], base: Peak, head: Peak) -> list[PeakChange]:

@@ -121,7 +121,7 @@ def phases_without_any(found: Sequence[Placed]) -> list[str]:
     return [phases[id(one.call)] for one in found]
 
 
-def _made_by(node: Call) -> tuple[int, int]:
+def made_by(node: Call) -> tuple[int, int]:
     """Return thread and autograd number of the operator that made a backward node; ``(0, -1)`` if they are not known.
 
     The engine's frame around a node with hooks has neither; a call within the frame does.
@@ -165,7 +165,7 @@ def placed(roots: Sequence[Call], phases: Sequence[Phase], named: Callable[[str]
         else:
             if call.name.startswith(NODE):
                 in_backward = True
-                where = last_node = made_at.get(_made_by(call), last_node)
+                where = last_node = made_at.get(made_by(call), last_node)
             elif event.sequence >= 0 and not in_backward:
                 made_at[event.thread, event.sequence] = where
             found.append(Placed(call, phase_of(call, in_backward), where, in_backward))

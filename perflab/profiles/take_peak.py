@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from perflab.internals.of_torch.machine import (
     block_events,
     kineto_results,
 )
-from perflab.measure.counts.events import profiler
+from perflab.measure.counts.events import OPERATOR, profiler
 from perflab.measure.machine.devices import as_out_of_memory, collector_off, release_memory, synchronize
 from perflab.measure.memory.peak import free_bytes_in, replayed_pools
 from perflab.profiles.keepers import take_keepers
@@ -34,6 +35,7 @@ from perflab.profiles.peak import Askers, alive_after, kept_before, made_by_call
 from perflab.profiles.placed import placed
 from perflab.profiles.recording import RAN_OUT, Recorded, recorded_calls, refuse_another_profiler, run_marked
 from perflab.results.peak import INPUTS, KEPT, LET_GO, Peak, PeakPart
+from perflab.results.profile import BACKWARD
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +80,16 @@ class _Pass:
         pools = [PeakPart(category="CUDA graphs", size_bytes=self.pools_bytes, blocks=1)] if self.pools_bytes else []
         return sorted([*summed(held), *pools, *made], key=lambda part: -abs(part.size_bytes))
 
+    def with_gradients(self, places: Places) -> dict[str, list[str]]:
+        """Return the operators of the second call's forward that autograd numbers, alone or around them, by module."""
+        call, found = self.calls[1], defaultdict[str, dict[str, None]](dict)
+        for one in placed(call.roots, call.phases, places.named):
+            if OPERATOR.match(one.call.name) and one.role != BACKWARD:
+                names = found[one.where.module]
+                if any(above.event.sequence >= 0 for above in one.call.outwards() if not above.is_range):
+                    names[one.call.name] = None
+        return {module: list(names) for module, names in found.items()}
+
 
 def _askers(calls: Sequence[Recorded], places: Places) -> Askers:
     found = [one for call in calls for one in placed(call.roots, call.phases, places.named)]
@@ -104,16 +116,23 @@ def take_peak(workload: Workload, device: torch.device) -> Peak:
     parts = plain.parts(places)
     if plain.calls[1].is_compiled:  # marks would compile it again
         return Peak(parts=parts, grows_bytes=plain.grows_bytes)
-    total_bytes = sum(part.size_bytes for part in parts)
+    total_bytes, with_gradients = sum(part.size_bytes for part in parts), dict[str, list[str]]()
     for lines in (True, False):
         total_bytes += 2 * plain.grows_bytes  # the two calls of each pass keep as much
-        marked = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines)).parts(places)
+        recorded = _recorded(workload, device, partial(places.marking, lines=lines, stacks=lines))
+        marked = recorded.parts(places)
         if sum(part.size_bytes for part in marked) == total_bytes:
-            parts = marked
+            parts, with_gradients = marked, recorded.with_gradients(places)
             break
     is_kept = plain.grows_bytes > 0 or any(part.category == KEPT for part in parts)
     keepers = take_keepers(workload, device) if is_kept else []
-    return Peak(parts=parts, grows_bytes=plain.grows_bytes, keepers=keepers)
+    return Peak(
+        parts=parts,
+        grows_bytes=plain.grows_bytes,
+        keepers=keepers,
+        backward=places.called.get("", []),
+        with_gradients=with_gradients,
+    )
 
 
 @dataclass(frozen=True)
@@ -164,6 +183,8 @@ def take_failure(workload: Workload, device: torch.device) -> Failure | None:
 
 
 def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _Pass:
+    import torch
+
     workload.make_ready(0)
     release_memory(device)
     backend = backend_of(device)
@@ -182,7 +203,8 @@ def _recorded(workload: Workload, device: torch.device, marking: _Marking) -> _P
         del found  # the list keeps gradients alive that the next call frees
         result = run_within_a_range(workload, marking)
         synchronize(device)
-    del result
+        with torch.profiler.record_function(_AROUND):  # records what the result frees
+            del result
     return _Pass(
         recorded_calls(watching, 2, details=True),
         block_events(kineto_results(watching), device),

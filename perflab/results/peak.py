@@ -9,6 +9,8 @@ from perflab.base.data import Amount, Data
 
 GATHERED = "gathered"
 """The category of what a rank has gathered from all ranks, such as the parameters of a layer that are in shards."""
+ACTIVATIONS = "activations"
+"""The category of blocks that a backward needs."""
 UNKNOWN = "unknown"
 """The category of blocks of which nothing says what they are for."""
 CATEGORIES = (
@@ -18,7 +20,7 @@ CATEGORIES = (
     "optimizer state",
     "inputs",
     GATHERED,
-    "activations",
+    ACTIVATIONS,
     "temporaries",
     "workspace",
     UNKNOWN,
@@ -40,6 +42,11 @@ LET_GO = "let go"
 """The category of blocks that were held before a call and are freed by its peak. Their size is negative."""
 
 
+OUTLIVED = "alive after their backward"
+"""The category of blocks that a call has made and that are alive at its peak, although the backward of the operator
+that asked for them is over, as with ``retain_graph=True``."""
+
+
 class PeakPart(Data, frozen=True):
     """Blocks of one place and kind that are alive at the peak of a call."""
 
@@ -47,9 +54,9 @@ class PeakPart(Data, frozen=True):
     """The kind of memory. Memory held before the call is ``parameters``, ``gradients``, ``optimizer state``,
     ``buffers``, ``inputs``, or pools of ``CUDA graphs``. Memory that the call has allocated is ``activations``,
     ``temporaries``, ``passed on`` to a later phase that is no backward, ``new gradients``, ``new optimizer state``,
-    ``results``, which are freed when the call's result is dropped, or ``KEPT``, which earlier calls may have
-    allocated too; in a call that ran out of memory, it is ``made by the`` phase. Memory that the call has freed is
-    ``LET_GO``."""
+    ``results``, which are freed when the call's result is dropped, ``OUTLIVED``, or ``KEPT``, which earlier calls may
+    have allocated too; in a call that ran out of memory, it is ``made by the`` phase. Memory that the call has freed
+    is ``LET_GO``."""
     size_bytes: int
     blocks: int
     operator: str = ""
@@ -96,6 +103,11 @@ class Peak(Data, frozen=True):
     keepers: list[Keeper] = []
     """The holders of the tensors that a call keeps: containers that grow first, then holders of tensors with an
     autograd graph, then those with the most bytes."""
+    backward: list[str] = []
+    """The lines that run a backward, each with its callers."""
+    with_gradients: dict[str, list[str]] = {}
+    """The operators of the forward for which gradients are enabled, by the innermost module; empty for a module without
+    any."""
 
     @property
     def peak_bytes(self) -> int:
@@ -119,7 +131,13 @@ class PeakChange(Data, frozen=True):
     stack: list[str] = []
     """The line and its callers, the innermost first."""
     keeper: Keeper | None = None
-    """The holder of blocks that are kept; None: not known, or the blocks are not kept."""
+    """The holder of blocks that are kept; for ``OUTLIVED``, the line that runs the backward; None: not known, or the
+    blocks are not kept."""
+    has_gradients: bool = False
+    """Whether gradients are enabled for the operator now, and were not in the module before; said of the first change
+    alone."""
+    size_bytes: Amount = 0
+    """The size of blocks that are ``OUTLIVED`` now and were at the peak before as well, so that they are no change."""
 
 
 class PeakExplanation(Data, frozen=True):

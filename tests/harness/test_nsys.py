@@ -606,13 +606,17 @@ def test_a_process_of_ranges_alone_can_be_chosen(tmp_path: Path, command: Comman
     maker = Maker(tmp_path / "two.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
     maker.range("load", 0, 10 * US, global_tid(77, 77))
-    assert "load" in command("nsys", maker.close(), "--process=77")
+    path = maker.close()
+    assert "load" in command("nsys", path, "--process=77")
+    assert told(command, path, "--process=5").endswith("it has: 77 (unnamed), 4321 (python)")
 
 
 def test_a_case_is_asked_for_where_there_is_none(tmp_path: Path, command: Command, snapshot: SnapshotAssertion) -> None:
     maker = Maker(tmp_path / "plain.sqlite")
     maker.launch("kernel", 10 * US, 20 * US, 30 * US)
-    assert told(command, maker.close(), "--case=x") == snapshot
+    path = maker.close()
+    assert told(command, path, "--case=x") == snapshot
+    assert told(command, path, "--range=x").endswith("it has no ranges: trace nvtx too")
 
 
 def test_operators_of_a_case_are_read_whole_whatever_the_order_of_the_rows(

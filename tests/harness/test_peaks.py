@@ -24,6 +24,7 @@ from perflab.profiles.take_peak import take_peak
 from perflab.results.peak import Peak, PeakPart
 
 CPU = torch.device("cpu")
+DATA = torch.randn(256, 32)
 PLACES = {f"{MARK}0": Where("blocks.*", "net.py:7"), f"{MARK}1": Where("", "net.py:9")}
 
 
@@ -206,6 +207,74 @@ def test_what_each_call_keeps_is_one_part_that_is_called_so_and_adds_up_whenever
         (kept,) = (text for text in texts if ", kept at " in text)
         assert re.search(r", kept at tests/harness/test_peaks\.py:\d+ in history of call, a list of \d+$", kept)
         assert any(f"calls {calls} before" in text for text in texts)
+
+
+def test_what_a_call_returns_is_its_result_and_nothing_that_it_keeps() -> None:
+    peak = take_peak(Workload(lambda: torch.cos(torch.sin(DATA)), (), {}), CPU)
+    made = {one.operator: one.category for one in peak.parts if one.operator}
+    assert made == {"aten::sin": "temporaries", "aten::cos": "results"}
+    assert peak.keepers == []
+
+
+@pytest.mark.parametrize("returns_graph", [False, True])
+def test_a_graph_that_outlives_its_backward_is_the_cause_of_a_peak_that_comes_later(returns_graph: bool) -> None:
+    def stepping(retain: bool) -> Workload:
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters())
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(DATA).square().mean()
+            loss.backward(retain_graph=retain)
+            optimizer.step()
+            return loss if returns_graph else loss.detach()
+
+        workload = Workload(step, (), {})
+        workload.run()
+        return workload
+
+    base, head = (take_peak(stepping(retain), CPU) for retain in (False, True))
+    first = peak_texts(explain_peak(base, head, "main", head.peak_bytes - base.peak_bytes))[0]
+    assert head.peak_bytes > base.peak_bytes
+    assert re.search(
+        r"aten::clamp_min in Net \(.*alive after their backward at tests/harness/test_peaks\.py:\d+", first
+    )
+
+
+def test_a_forgotten_no_grad_is_named_beside_what_it_keeps_alive() -> None:
+    def predicting(enabled: bool) -> Workload:
+        net = Net()
+
+        def predict() -> torch.Tensor:
+            with torch.set_grad_enabled(enabled):
+                return net(DATA).argmax(-1)
+
+        return Workload(predict, (), {})
+
+    base, head = (take_peak(predicting(enabled), CPU) for enabled in (False, True))
+    found = explain_peak(base, head, "main", head.peak_bytes - base.peak_bytes)
+    assert peak_texts(found)[0].endswith(", temporaries; gradients are enabled there now")
+    assert not any("enabled" in text for text in peak_texts(found)[1:])
+    beside = changed(base, with_gradients={**base.with_gradients, "": ["aten::slice"]})  # of work outside of no_grad
+    other = explain_peak(base, changed(beside, parts=[*base.parts, part(64, module="")]), "main", 64)
+    assert not peak_texts(other)[0].endswith("now")
+    unchanged = explain_peak(head, changed(head, parts=[*head.parts, part(64, module="Net")]), "main", 64)
+    assert peak_texts(unchanged) == ["+64 B 1 more block of aten::mul in Net (net.py:7), activations"]
+
+
+def test_blocks_that_outlive_their_backward_come_first_though_both_peaks_have_them() -> None:
+    base = Peak(parts=[part(300), part(100, operator="aten::mm")])
+    head = Peak(
+        parts=[
+            part(300, category="alive after their backward"),
+            part(120, operator="aten::mm", category="new gradients"),
+        ],
+        backward=["train.py:9 < train.py:20"],
+    )
+    found = explain_peak(base, head, "main", 20)
+    assert sum(one.change_bytes for one in found.parts) == 20
+    blocks = "300 B of aten::mul in blocks.* (net.py:7)"
+    assert peak_texts(found)[0] == f"{blocks} are alive after their backward at train.py:9 now, and were not before"
 
 
 def test_blocks_that_only_change_their_category_cancel_each_other_and_the_cause_is_what_is_more() -> None:

@@ -56,6 +56,13 @@ def test_an_operator_that_calls_others_leads_and_not_the_largest_of_its_parts() 
     assert part.change_ns == 2.41e6
 
 
+def test_gradients_that_are_added_up_come_after_what_keeps_them() -> None:
+    kept = row("aten::zero_", 4e5, 56, line="train.py:98")
+    adds = row("aten::add_", 4e6, 8, "blocks.*.up", phase="backward", line="model.py:23")
+    found = explain(BASE, added(adds, kept), "main", None)
+    assert [part.operator for part in found.parts] == ["aten::zero_", "aten::add_"]
+
+
 def test_an_operator_that_calls_few_of_them_does_not_lead() -> None:
     before = row("aten::copy_", 1e6, 8, "rope", within="aten::to", category="copies")
     more = [
