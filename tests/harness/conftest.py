@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from perflab.measure.clocks import clock
+from tests.fixtures import python_of_ranks, quick_collections, warm_start  # noqa: F401
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
@@ -60,18 +61,6 @@ def browser() -> Iterator[Any]:
 
     with chromium() as found:
         yield found
-
-
-@pytest.fixture(autouse=True, scope="package")
-def quick_collections() -> Iterator[None]:
-    """Leave what importing and collecting made out of garbage collections: each would take half a second for it.
-
-    Tests collect garbage a thousand times: before each measurement of memory, and around each call that is timed.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

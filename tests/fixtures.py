@@ -1,0 +1,49 @@
+"""Fixtures of several folders: quick garbage collections, and ranks with PyTorch and its compiler imported."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.plugin.warm import warm_python
+
+
+@pytest.fixture(autouse=True, scope="package")
+def quick_collections() -> Iterator[None]:
+    """Leave what importing and collecting made out of garbage collections: each would take half a second for it.
+
+    Tests collect garbage a thousand times: before each measurement of memory, and around each call that is timed.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def python_of_ranks() -> Iterator[str]:
+    """An executable that forks from a process with PyTorch and its compiler imported."""
+    with warm_python("torch.distributed.fsdp", compiler=True) as launcher:
+        yield launcher
+
+
+def _take(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", launcher)
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # heeded when Python starts: none would be warm
+
+
+@pytest.fixture
+def warm_start(python_of_ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the ranks of one test warm."""
+    _take(python_of_ranks, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(python_of_ranks: str) -> Iterator[None]:
+    """Start the ranks of a module's tests warm."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _take(python_of_ranks, monkeypatch)
+        yield
