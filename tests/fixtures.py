@@ -1,4 +1,4 @@
-"""Fixtures of several folders: quick garbage collections, and ranks with PyTorch and its compiler imported."""
+"""Fixtures of several folders: one thread, quick garbage collections, and ranks with PyTorch's compiler imported."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ import gc
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.plugin.warm import warm_python
+
+# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
+hypothesis.settings.register_profile("tests", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("tests")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch without its thread pool, whose threads wait long for each other on small matrices or a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -6,23 +6,14 @@ import importlib.util
 import os
 from collections.abc import Iterator
 
-import hypothesis
 import pytest
-import torch
 
-from tests.fixtures import python_of_ranks, quick_collections, warm_ranks  # noqa: F401
-
-# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
-hypothesis.settings.register_profile("correctness", derandomize=True, deadline=None)
+from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_ranks  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """On matrices as small as these, PyTorch's threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_matrices(one_thread: None) -> None:  # noqa: F811
+    """Run each module in one thread, as alone so in ranks: sums of as many parts."""
 
 
 @pytest.fixture(autouse=True, scope="session")

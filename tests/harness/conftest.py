@@ -6,18 +6,13 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-import hypothesis
 import pytest
 
 from perflab.measure.clocks import clock
-from tests.fixtures import python_of_ranks, quick_collections, warm_start  # noqa: F401
+from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_start  # noqa: F401
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
-
-# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
-hypothesis.settings.register_profile("harness", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("harness")
 
 
 @pytest.fixture
@@ -41,17 +36,6 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """The ``perflab`` command, in a terminal of 80 columns wherever the tests run."""
     monkeypatch.setenv("COLUMNS", "80")
     return Command(capsys)
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """PyTorch without its thread pool, whose threads wait long for each other on a machine that is busy."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
