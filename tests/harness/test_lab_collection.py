@@ -37,12 +37,8 @@ def predicted(*arguments: str, start: Path = ROOT) -> set[str]:
 
 
 @pytest.mark.usefixtures("warm_start")
-def test_a_whole_run_predicts_the_models_alone() -> None:
+def test_a_whole_run_predicts_the_models_alone_and_one_of_a_file_that_file() -> None:
     assert predicted() == {str(MODELS.relative_to(ROOT))}
-
-
-@pytest.mark.usefixtures("warm_start")
-def test_a_file_that_is_given_from_its_own_folder_is_predicted() -> None:
     assert predicted("test_attention.py", start=PERF) == {str(ATTENTION.relative_to(ROOT))}
 
 
