@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 
-import hypothesis
 import pytest
-import torch
 
-from tests.plugin.warm import warm_python
-
-# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
-hypothesis.settings.register_profile("correctness", derandomize=True, deadline=None)
+from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_ranks  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """On matrices as small as these, PyTorch's threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_matrices(one_thread: None) -> None:  # noqa: F811
+    """Run each module in one thread, as alone so in ranks: sums of as many parts."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -36,13 +26,4 @@ def quick_interpreter() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         quicken(monkeypatch)
-        yield
-
-
-@pytest.fixture(scope="module")
-def warm_ranks() -> Iterator[None]:
-    """Start ranks with PyTorch and its compiler imported; those of tests/harness/test_ranks.py are Python's own."""
-    with warm_python("torch.distributed.fsdp", compiler=True) as launcher, pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sys, "executable", launcher)
-        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # heeded when Python starts: none would be warm
         yield

@@ -41,7 +41,7 @@ def examples(candidate: Candidate) -> Any:
     """Few for what is slow; always the same."""
     if candidate.claims.interpreted or candidate.claims.few:
         pytest.skip(f"{candidate.name} takes seconds a shape; its cases are those of test_attention_suite.py")
-    return settings(settings.get_profile("correctness"), max_examples=20)
+    return settings(settings.get_profile("tests"), max_examples=20)
 
 
 def supported(candidate: Candidate, case: Case) -> Case | None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab.attention.suite import one_thread  # noqa: F401
 from perflab.lab.attention import attention, decode_attention, reference_attention
 from perflab.lab.attention.decode import Stored, merge_splits, split_attention, split_length
 from perflab.lab.attention.scoring import Scoring

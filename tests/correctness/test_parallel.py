@@ -55,15 +55,6 @@ ROUNDED = {
 AdamW_MOMENTS = (" exp_avg", " exp_avg_sq")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    """As many threads alone as in each rank: sums of as many parts."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def trained(warm_ranks: None) -> dict[str, list[State]]:
     """The states of all ranks by variant."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.correctness
 CPU = torch.device("cpu")
 
 
-@settings(settings.get_profile("correctness"), max_examples=30)
+@settings(settings.get_profile("tests"), max_examples=30)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=5))
 def test_every_pair_of_levels_occurs(sizes: list[int]) -> None:
     factors = {f"f{number}": range(size) for number, size in enumerate(sizes)}

@@ -6,17 +6,13 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-import hypothesis
 import pytest
 
 from perflab.measure.clocks import clock
+from tests.fixtures import one_thread, python_of_ranks, quick_collections, warm_start  # noqa: F401
 from tests.harness.command import Command
 from tests.harness.fake_cuda import FakeCuda
 from tests.harness.virtual_clock import VirtualClock
-
-# A failure is to be seen by everybody who runs the tests, and never because a machine was slow.
-hypothesis.settings.register_profile("harness", derandomize=True, deadline=None)
-hypothesis.settings.load_profile("harness")
 
 
 @pytest.fixture
@@ -43,35 +39,12 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """PyTorch without its thread pool, whose threads wait long for each other on a machine that is busy."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A running browser."""
     from tests.harness.browser import chromium
 
     with chromium() as found:
         yield found
-
-
-@pytest.fixture(autouse=True, scope="package")
-def quick_collections() -> Iterator[None]:
-    """Leave what importing and collecting made out of garbage collections: each would take half a second for it.
-
-    Tests collect garbage a thousand times: before each measurement of memory, and around each call that is timed.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

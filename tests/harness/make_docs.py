@@ -117,6 +117,8 @@ class Scratch:
     """Given to every pytest."""
     attempts: int = ATTEMPTS
     """At an output that is to speak of no noise."""
+    path: tuple[str, ...] = ()
+    """Folders whose commands come before those of this Python's environment."""
     installed: bool = False
     """Whether perflab is taken from this Python's environment, not from the repository."""
     projects: int = field(default=0, init=False)
@@ -142,7 +144,7 @@ class Scratch:
             key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GITHUB", "CI"))
         }
         environment |= {
-            "PATH": os.pathsep.join([str(self.python.parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join([*self.path, str(self.python.parent), os.environ["PATH"]]),
             "COLUMNS": str(WIDTH),
             "GIT_CONFIG_GLOBAL": str(self.folder / "gitconfig"),
             "PYTEST_ADDOPTS": f"-p no:cacheprovider {self.options}",

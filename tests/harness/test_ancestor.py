@@ -60,6 +60,16 @@ def start_of(folder: Path, *words: str, module: str = "teller", **variables: str
     return Start(folder.name, [sys.executable, "-m", module, *words], environment, folder)
 
 
+def small_start(folder: Path, torch: str = "", module: str = "teller", **variables: str) -> Start:
+    """A start whose shared path has a small module of the name ``torch``, which is imported at once."""
+    start = start_of(folder, "told.json", module=module, **variables)
+    shared = folder.parent / "shared"
+    (shared / "torch").mkdir(parents=True, exist_ok=True)
+    (shared / "torch" / "__init__.py").write_text(torch)
+    path = os.pathsep.join([str(folder / "lib"), str(shared), *(entry for entry in sys.path if entry)])
+    return Start(start.role, start.command, {**start.environment, "PYTHONPATH": path}, folder)
+
+
 def end_of(start: Start, ancestor: Ancestor | None) -> SideEndedError:
     """How its process ends, which answers nothing."""
     with side_process(start, 60.0, ancestor) as side, pytest.raises(SideEndedError) as caught:
@@ -98,7 +108,7 @@ def test_forked_processes_are_as_fresh_ones_and_share_what_was_imported(tmp_path
 
 
 def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
-    start = start_of(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
+    start = small_start(tmp_path / "head", module="lying", PYTHONHASHSEED="0")
     stirring = "from perflab.turns.start_sides import stir\nstir()\n"
     (start.directory / "lying.py").write_text(f"import os\n{stirring}os.write(1, b'%d' % id(bytes(3000)))\n")
     with Ancestor([start]) as ancestor:
@@ -107,14 +117,14 @@ def test_where_objects_lie_is_drawn_in_every_process(tmp_path: Path) -> None:
 
 
 def test_a_signal_that_ends_a_forked_process_is_told(tmp_path: Path) -> None:
-    start = start_of(tmp_path / "head", module="dies")
+    start = small_start(tmp_path / "head", module="dies")
     (start.directory / "dies.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
     with Ancestor([start]) as ancestor:
         assert "was killed by signal 11" in str(end_of(start, ancestor))
 
 
 def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp_path: Path) -> None:
-    start = start_of(tmp_path / "head", module="hangs")
+    start = small_start(tmp_path / "head", module="hangs")
     (start.directory / "hangs.py").write_text("import os\nopen('pid', 'w').write(str(os.getpid()))\nwhile True: pass\n")
     with Ancestor([start]) as ancestor, side_process(start, 2.0, ancestor) as side:
         with pytest.raises(SideEndedError, match="no answer for 2"):
@@ -142,7 +152,7 @@ def test_one_that_hangs_is_ended_and_so_are_all_when_their_session_is_killed(tmp
 
 
 def test_an_ancestor_that_dies_takes_its_sides_along_and_each_says_so(tmp_path: Path) -> None:
-    start = start_of(tmp_path / "head", module="hangs")
+    start = small_start(tmp_path / "head", module="hangs")
     (start.directory / "hangs.py").write_text("while True: pass\n")
     with Ancestor([start]) as ancestor, side_process(start, 60.0, ancestor) as side:
         os.kill(ancestor._peer.pid, signal.SIGKILL)
@@ -160,10 +170,10 @@ def ancestor_gone(start: Start) -> None:
 
 
 def test_a_side_with_another_pytorch_is_not_forked(tmp_path: Path) -> None:
-    other = start_of(tmp_path / "base", "told.json")
+    other = small_start(tmp_path / "base")
     (other.directory / "lib" / "torch").mkdir()
     (other.directory / "lib" / "torch" / "__init__.py").write_text("")
-    starts = [start_of(tmp_path / "head", "told.json"), other]
+    starts = [small_start(tmp_path / "head"), other]
     with Ancestor(starts) as ancestor:
         told_by(starts[0], ancestor)
         with pytest.raises(NotForkedError, match=f"torch is imported from {tmp_path}/base/lib/torch/__init__.py there"):
@@ -180,8 +190,9 @@ def test_a_side_with_another_pytorch_is_not_forked(tmp_path: Path) -> None:
     ],
 )
 def test_what_sides_must_have_in_common_to_be_forked(tmp_path: Path, change: dict[str, Any], why: str | None) -> None:
-    head = Start("head", [sys.executable, "-m", "pytest", "-q"], {"PYTHONPATH": "/a"}, tmp_path)
-    base = {"role": "base", "command": [sys.executable, "-m", "pytest"], "environment": {"PYTHONPATH": "/b"}}
+    shared = small_start(tmp_path / "small").environment["PYTHONPATH"]
+    head = Start("head", [sys.executable, "-m", "pytest", "-q"], {"PYTHONPATH": f"{shared}:/a"}, tmp_path)
+    base = {"role": "base", "command": [sys.executable, "-m", "pytest"], "environment": {"PYTHONPATH": f"{shared}:/b"}}
     ancestry = Ancestry()
     with ancestry.ancestor_of([head, Start(**{**base, "directory": tmp_path, **change})]) as ancestor:
         assert ancestry.refused == why
@@ -198,19 +209,6 @@ def test_variables_that_tests_set_before_they_import_pytorch_are_heeded(tmp_path
         check_variables(start, {})
     with pytest.raises(NotForkedError, match="main has an older perflab"):
         check_variables(start, None)
-
-
-# --- with a PyTorch of the test's own, which is imported at once ---------------------------------------------------
-
-
-def small_start(folder: Path, torch: str = "", *words: str, **variables: str) -> Start:
-    """A start whose shared path has a small module of the name ``torch``."""
-    start = start_of(folder, "told.json", *words, **variables)
-    shared = folder.parent / "shared"
-    (shared / "torch").mkdir(parents=True, exist_ok=True)
-    (shared / "torch" / "__init__.py").write_text(torch)
-    path = os.pathsep.join([str(folder / "lib"), str(shared), *(entry for entry in sys.path if entry)])
-    return Start(start.role, start.command, {**start.environment, "PYTHONPATH": path}, folder)
 
 
 def refusal(starts: list[Start]) -> str:

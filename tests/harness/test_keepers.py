@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import linecache
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from perflab.measure.calls.workload import Workload
 from perflab.measure.clocks.set_up import SetUpWorkload
@@ -21,94 +20,17 @@ from perflab.profiles.peak import explain_peak
 from perflab.profiles.take_peak import take_peak
 from perflab.results.peak import Keeper, Peak, PeakPart
 
-pytestmark = pytest.mark.usefixtures("whole_collections")
 CPU = torch.device("cpu")
-HISTORY: list[Any] = []
-BY_STEP: dict[int, Any] = {}
-LAST: dict[str, Any] = {}
-MODEL = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-FILLED: list[Any] = []
+ROOT = Path(__file__).parents[2]
+KEEPING = "tests.harness.keeping_calls"
 
 
-@dataclass
-class Row:
-    step: int
-    loss: torch.Tensor
+@pytest.fixture(scope="module")
+def calls() -> ModuleType:
+    """Calls whose holders collections look through, as nobody imports them before a session freezes what it has."""
+    from tests.harness import keeping_calls
 
-
-class Trainer:
-    def __init__(self) -> None:
-        self.losses: deque[Any] = deque()
-        self.last: Any = None
-        self.call()
-
-    def call(self) -> None:
-        self.last = torch.ones(64)  # replaces
-        self.losses.append(torch.ones(64))  # trainer
-
-
-class Elsewhere:
-    kept: list[Any] = []
-
-
-TRAINER = Trainer()
-
-
-def loss_of_a_step() -> torch.Tensor:
-    loss = MODEL(torch.ones(4, 8)).sum()
-    loss.backward(retain_graph=True)
-    return loss
-
-
-def appends_the_loss() -> None:
-    loss = loss_of_a_step()
-    HISTORY.append(loss)  # keeps
-    torch.ones(4)
-
-
-def appends_a_row() -> None:
-    loss = loss_of_a_step()
-    Elsewhere.kept.append(Row(1, loss))  # keeps
-
-
-def fills_a_dict() -> None:
-    BY_STEP[len(BY_STEP)] = {"loss": torch.ones(64)}  # keeps
-
-
-def replaces_a_value() -> None:
-    LAST["seen"] = torch.ones(64)  # keeps
-    torch.ones(4)
-
-
-def hooked() -> Callable[[], None]:
-    model, store = nn.Linear(8, 8), dict[str, Any]()
-
-    def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
-        store["output"] = output  # keeps
-
-    model.register_forward_hook(hook)
-
-    def call() -> None:
-        model(torch.ones(4, 8)).sum()
-
-    return call
-
-
-def with_a_variable() -> Callable[[], None]:
-    last = None
-
-    def call() -> None:
-        nonlocal last
-        last = torch.ones(64)  # keeps
-        assert last is not None
-
-    return call
-
-
-def registers_an_append() -> None:
-    hidden = MODEL(torch.ones(4, 8))
-    hidden.register_hook(FILLED.append)  # keeps
-    hidden.exp().sum().backward()
+    return keeping_calls
 
 
 def keepers_of(call: Callable[[], Any]) -> list[Keeper]:
@@ -118,37 +40,36 @@ def keepers_of(call: Callable[[], Any]) -> list[Keeper]:
 
 def text_at(line: str) -> str:
     file, _, number = line.rpartition(":")
-    assert file.endswith("test_keepers.py")
-    return linecache.getline(__file__, int(number)).strip()
+    assert file in ("tests/harness/test_keepers.py", "tests/harness/keeping_calls.py")
+    return linecache.getline(str(ROOT / file), int(number)).strip()
 
 
 @pytest.mark.parametrize(
-    ("call", "holder", "kind"),
+    ("name", "holder", "kind", "grows"),
     [
-        (appends_the_loss, f"{__name__}.HISTORY", "list"),
-        (appends_a_row, "Elsewhere.kept", "list"),
-        (fills_a_dict, f"{__name__}.BY_STEP", "dict"),
-        (replaces_a_value, f"{__name__}.LAST", "dict"),
-        (hooked(), "store of hook", "dict"),
-        (with_a_variable(), "last of call", ""),
-        (registers_an_append, f"{__name__}.FILLED", "list"),
+        ("appends_the_loss", f"{KEEPING}.HISTORY", "list", True),
+        ("appends_a_row", "Elsewhere.kept", "list", True),
+        ("fills_a_dict", f"{KEEPING}.BY_STEP", "dict", True),
+        ("replaces_a_value", f"{KEEPING}.LAST", "dict", False),
+        ("hooked", "store of hook", "dict", False),
+        ("with_a_variable", "last of call", "", False),
+        ("registers_an_append", f"{KEEPING}.FILLED", "list", True),
     ],
-    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_holds_a_kept_tensor_is_named_with_the_line_that_puts_it_there(
-    call: Callable[[], Any], holder: str, kind: str
+    calls: ModuleType, name: str, holder: str, kind: str, grows: bool
 ) -> None:
-    (found,) = keepers_of(call)
+    call = getattr(calls, name)
+    (found,) = keepers_of(call() if name in ("hooked", "with_a_variable") else call)
     assert text_at(found.line).endswith("# keeps")
-    assert (found.holder, found.kind) == (holder, kind)
-    assert found.grows == (call not in (replaces_a_value,) and kind != "" and "store" not in holder)
+    assert (found.holder, found.kind, found.grows) == (holder, kind, grows)
 
 
-def test_what_grows_comes_before_what_is_replaced() -> None:
-    found = keepers_of(TRAINER.call)
+def test_what_grows_comes_before_what_is_replaced(calls: ModuleType) -> None:
+    found = keepers_of(calls.TRAINER.call)
     assert [text_at(one.line).rpartition("# ")[2] for one in found] == ["trainer", "replaces"]
     assert [one.holder for one in found] == ["Trainer.losses", "Trainer.last"]
-    assert (found[0].kind, found[0].many) == ("deque", len(TRAINER.losses))
+    assert (found[0].kind, found[0].many) == ("deque", len(calls.TRAINER.losses))
 
 
 def test_a_batch_that_is_made_for_the_call_is_kept_by_whoever_appends_it() -> None:
@@ -167,15 +88,15 @@ def test_a_batch_that_is_made_for_the_call_is_kept_by_whoever_appends_it() -> No
     assert (found.holder, found.kind, found.many) == ("kept of call", "list", len(kept))
 
 
-def test_a_call_that_keeps_nothing_is_not_watched() -> None:
-    assert keepers_of(lambda: MODEL(torch.ones(4, 8)).sum()) == []
+def test_a_call_that_keeps_nothing_is_not_watched(calls: ModuleType) -> None:
+    assert keepers_of(lambda: calls.MODEL(torch.ones(4, 8)).sum()) == []
 
 
-def step(*, keeps: bool) -> Callable[[], torch.Tensor]:
+def step(calls: ModuleType, *, keeps: bool) -> Callable[[], torch.Tensor]:
     history: list[Any] = []
 
     def call() -> torch.Tensor:
-        loss = loss_of_a_step()
+        loss: torch.Tensor = calls.loss_of_a_step()
         if keeps:
             history.append(loss)  # keeps
         return loss.detach()
@@ -185,8 +106,8 @@ def step(*, keeps: bool) -> Callable[[], torch.Tensor]:
     return call
 
 
-def test_the_cause_of_a_higher_peak_names_what_keeps_it_first() -> None:
-    base, head = (take_peak(Workload(step(keeps=one), (), {}), CPU) for one in (False, True))
+def test_the_cause_of_a_higher_peak_names_what_keeps_it_first(calls: ModuleType) -> None:
+    base, head = (take_peak(Workload(step(calls, keeps=one), (), {}), CPU) for one in (False, True))
     found = explain_peak(base, head, "HEAD", head.peak_bytes - base.peak_bytes)
     line = inspect.getsourcelines(step)[1] + 6
     first = peak_texts(found)[0]

@@ -14,6 +14,7 @@ from tests.perf import conftest as lab
 
 ROOT = Path(__file__).parents[2]
 PERF = ROOT / "tests" / "perf"
+NO_CASE = ("correctness", "harness", "plugin", "nocuda", "untrusted")
 MODELS, ATTENTION, STUDY = PERF / "test_transformer.py", PERF / "test_attention.py", PERF / "studies" / "test_memory.py"
 
 
@@ -28,18 +29,16 @@ class Case:
 def predicted(*arguments: str, start: Path = ROOT) -> set[str]:
     """The files of the cases that ``pytest -m perf --perf-predict`` would predict, from where it starts."""
     command = [sys.executable, "-m", "pytest", "-m", "perf", "--model=small", "--perf-predict", "--collect-only", "-q"]
-    command += [f"--ignore={ROOT}/tests/{other}" for other in ("correctness", "harness", "plugin")]  # no case is there
+    command += [f"--ignore={ROOT}/tests/{other}" for other in NO_CASE]
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run([*command, *arguments], cwd=start, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
 
 
-def test_a_whole_run_predicts_the_models_alone() -> None:
+@pytest.mark.usefixtures("warm_start")
+def test_a_whole_run_predicts_the_models_alone_and_one_of_a_file_that_file() -> None:
     assert predicted() == {str(MODELS.relative_to(ROOT))}
-
-
-def test_a_file_that_is_given_from_its_own_folder_is_predicted() -> None:
     assert predicted("test_attention.py", start=PERF) == {str(ATTENTION.relative_to(ROOT))}
 
 

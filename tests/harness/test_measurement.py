@@ -20,7 +20,7 @@ from perflab.results.measurement import Measurement
 from tests.harness.make import MS
 from tests.harness.virtual_clock import VirtualClock
 
-pytestmark = pytest.mark.usefixtures("one_thread", "whole_collections")
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 S = 1_000 * MS
 
@@ -55,38 +55,6 @@ def test_every_phase_has_as_many_samples_as_the_whole(virtual_clock: VirtualCloc
 
 def test_a_fixed_warm_up_is_counted(virtual_clock: VirtualClock) -> None:
     assert measured(Workload(virtual_clock.advance, (100 * MS,), {}), warmup=3).measurement.warmup_calls == 3
-
-
-@pytest.mark.parametrize("raises", [True, False])
-def test_the_collector_runs_during_samples_and_forgets_nothing_afterwards(
-    virtual_clock: VirtualClock, raises: bool
-) -> None:
-    before = gc.get_freeze_count()  # 375 in Python 3.12
-    frozen: list[int] = []
-
-    def work() -> None:
-        frozen.append(gc.get_freeze_count())
-        virtual_clock.advance(500 * MS)
-        if raises:
-            raise ValueError("no")
-
-    if raises:
-        with pytest.raises(ValueError, match="no"):
-            measured(Workload(work, (), {}))
-    else:
-        measured(Workload(work, (), {}))
-    assert frozen[0] > before
-    assert gc.get_freeze_count() <= before
-
-
-def test_what_a_program_froze_itself_stays_frozen(virtual_clock: VirtualClock) -> None:
-    gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        measured(Workload(virtual_clock.advance, (100 * MS,), {}))
-        assert gc.get_freeze_count() == pytest.approx(before, rel=0.01)  # nothing of ours, and nothing let go
-    finally:
-        gc.unfreeze()
 
 
 def boiled_down(samples_ns: list[int], repetitions: int = 1) -> Measurement:
@@ -269,3 +237,40 @@ def test_calls_that_are_alike_once_all_is_set_up_have_an_exact_peak_and_counts(
     assert (found.memory.calls_differ, found.memory.used_up) == ([], False)
     assert found.memory.shown_bytes
     assert found.counts["allocations"] > 0
+
+
+# --- the collector, last: what is thawed for it makes each collection slow -------------------------------------------
+
+
+@pytest.mark.usefixtures("whole_collections")
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_collector_runs_during_samples_and_forgets_nothing_afterwards(
+    virtual_clock: VirtualClock, raises: bool
+) -> None:
+    before = gc.get_freeze_count()  # 375 in Python 3.12
+    frozen: list[int] = []
+
+    def work() -> None:
+        frozen.append(gc.get_freeze_count())
+        virtual_clock.advance(500 * MS)
+        if raises:
+            raise ValueError("no")
+
+    if raises:
+        with pytest.raises(ValueError, match="no"):
+            measured(Workload(work, (), {}))
+    else:
+        measured(Workload(work, (), {}))
+    assert frozen[0] > before
+    assert gc.get_freeze_count() <= before
+
+
+@pytest.mark.usefixtures("whole_collections")
+def test_what_a_program_froze_itself_stays_frozen(virtual_clock: VirtualClock) -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        measured(Workload(virtual_clock.advance, (100 * MS,), {}))
+        assert gc.get_freeze_count() == pytest.approx(before, rel=0.01)  # nothing of ours, and nothing let go
+    finally:
+        gc.unfreeze()

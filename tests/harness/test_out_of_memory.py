@@ -27,7 +27,6 @@ from perflab.results.peak import PeakPart
 CPU = torch.device("cpu")
 MIB = 1 << 20
 TOO_MUCH = 1 << 50
-pytestmark = pytest.mark.usefixtures("whole_collections")
 KIB = 1024
 
 
@@ -158,7 +157,7 @@ class Elsewhere:
     """Holds what the callable cannot reach: a class is not followed."""
 
     kept: list[Any] = []
-    rows: deque[Any] = deque((torch.zeros(KIB) for _ in range(100)), maxlen=100)
+    rows: deque[Any] = deque(maxlen=100)
 
 
 def appends() -> None:
@@ -190,6 +189,7 @@ def test_what_fills_once_is_replaced_or_is_garbage_is_no_leak() -> None:
     cache: dict[int, torch.Tensor] = {}
     count = iter(range(1000))
     last: list[torch.Tensor] = []
+    Elsewhere.rows.extend(torch.zeros(KIB) for _ in range(100))
 
     def fills_a_cache() -> None:
         number = next(count) % 3

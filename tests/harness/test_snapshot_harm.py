@@ -178,15 +178,15 @@ def test_texts_that_equal_a_key_are_no_keys(tmp_path: Path) -> None:
 
 
 def test_a_file_with_a_category_for_each_block_shows_a_few(tmp_path: Path) -> None:
-    events = [{**EVENT, "addr": number, "category": f"mine {number}"} for number in range(50_000)]
+    events = [{**EVENT, "addr": number, "category": f"mine {number}"} for number in range(10_000)]
     found = read(written(tmp_path / "a.pickle", content_of(events)))
     assert len(categories_of(found)) == 13
-    assert levels(found)[-1] == 50_000 * 512
+    assert levels(found)[-1] == 10_000 * 512
     assert picture(found, by_category(found), 0).count("<polygon") == 13
 
 
 def test_spans_that_never_end_take_no_time(tmp_path: Path) -> None:
-    count = 200_000
+    count = 50_000
     marks = [{"name": f"span {number}", "device": 0, "stage": "START", "time_us": 1} for number in range(count)]
     marks += [{"name": "other", "device": 0, "stage": "END", "time_us": 1} for _ in range(count)]
     written(tmp_path / "a.pickle", content_of([EVENT], external_annotations=marks))
