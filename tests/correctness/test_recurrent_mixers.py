@@ -104,7 +104,7 @@ def inputs(case: OperatorCase, generator: torch.Generator) -> dict[str, Tensor]:
 
 ANY = operator(RetNet, torch.device("cpu"))
 CASES = [("chunked", case) for case in ANY.cases(layout=("", "offset"), upstream=("", "dones"))]
-CASES.append(("triton", ANY.case(dtype="bf16")))  # in float32 nothing is cast between the layer and the kernel
+CASES += [("triton", ANY.case(dtype=dtype)) for dtype in ("fp32", "bf16")]
 
 
 @every_kind

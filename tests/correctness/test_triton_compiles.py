@@ -23,17 +23,21 @@ ON_TENSOR_CORES: list[tuple[str, int | str, str]] = [
     ("attention_forward-bf16-d128-causal-128x64-w8", 80, "mma"),
     ("attention_forward_tma-bf16-d128-causal-128x64-w8", 90, "wgmma"),
     ("attention_dk_dv-bf16-d128-causal-32x128-w8", 90, "wgmma"),
+    ("attention_dk_dv-bf16-d64-windowed-32x128-w8", 90, "wgmma"),
     ("attention_dq-bf16-d256-causal-64x32-w8", 90, "wgmma"),
     ("attention_decode-bf16-d128-windowed-16x64-w4", 90, "mma"),
     ("quantised_product-int4-128-bf16-1", 90, "mma"),
     ("attention_forward-bf16-d64-causal-64x64-w4", "gfx942", "mfma"),
     ("attention_forward-bf16-d64-causal-64x64-w4", "gfx950", "mfma"),
 ]
-WITHOUT: list[tuple[str, int]] = [
+WITHOUT: list[tuple[str, int | str]] = [
     ("attention_forward-fp32-d128-causal-32x16-w8", 90),
     ("attention_dk_dv-fp32-d128-causal-16x16-w8", 80),
+    ("attention_delta-bf16-d128", 90),
     ("rms_norm_backward-fp32-8192", 90),
+    ("weighted_sum_backward-fp32-128", 90),
     ("cross_entropy-bf16-128256", 90),
+    ("rms_norm-bf16-128", "gfx942"),
 ]
 ALL = [(name, arch) for name, arch, _ in ON_TENSOR_CORES] + WITHOUT
 
