@@ -161,7 +161,7 @@ class Ended(Data, frozen=True, tag=True):
     facts: Parameters = {}
     out_of_memory: OutOfMemory | None = None
     died: str = ""
-    """What happened to a process that died, in one line."""
+    """The end of a process that died, in one line."""
 
     @property
     def in_short(self) -> str:
