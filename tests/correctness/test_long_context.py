@@ -169,10 +169,12 @@ def pattern_magnitudes(
     return {name: x.unflatten(1, (-1, group)).sum(2) if name in ("dk", "dv") else x for name, x in found.items()}
 
 
-def hold_pattern(candidate: Callable[..., Tensor], pattern: Pattern, dtype: torch.dtype, transposed: bool) -> None:
+def hold_pattern(
+    candidate: Callable[..., Tensor], pattern: Pattern, dtype: torch.dtype, transposed: bool, head_dim: int = 24
+) -> None:
     def make(seed: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(1000 + seed)
-        shapes = {"q": (1, 2, pattern.length, 24), "k": (1, 1, pattern.length, 24), "v": (1, 1, pattern.length, 24)}
+        shapes = {name: (1, heads, pattern.length, head_dim) for name, heads in (("q", 2), ("k", 1), ("v", 1))}
         found = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
         return {name: x.transpose(1, 2).contiguous().transpose(1, 2) if transposed else x for name, x in found.items()}
 
@@ -199,6 +201,10 @@ HELD = [
 @pytest.mark.parametrize("pattern", HELD, ids=["strided", "band", "tiles-in-blocks", "one-token"])
 def test_pattern_attention_in_triton_is_right(pattern: Pattern, dtype: torch.dtype) -> None:
     hold_pattern(pattern_attention, pattern, dtype, transposed=dtype == torch.float32)
+
+
+def test_wide_heads_whose_backward_points_at_rows_are_right_in_a_pattern() -> None:
+    hold_pattern(pattern_attention, HELD[0], torch.float16, transposed=False, head_dim=136)
 
 
 @pytest.mark.parametrize("pattern", HELD[:2], ids=["strided", "band"])

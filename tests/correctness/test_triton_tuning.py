@@ -186,20 +186,22 @@ def test_where_triton_pads_tiles_on_their_way_one_stage_less_is_taken(limit: int
 
 
 @pytest.mark.parametrize(
-    ("kernel", "limit", "feature", "left_out"),
+    ("kernel", "limit", "head_dim", "feature", "left_out"),
     [
-        ("forward", SHARED_BYTES[80], "has_sinks", Tiles(128, 64, 8, 3)),
-        ("forward", SHARED_BYTES[90], "has_sinks", Tiles(128, 128, 8, 2)),
-        ("dk_dv", SHARED_BYTES[80], "is_capped", Tiles(32, 128, 4, 2)),
+        ("forward", SHARED_BYTES[80], 64, "has_sinks", Tiles(128, 64, 8, 3)),
+        ("forward", SHARED_BYTES[90], 64, "has_sinks", Tiles(128, 128, 8, 2)),
+        ("dk_dv", SHARED_BYTES[80], 64, "is_capped", Tiles(32, 128, 4, 2)),
+        ("dk_dv", SHARED_BYTES[90], 256, "is_capped", Tiles(32, 64, 8, 2)),
+        ("dk_dv", SHARED_BYTES[90], 256, "has_sinks", Tiles(32, 64, 8, 2)),
     ],
 )
 def test_tiles_that_spill_with_a_feature_are_left_out_there_alone(
-    kernel: str, limit: int, feature: str, left_out: Tiles
+    kernel: str, limit: int, head_dim: int, feature: str, left_out: Tiles
 ) -> None:
-    every = candidate_tiles(kernel, 64, torch.bfloat16, limit)
-    assert tuple(one for one in every if one != left_out) == candidate_tiles(
-        kernel, 64, torch.bfloat16, limit, **{feature: True}
-    )
+    def tiles_on(limit: int, **features: bool) -> tuple[Tiles, ...]:
+        return candidate_tiles(kernel, head_dim, torch.bfloat16, limit, **features)
+
+    every = tiles_on(limit)
+    assert tuple(one for one in every if one != left_out) == tiles_on(limit, **{feature: True})
     assert left_out in every
-    on_amd = [candidate_tiles(kernel, 64, torch.bfloat16, CDNA4_SHARED_BYTES, **{feature: it}) for it in (False, True)]
-    assert on_amd[0] == on_amd[1]
+    assert tiles_on(CDNA4_SHARED_BYTES) == tiles_on(CDNA4_SHARED_BYTES, **{feature: True})

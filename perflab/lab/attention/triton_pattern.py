@@ -26,7 +26,7 @@ from torch import Tensor
 
 from perflab.lab.attention.pattern import BlockLists, Pattern
 from perflab.lab.attention.scoring import Scoring
-from perflab.lab.attention.triton_backward_kernel import load_ends, walk_keys, walk_queries
+from perflab.lab.attention.triton_backward_kernel import load_ends, query_pointers, walk_keys, walk_queries
 from perflab.lab.attention.triton_forward_kernel import attend, finished
 from perflab.lab.attention.triton_launches import LOG2_E, delta_launch, rising_arguments, strides_of
 from perflab.lab.attention.triton_pieces import rounded, tile_pointers
@@ -133,13 +133,15 @@ def pattern_dk_dv_kernel(
             if IS_CAUSAL:  # no query before this tile sees it
                 start = tl.maximum(start, tile * BLOCK_K // BLOCK_Q * BLOCK_Q)
             query = start.to(tl.int64)
-            q_ptrs = tile_pointers(q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, query, rows, columns)
-            d_out_ptrs = tile_pointers(
-                d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, query, rows, columns
+            q_at = query_pointers(
+                q_ptr, stride_qb, stride_qh, stride_qn, stride_qd, batch, head, query, rows, columns, HEAD_DIM
             )  # fmt: skip
-            dk, dv, q_ptrs, d_out_ptrs = walk_queries(
-                dk, dv, k, v, q_ptrs, d_out_ptrs, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
-                start, stop, length, stride_qn, stride_gn, score_factor, 0.0, 0, 0, 0,
+            d_out_at = query_pointers(
+                d_out_ptr, stride_gb, stride_gh, stride_gn, stride_gd, batch, head, query, rows, columns, HEAD_DIM
+            )  # fmt: skip
+            dk, dv, q_at, d_out_at = walk_queries(
+                dk, dv, k, v, q_at, d_out_at, logsumexp_ptr + ends, delta_ptr + ends, keys, columns,
+                start, stop, length, stride_qn, stride_qd, stride_gn, stride_gd, score_factor, 0.0, 0, 0, 0,
                 False, IS_CAUSAL, False, False, True, PADDED, EMULATE_BF16, HEAD_DIM, BLOCK_Q, BLOCK_K,
             )  # fmt: skip
     dk_ptrs = tile_pointers(

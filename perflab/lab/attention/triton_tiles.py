@@ -65,7 +65,7 @@ class Tiles:
 # 32 bit. IEEE float32 products run without tensor cores, with operands unrolled into registers: what
 # spills is decided by block_k * D, and these are the widest that spill on neither sm_80 nor sm_90.
 # dk_dv keeps two accumulators (block_k, D) in registers, dq one (block_q, D), beside four products of scores. At
-# D = 256 no dk_dv tile of 64 keys fits, and so no wgmma: the products are mma's there.
+# D = 256 that leaves room for 64 keys, as wgmma needs, in steps of 32 queries, and for little else.
 # Those behind the first let another block onto the multiprocessor (4 warps), or halve the trips of K and V.
 _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     ("forward", 2): {
@@ -79,7 +79,7 @@ _TILES: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     ("dk_dv", 2): {
         64: (Tiles(32, 128, 4, 2), Tiles(32, 128, 8, 2), Tiles(64, 128, 8, 2)),
         128: (Tiles(32, 64, 4, 2), Tiles(32, 64, 8, 2)),
-        256: (Tiles(32, 64, 8, 1), Tiles(32, 32, 8, 1)),
+        256: (Tiles(32, 32, 4, 1), Tiles(32, 64, 8, 1)),
     },
     ("dk_dv", 4): {64: (Tiles(16, 32, 8, 2),), 256: (Tiles(16, 16, 8, 1),)},
     ("dq", 2): {
@@ -101,7 +101,7 @@ _OF_WARP_GROUPS: dict[tuple[str, int], dict[int, tuple[Tiles, ...]]] = {
     ("dk_dv", 2): {
         64: (Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2)),
         128: (Tiles(32, 128, 8, 2), Tiles(32, 64, 4, 2)),
-        256: (Tiles(32, 32, 8, 1),),
+        256: (Tiles(32, 64, 8, 2), Tiles(32, 32, 8, 1)),
     },
     ("dq", 2): {
         64: (Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2)),
@@ -115,6 +115,7 @@ _SPILLING: dict[tuple[str, bool], tuple[Tiles | None, Tiles | None]] = {
     ("forward", False): (None, Tiles(128, 64, 8, 3)),
     ("forward", True): (None, Tiles(128, 128, 8, 2)),
     ("dk_dv", False): (Tiles(32, 128, 4, 2), None),
+    ("dk_dv", True): (Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2)),
 }
 _HOPPER_SHARED_BYTES = 227 * 1024
 """Shared memory of a block from Hopper on, by which its warp groups are known here."""
