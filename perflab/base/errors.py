@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class InShort(NamedTuple):
+    """A problem in one line, and the process whose it is."""
+
+    what: str
+    whose: str = ""
+    """The process's role in a comparison; empty where the problem is no process's."""
+
+    def __str__(self) -> str:
+        return f"{self.whose}: {self.what}" if self.whose else self.what
 
 
 class PerflabError(Exception):
@@ -19,9 +31,9 @@ class PerflabError(Exception):
         self.remedy = remedy
 
     @property
-    def in_short(self) -> str:
-        """The problem in one line: the last, where it quotes another program's error."""
-        return self.problem.strip().rpartition("\n")[2]
+    def in_short(self) -> InShort:
+        """The problem's last line, which has the error where another program's output is quoted."""
+        return InShort(self.problem.strip().rpartition("\n")[2])
 
 
 def with_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -85,22 +97,24 @@ class SideEndedError(RivalError):
     """A process of an A/B comparison ended while it was needed.
 
     Args:
-        what: what happened to which process.
+        role: the process's role in the comparison.
+        what: what happened to the process.
         remedy: as for ``PerflabError``.
         output: the last lines that the process printed, each indented.
         hung: whether the process gave no answer and was ended.
     """
 
-    def __init__(self, what: str, remedy: str, *, output: str, hung: bool = False) -> None:
-        super().__init__(f"{what}; its output:\n{output}", remedy)
+    def __init__(self, role: str, what: str, remedy: str, *, output: str, hung: bool = False) -> None:
+        super().__init__(f"{role}: {what}; its output:\n{output}", remedy)
+        self.role = role
         self.what = what
         self.output = output
         self.hung = hung
 
     @property
-    def in_short(self) -> str:
-        """What happened, without the process's output."""
-        return self.what
+    def in_short(self) -> InShort:
+        """The problem without the process's output."""
+        return InShort(self.what, self.role)
 
 
 class KernelError(PerflabError):

@@ -77,7 +77,7 @@ class History:
         self.places: list[Place] = []
         self.words: list[str] = []
         self.reasons: dict[int, str] = {}
-        """By the index of a word that says that a level was accepted: the reason that was given."""
+        """The reasons that were given for accepted levels, by the index of the word that has the reason."""
         self.series: list[Series] = []
         self.left_out: list[LeftOut] = []
         self.repeated = 0

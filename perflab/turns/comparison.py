@@ -15,6 +15,7 @@ from itertools import compress
 from statistics import fmean, median
 from typing import TypeVar
 
+from perflab.base.errors import InShort
 from perflab.base.identity import Mode
 from perflab.judging.interleave import Reading
 from perflab.judging.null_control import NO_CONTROL, Control, wants_more
@@ -62,7 +63,7 @@ class Compared:
     """Whether the head ended before any other process held the case."""
     taken: list[tuple[CaseRound, bool]] = field(default_factory=list)
     """Every round that gave a log-ratio, ruined ones included, each with whether the round was a confirming one."""
-    lost: str | None = None
+    lost: InShort | None = None
     """Why a round could not measure the case, so that the case is not compared or confirmed; None: no such round."""
     fails: bool = False
     """Whether the case fails already for a reason that needs no further pairs, so that no more pairs are taken."""
@@ -82,7 +83,7 @@ class Compared:
             ended = found.ended.get(side)
             broke = side == HEAD and ended is not None and ended.outcome in ("failed", "died")
             if confirming and not broke and (ended is None or ended.outcome != "passed"):
-                self.lost = ended.in_short if ended is not None else "it was not collected again"
+                self.lost = ended.in_short if ended is not None else InShort("it was not collected again")
             elif ended is not None and (side not in self.ended or ended.outcome != "passed"):
                 self.ended[side] = ended
                 self.head_was_alone = self.head_was_alone or (
@@ -90,7 +91,7 @@ class Compared:
                 )
         if found.reading(HEAD, BASE, TWIN) is None:
             if confirming and self.lost is None:
-                self.lost = "it was not timed again"
+                self.lost = InShort("it was not timed again")
             return
         self.taken.append((found, confirming))
         policy = policy.of(self.logs)
@@ -365,7 +366,7 @@ def _of_both(found: CaseRound, of: Callable[[CaseTurns], tuple[_Seen | None, str
         there, said = of(turns) if turns is not None else (None, None)
         if there is None:
             how = ended.in_short if ended is not None else found.not_started
-            last = "the case does not exist there" if how is None else how
+            last = "the case does not exist there" if how is None else how.what
             return f"{side}: {said or last or 'it was not examined'}"
         seen.append(there)
     return seen[0], seen[1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from perflab.base.data import changed
-from perflab.base.errors import UsageError
+from perflab.base.errors import InShort, UsageError
 from perflab.judging.counts import FAILS_ALREADY, judge_counts, values_of, verdict_on
 from perflab.judging.doubts import disturbances, is_witnessed
 from perflab.judging.exact import judge_peaks, peaks_of, unless_calls_differ
@@ -122,7 +122,7 @@ def _not_compared(one: Compared, base: Tree) -> Result:
     if head is not None and head.outcome == "skipped":
         return without_numbers(one.case, Verdict.SKIPPED, head.text)
     if other is not None and other.outcome == "died":
-        return without_numbers(one.case, Verdict.INCOMPARABLE, other.in_short)
+        return without_numbers(one.case, Verdict.INCOMPARABLE, str(other.in_short))
     if head is None and one.lost is not None:
         return without_numbers(one.case, Verdict.INCONCLUSIVE, f"could not be compared: {one.lost}")
     if head is None:
@@ -171,9 +171,9 @@ def timed_otherwise(one: Compared) -> str:
     return f"timed with {one.modes[HEAD]} here, but with {one.modes[BASE]}"
 
 
-def with_option(problem: str, commit: str) -> str:
-    """Return a problem of one line with the option that shows the rest, which may be long."""
-    return f"{problem} (see: --perf-against={commit[:7]})"
+def with_option(problem: InShort, commit: str) -> str:
+    """Return a problem beside this commit with the option that shows the rest of it, which may be long."""
+    return f"{problem.what} (see: --perf-against={commit[:7]})"
 
 
 def without_numbers(case: str, verdict: Verdict, reason: str) -> Result:

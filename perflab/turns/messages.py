@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from perflab.base.data import Data, Parameters
+from perflab.base.errors import InShort
 from perflab.base.identity import DEFAULT, Mode
 from perflab.processes.channel import Alive
 from perflab.results.measurement import LaunchedKernel, Memory, OutOfMemory
@@ -160,13 +161,13 @@ class Ended(Data, frozen=True, tag=True):
     work: dict[str, float] = {}
     facts: Parameters = {}
     out_of_memory: OutOfMemory | None = None
-    died: str = ""
-    """The end of a process that died, in one line."""
+    died: InShort | None = None
+    """The end of a process that died."""
 
     @property
-    def in_short(self) -> str:
+    def in_short(self) -> InShort:
         """The end in one line: the last one of what pytest printed, which has the error."""
-        return self.died or self.text.strip().rpartition("\n")[2]
+        return self.died or InShort(self.text.strip().rpartition("\n")[2])
 
 
 Question = SetUp | Warm | Turn | Weigh | Examine | TakeApart | Finish | Bye

@@ -101,8 +101,8 @@ def _side_ended(start: Start, ending: Ending) -> Exception:
         How.HUNG: f"run the case alone: pytest -m perf in {start.directory}",
         How.CLOSED: "close no file descriptors in tests but your own: a case was running that did, or a library of its",
     }[ending.how]
-    what = f"{start.role}: its process {ending.told}{before}"
-    return SideEndedError(what, remedy, output=output, hung=ending.how is How.HUNG)
+    what = f"its process {ending.told}{before}"
+    return SideEndedError(start.role, what, remedy, output=output, hung=ending.how is How.HUNG)
 
 
 _PATIENCE_S = 120.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from perflab.base.data import Data
-from perflab.base.errors import RivalError, SideEndedError
+from perflab.base.errors import InShort, RivalError, SideEndedError
 from perflab.base.identity import Mode
 from perflab.judging import interleave
 from perflab.judging.interleave import SIDES, Pace, Reading, TurnTime
@@ -73,7 +73,7 @@ class CaseRound:
     """The side that was set up first, and so had the device to itself."""
     evidence: Evidence | None = None
     """The other work that was observed on the machine while the turns were taken."""
-    not_started: str | None = None
+    not_started: InShort | None = None
     """Why the processes did not start; None if they did."""
 
     @property
@@ -195,8 +195,8 @@ class Round:
         except SideEndedError as error:
             self._running.close()
             if ancestor is not None and not error.hung:
-                raise NotForkedError(f"a forked process did not start ({error.what})") from None
-            raise NotStartedError(error.what, error.remedy, output=error.output) from None
+                raise NotForkedError(f"a forked process did not start ({error.in_short})") from None
+            raise NotStartedError(error.role, error.what, error.remedy, output=error.output) from None
         except BaseException:
             self._running.close()
             raise

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from perflab.base.errors import InShort
 from perflab.judging.interleave import Reading, TurnTime
 from perflab.judging.paired import PairedFinding, PairedPolicy, latency_findings
 from perflab.turns import comparison
@@ -57,7 +58,7 @@ class Machine:
     seconds: float = 0.0
     rounds: list[list[str]] = field(default_factory=list)
     """The cases of each."""
-    lost: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, InShort] = field(default_factory=dict)
     """Cases that could not be confirmed, and why."""
 
     def take(self, slowdown: float, sides: Sequence[str]) -> CaseRound:
@@ -98,7 +99,7 @@ def compared(
         def __init__(self, starts: dict[str, Start], *_others: object) -> None:
             machine.attempts += 1
             if machine.attempts - 1 in machine.unstarted:
-                raise NotStartedError("its process was killed", "wait", output="")
+                raise NotStartedError("head", "its process was killed", "wait", output="")
             self.cases = {side: list(start.command) for side, start in starts.items()}
             self.strays: dict[str, list[str]] = {}
             machine.seconds += START_S * len(starts) / 2

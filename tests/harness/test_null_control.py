@@ -187,7 +187,7 @@ def test_processes_that_do_not_start_twice_cost_the_cases_of_that_round_alone() 
     machine = Machine(random.Random(20261123), unstarted=frozenset({4, 5}))
     found = compared(machine, {"one": 0.3, "two": 0.0})
     assert (found["one"].verdict, found["two"].verdict) == (Verdict.INCONCLUSIVE, Verdict.OK)
-    assert "its process was killed" in machine.lost["one"]
+    assert "its process was killed" in machine.lost["one"].what
 
 
 def test_a_budget_for_one_suspect_is_enough_though_none_is_left_for_another_screen() -> None:

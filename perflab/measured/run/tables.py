@@ -211,7 +211,7 @@ def _take(row: Row, sides: Mapping[str, str], found: CaseRound) -> None:
     if (reading := found.reading(own, base)) is not None:
         row.take(found.turns[own], found.turns[base], reading)
     if found.not_started is not None:
-        row.refuse(found.not_started)
+        row.refuse(str(found.not_started))
     spoilt = any(ended.outcome == "died" for ended in found.ended.values())  # which is why other cases were not reached
     for whose, side in (("", own), ("its base ", base)):
         ended = found.ended.get(side)
