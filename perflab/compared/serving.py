@@ -266,7 +266,11 @@ class Server:
             return []
         foreign = self._serve.foreign + os.sep
         ours = tuple(folder + os.sep for folder in (self._serve.own or "\0", sys.prefix, sys.base_prefix))
-        files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+        files = {
+            name: file
+            for name, module in list(sys.modules.items())
+            if (file := getattr(module, "__file__", None)) and os.path.isabs(file)  # torch.ops has "_ops.py"
+        }
         return sorted(
             f"{name} ({file})"
             for name, file in files.items()

@@ -8,6 +8,7 @@ right. Called on the inputs as they are it shows the cost of their precision; th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from inspect import signature
 from typing import TypeVar
 
 import torch
@@ -98,7 +99,16 @@ class Definition:
             return run_plainly(self._plain, {name: copied(one) for name, one in example.items()}, self._task, {})
 
         devices = {one.device for one in example.values()}
-        before, results = random_states(devices), run()
+        before = random_states(devices)
+        try:
+            results = run()
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"the definition raised for inputs in their own precision: {type(error).__name__}: {error}",
+                "write it for the inputs' dtype too, whose error makes the budget, or give inputs of a wider one",
+            ) from error
         if all(map(torch.equal, before, random_states(devices))):
             return
         others = run()
@@ -130,7 +140,9 @@ class Definition:
         where = next((one.device for one in got.values() if one is not None), torch.device("cpu"))
         exact = run_plainly(self._exact, upcast(inputs), self._task, {})
         reference = _on(where, {name: widest(one) for name, one in exact.items()})
-        plain: Mapping[str, Tensor] = _on(where, run_plainly(self._plain, inputs, self._task, {}))
+        # A copy, as a definition may write to its inputs.
+        own = {name: one.clone() for name, one in inputs.items()}
+        plain: Mapping[str, Tensor] = _on(where, run_plainly(self._plain, own, self._task, {}))
         got = {name: None if one is None else one.clone() for name, one in got.items()}
         for name, one in reference.items():
             unknown, found = one.isnan(), got[name]
@@ -266,7 +278,7 @@ def random_states(devices: Iterable[torch.device]) -> list[Tensor]:
     states = [torch.get_rng_state()]
     for device in devices:
         if device.type != "cpu" and (state_of := getattr(torch.get_device_module(device), "get_rng_state", None)):
-            states.append(state_of())
+            states.append(state_of(device) if signature(state_of).parameters else state_of())
     return states
 
 

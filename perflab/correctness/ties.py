@@ -105,17 +105,19 @@ def without_rounded_ties(
     own = {name: widest(plain[name]) for name in mine}
     far = {name: (widest(one) != reference[name]) & (widest(one) != own[name]) for name, one in mine.items()}
     off = {name: one != reference[name] for name, one in own.items()}
+    differs = {name: widest(one) != reference[name] for name, one in mine.items()}
+    most_off = {name: 2 * int(off[name].sum()) + max(_FEW_AT_TIES, one.numel() // _FEW) for name, one in mine.items()}
+    unknown = [name for name, one in differs.items() if 0 < int(one.sum()) <= most_off[name]]
     of_plain = dict(off)
     generator = torch.Generator().manual_seed(0)
     is_rounded = any(bool(one.any()) for one in off.values())
-    is_right = all(torch.equal(widest(one), reference[name]) for name, one in mine.items())
-    for number in range(0 if is_right else _FURTHER_NUDGES):
+    for number in range(_FURTHER_NUDGES if unknown else 0):
         if number >= _FEWEST_NUDGES and not is_rounded:
             break
-        if is_rounded and not any(bool(one.any()) for one in far.values()):
+        if is_rounded and not any(bool(far[name].any()) for name in unknown):
             break
         nudged = {name: _nudged(one, generator, _SIZES[number % len(_SIZES)]) for name, one in inputs.items()}
-        if all(torch.equal(one.double(), inputs[name].double()) for name, one in nudged.items()):
+        if all(torch.equal(one, inputs[name].to(one.dtype)) for name, one in nudged.items()):
             return got, plain
         try:
             moved = again(nudged)
@@ -132,15 +134,12 @@ def without_rounded_ties(
         return got, plain
     settled = {}
     for name, one in mine.items():
-        differs, of_own = widest(one) != reference[name], int(off[name].sum())
-        if int(differs.sum()) > 2 * of_own + max(
-            _FEW_AT_TIES, one.numel() // _FEW
-        ):  # of a lower precision than plain's
-            wrong = differs
-        elif int(far[name].sum()) > 2 * int(of_plain[name].sum()) + of_own // _SPARED:
+        if int(differs[name].sum()) > most_off[name]:  # of a lower precision than plain's
+            wrong = differs[name]
+        elif int(far[name].sum()) > 2 * int(of_plain[name].sum()) + int(off[name].sum()) // _SPARED:
             wrong = far[name]
         else:
-            wrong = torch.zeros_like(differs)
+            wrong = torch.zeros_like(differs[name])
         settled[name] = torch.where(wrong, one, reference[name].to(one.dtype))
     return {**got, **settled}, {**plain, **{name: reference[name].to(plain[name].dtype) for name in mine}}
 

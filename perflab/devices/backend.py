@@ -205,10 +205,14 @@ class Backend:
         """Wait until autograd's thread for this device has dropped the results of the last ``torch.autograd.grad``.
 
         It does so after ``grad`` has returned, and until then they count as memory in use. An empty gradient that
-        passes through the same thread comes back only after that.
+        passes through the same thread comes back only after that. A device that this process has not used is not
+        started for it.
         """
         import torch
 
+        is_used = getattr(torch.get_device_module(self.device), "is_initialized", None)
+        if is_used is not None and not is_used():
+            return
         with torch.inference_mode(False), contextlib.suppress(RuntimeError):  # a backend that makes no empty tensors
             leaf = torch.empty(0, device=self.device, requires_grad=True)
             torch.autograd.grad(leaf, leaf, leaf)

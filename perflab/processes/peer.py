@@ -1,8 +1,9 @@
 """Starts a process, asks it typed questions, and waits for its typed answers with a time limit.
 
-The same mechanism serves fresh processes, the sides of an A/B comparison, the ancestors of these, and compilers. The
-started process uses ``channel.py``. A process that dies, closes its connection, answers in another protocol or hangs is
-ended with all that it has started; what happened is an ``Ending``, which the caller turns into an error.
+The same mechanism serves fresh processes, the sides of an A/B comparison, the ancestors of these, compilers, ranks, and
+untrusted candidates, whose signs of life do not count. The started process uses ``channel.py``. A process that dies,
+closes its connection, answers in another protocol or hangs is ended with all that it has started; what happened is an
+``Ending``, which the caller turns into an error.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class How(enum.Enum):
     CLOSED = enum.auto()
     """The process closed its connection and went on, and was ended."""
     HUNG = enum.auto()
-    """The process gave no answer and no sign of life in time, and was ended."""
+    """The process gave no answer in time and no sign of life that counts, and was ended."""
     FOREIGN = enum.auto()
     """The process answered what is no answer here."""
     UNSTARTED = enum.auto()
@@ -237,6 +238,7 @@ class Peer(Generic[Question, Answer]):
 
     def _raise(self, ending: Ending) -> NoReturn:
         """End the process, and raise the error for what happened."""
+        self._due_s = math.inf  # its number may be another's soon, which is not to be killed
         lasted_s = time.monotonic() - self._began_s
         before = len(self._child.output())
         if ending.how is How.HUNG:

@@ -262,12 +262,16 @@ def _outlived(base: Peak, head: Peak) -> PeakChange | None:
 
     ``retain_graph=True`` makes them so, and so does a variable. They are alive at both peaks, and no change in bytes.
     """
-    waited, spent_before, spent = (
-        groups_of((one for one in side.parts if one.category == category), lambda one: (one.operator, one.module))
-        for side, category in ((base, ACTIVATIONS), (base, OUTLIVED), (head, OUTLIVED))
+    waited, others, spent = (
+        groups_of(parts, lambda one: (one.operator, one.module))
+        for parts in (
+            [one for one in base.parts if one.category == ACTIVATIONS],
+            [one for one in base.parts if one.category != ACTIVATIONS],  # some may outlive their backward there as well
+            [one for one in head.parts if one.category == OUTLIVED],
+        )
     )
     sizes = {
-        key: min(_size(spent[key]) - _size(spent_before.get(key, [])), _size(waited[key]))
+        key: min(_size(spent[key]) - _size(others.get(key, [])), _size(waited[key]))
         for key in spent.keys() & waited.keys()
     }
     sizes = {key: size_bytes for key, size_bytes in sizes.items() if size_bytes > 0}

@@ -365,8 +365,9 @@ def _of_both(found: CaseRound, of: Callable[[CaseTurns], tuple[_Seen | None, str
         turns, ended = found.turns.get(side), found.ended.get(side)
         there, said = of(turns) if turns is not None else (None, None)
         if there is None:
-            how = ended.in_short if ended is not None else found.not_started
-            last = "the case does not exist there" if how is None else how.what
+            if said is None and ended is None and found.not_started is not None:
+                return str(found.not_started)  # of whichever side did not start
+            last = "the case does not exist there" if ended is None else ended.in_short.what
             return f"{side}: {said or last or 'it was not examined'}"
         seen.append(there)
     return seen[0], seen[1]

@@ -172,8 +172,9 @@ def timed_otherwise(one: Compared) -> str:
 
 
 def with_option(problem: InShort, commit: str) -> str:
-    """Return a problem beside this commit with the option that shows the rest of it, which may be long."""
-    return f"{problem.what} (see: --perf-against={commit[:7]})"
+    """Return a problem of an A/B comparison with this commit, and the option that shows the rest, which may be long."""
+    said = problem.what if problem.whose == commit[:7] else str(problem)
+    return f"{said} (see: --perf-against={commit[:7]})"
 
 
 def without_numbers(case: str, verdict: Verdict, reason: str) -> Result:

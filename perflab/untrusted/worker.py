@@ -179,7 +179,8 @@ def built(kind: Callable[..., Any], told: Mapping[str, Any]) -> Any:
     model = kind(*told["arguments"])
     if isinstance(model, torch.nn.Module):
         theirs, ours = told["weights"], model.state_dict()
-        if theirs.keys() == ours.keys() and all(theirs[name].shape == ours[name].shape for name in ours):
+        tensors = {name: one for name, one in ours.items() if isinstance(one, torch.Tensor)}  # a model may keep others
+        if theirs.keys() == ours.keys() and all(theirs[name].shape == one.shape for name, one in tensors.items()):
             model.load_state_dict(theirs)
     return model
 

@@ -252,3 +252,25 @@ def test_an_index_of_values_that_were_rounded_may_be_another_at_a_tie_and_nowher
             assert definition.wrong(inputs, {"out": right(**inputs)}) == ""
         for wrong in (first_rows, coarsely):
             assert "elements are off" in (definition.wrong(inputs, {"out": wrong(**inputs)}) or "")
+
+
+def test_a_definition_that_writes_to_its_inputs_leaves_ties_where_they_are() -> None:
+    def negated(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(-1)
+        return x, (x @ w).argmax(-1)
+
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x, w = (torch.randn(rows, 64, generator=generator).bfloat16() for rows in (256, 64))
+        definition = Definition(negated, negated, {"x": x, "w": w})
+        scores = -x[:, :32] @ w[:32] + -x[:, 32:] @ w[32:]
+        indices = scores.argmax(-1)
+        assert definition.wrong({"x": x, "w": w}, {"out": -x, "out1": indices}) == ""
+        indices[:4] = scores[:4].argmin(-1)
+        assert definition.wrong({"x": x, "w": w}, {"out": -x, "out1": indices})
+
+
+def test_a_definition_that_does_not_take_the_inputs_precision_is_refused_with_a_remedy() -> None:
+    x = torch.eye(4, dtype=torch.bfloat16)
+    with pytest.raises(UsageError, match="the definition raised for inputs in their own precision"):
+        Definition(torch.linalg.cholesky, torch.linalg.cholesky, {"x": x})

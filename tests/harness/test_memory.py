@@ -271,13 +271,14 @@ class Graph:
 
 
 @pytest.fixture
-def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caching allocator of which 10 MiB are live and the call makes 1 MiB more."""
+def allocator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A caching allocator of which 10 MiB are live and the call makes 1 MiB more; what it was asked that counts."""
+    asked: list[str] = []
     for name, value in {
         "CUDAGraph": Graph,
         "synchronize": lambda _device: None,
         "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda _device: None,
+        "reset_peak_memory_stats": lambda _device: asked.append("a new peak"),
         "memory_allocated": lambda _device: 10 * MIB,
         "max_memory_allocated": lambda _device: 11 * MIB,
         "max_memory_reserved": lambda _device: 192 * MIB,
@@ -285,7 +286,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_allocator_backend": lambda: "native",
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(Backend, "await_autograd", lambda _: None)
+    monkeypatch.setattr(Backend, "await_autograd", lambda _: asked.append("autograd"))
+    return asked
 
 
 HIDDEN: dict[int, Graph] = {0: Graph(OURS)}
@@ -293,6 +295,11 @@ HIDDEN: dict[int, Graph] = {0: Graph(OURS)}
 
 def replays_what_a_compiler_keeps_out_of_sight() -> None:
     getattr(sys.modules[__name__], "HID" + "DEN")[0].replay()
+
+
+def test_a_peak_begins_when_autograd_s_thread_has_dropped_what_it_had(allocator: list[str]) -> None:
+    measure_memory(Workload(Graph(OURS).replay, (), {}), CUDA)
+    assert allocator == ["autograd", "autograd", "a new peak"]
 
 
 @pytest.mark.usefixtures("allocator")

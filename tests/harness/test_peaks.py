@@ -277,6 +277,14 @@ def test_blocks_that_outlive_their_backward_come_first_though_both_peaks_have_th
     assert peak_texts(found)[0] == f"{blocks} are alive after their backward at train.py:9 now, and were not before"
 
 
+def test_blocks_that_outlive_their_backward_in_both_versions_are_no_cause() -> None:
+    """A variable of an operator's that outlives its backward counts as temporaries at a peak of the backward's."""
+    base = Peak(parts=[part(100), part(100, category="temporaries")])
+    head = Peak(parts=[part(100, category="alive after their backward"), part(220, operator="aten::ones")])
+    found = explain_peak(base, head, "main", 120)
+    assert found.parts[0].operator == "aten::ones"
+
+
 def test_blocks_that_only_change_their_category_cancel_each_other_and_the_cause_is_what_is_more() -> None:
     base = Peak(parts=[part(100, category="temporaries"), part(300, operator="aten::mm", line="net.py:9")])
     head = Peak(parts=[part(100), part(250, operator="aten::sin", line="net.py:8"), part(60, operator="aten::cos")])

@@ -319,3 +319,17 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next_one_and_that_of_a
         with workplace() as third:
             assert sorted(tmp_path.iterdir()) == sorted([folders[0], third, tmp_path / "perflab-of-the-users"])
     assert sorted(tmp_path.iterdir()) == [tmp_path / "perflab-of-the-users"]
+
+
+def test_a_process_that_is_not_trusted_and_has_ended_is_not_killed_when_its_answer_would_be_overdue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's by then."""
+    with conversation(tmp_path, "sys.exit(3)", silent_s=0.5, is_trusted=False) as peer:
+        peer.ask(Add(numbers=[1]))
+        with pytest.raises(Over):
+            peer.answer()
+        killed: list[int] = []
+        monkeypatch.setattr("perflab.processes.peer.os.killpg", lambda number, _signal: killed.append(number))
+        time.sleep(1.5)
+        assert killed == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from perflab.compared.serving import Server
 from perflab.turns.checkout import Tree
 from perflab.turns.start_sides import Starts, copies
 
@@ -150,3 +152,15 @@ def test_a_copy_of_a_namespace_package_is_found(project: Path, tmp_path: Path) -
 )
 def test_what_is_no_copy_is_none(project: Path, tmp_path: Path, name: str, place: str | None) -> None:
     assert copies({name: module(name, None if place is None else tmp_path / place)}, [project]) == []
+
+
+def test_modules_without_a_file_are_no_strays_though_the_working_directory_is_the_other_side_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "no_file", ModuleType("no_file"))
+    strayed = ModuleType("strayed")
+    strayed.__file__ = str(tmp_path / "strayed.py")
+    monkeypatch.setitem(sys.modules, "strayed", strayed)
+    server: Any = SimpleNamespace(_serve=SimpleNamespace(foreign=str(tmp_path), own=None))
+    assert Server._strays(server) == [f"strayed ({strayed.__file__})"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from perflab.base.errors import InShort
 from perflab.base.git import CodeOf, code_of, current_commit, differs_from
 from perflab.measured.run.settle import why_not_settled
 from perflab.turns.comparison import Compared
@@ -172,6 +173,9 @@ def test_a_case_that_is_not_on_both_sides_is_not_settled_and_that_is_said() -> N
     assert why_not_settled(compared(head="died"), "1234567890") == (
         "died here, in a fresh process (see: --perf-against=1234567)"
     )
+    for whose, said in (("1234567", "it was killed"), ("working tree", "working tree: it was killed")):
+        lost = Compared("it", lost=InShort("it was killed", whose))
+        assert why_not_settled(lost, "1234567890") == f"{said} (see: --perf-against=1234567)"
 
 
 # --- which commit -------------------------------------------------------------------------------------------

@@ -74,7 +74,8 @@ def listen() -> None:
         *lines, heard = (heard + more).split(b"\n")
         for line in lines[-1:]:
             limit, _, words = line.partition(b" ")
-            if words.startswith(b"{") and (not limit or limit.replace(b".", b"").isdigit()):
+            is_whole = words.startswith(b"{") and words.endswith(b"}")
+            if is_whole and (not limit or limit.replace(b".", b"", 1).isdigit()):
                 within_s, said = float(limit) if limit else None, words  # else a case wrote into others' descriptors
     if os.getppid() != int(sys.argv[1]):  # the watched process is gone, and a fork of it holds the pipe open
         return
