@@ -81,10 +81,10 @@ def without_rounded_ties(
     again: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
     plainly: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
 ) -> tuple[Mapping[str, Tensor | None], Mapping[str, Tensor]]:
-    """Return results, and plain's, with the reference's integers at ties of values that a precision has rounded.
+    """Return results, and plain's, with the reference's integers instead of those that differ at a rounded tie.
 
-    Such an index is off by any number. In plain it would allow any index anywhere, and where plain happens to meet no
-    tie, none. So an integer may be plain's, or the definition's for inputs that differ by some roundings; nearly as
+    An index at such a tie is off by any number. Plain's would allow any index anywhere, and where plain happens to meet
+    no tie, none. So an integer may be plain's, or the definition's for inputs that differ by some roundings; nearly as
     many others as plain has are allowed. What is left is wrong. Integers that are no matter of rounding stay as they
     are: those of inputs that are whole, and those at which plain never differs from the definition.
 
