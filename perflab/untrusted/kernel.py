@@ -9,8 +9,8 @@ from pathlib import Path
 
 from perflab.untrusted.errors import UnfitError
 
-STOPPED, DEAD = (b"T", b"t"), (b"Z", b"X")
-"""States of processes and threads, as in proc(5)."""
+DEAD, STILL = (b"Z", b"X"), (b"T", b"t", b"Z")
+"""States of processes and threads, as in proc(5): ended ones, and those that do nothing more. X is still ending."""
 
 
 class _Range(ctypes.Structure):
@@ -58,6 +58,19 @@ def states(pid: int) -> list[bytes]:
         with contextlib.suppress(OSError, IndexError):  # ended meanwhile
             found.append((task / "stat").read_bytes().rpartition(b")")[2].split()[0])
     return found
+
+
+def is_queued(pid: int) -> bool:
+    """Whether a thread of a process that is not dead is on a core or queued for one, as far as the kernel shows it.
+
+    A thread whose state is T works on until the scheduler takes it off, and may be preempted before: for milliseconds
+    on a busy machine. While it is queued, ``wchan`` names no function in which it sleeps.
+    """
+    for task in threads(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (task / "wchan").read_bytes() == b"0" and b") Z" not in (task / "stat").read_bytes():
+                return True
+    return False
 
 
 def threads(pid: int) -> list[Path]:

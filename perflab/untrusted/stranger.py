@@ -50,6 +50,8 @@ __tracebackhide__ = True  # pytest shows the user's frames of an error, not ours
 
 Answer = TypeVar("Answer", Ready, Finished, Looked)
 _STOPPED_WITHIN_S = 5.0
+_STANDS_AFTER_S = 0.05
+"""Seconds without work after which a stopped process stands still, where the kernel does not show queued threads."""
 _VARIABLES = {"PATH", "HOME", "USER", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX", "XDG_CACHE_HOME"}
 _PREFIXES = (
     *("LC_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "CUDA_", "NOCUDA_", "PERFLAB_AUTOTUNE"),
@@ -371,12 +373,14 @@ class Stranger:
             UnfitError: they do not.
         """
         self._signal(signal.SIGSTOP)
-        until_s, processor_ns = time.monotonic() + _STOPPED_WITHIN_S, -1
-        while time.monotonic() < until_s:
-            states = kernel.states(self.pid)  # none, if it has ended
+        began_s = same_s = time.monotonic()
+        processor_ns = -1
+        while (now_s := time.monotonic()) - began_s < _STOPPED_WITHIN_S:
+            is_still = all(one in kernel.STILL for one in kernel.states(self.pid))  # none, if it has ended
             processor_ns, before_ns = kernel.processor_ns(self.pid), processor_ns
-            # A thread that is marked as stopped works until the scheduler has taken its core away.
-            if processor_ns == before_ns and all(one in kernel.STOPPED or one in kernel.DEAD for one in states):
+            if not is_still or processor_ns != before_ns:
+                same_s = now_s
+            elif now_s - same_s > _STANDS_AFTER_S or not kernel.is_queued(self.pid):
                 return
         raise UnfitError("it does not stop")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -448,3 +451,18 @@ def test_there_are_as_many_kinds_as_promised() -> None:
     assert len(ATTACKS) >= 32
     assert len(CONTROLS) >= 16
     assert all(source.startswith("https://") for _, source in ATTACKS.values())
+
+
+def test_a_stopped_process_stands_still_once_no_thread_of_it_is_queued_for_a_core() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        for is_queued in (True, False):
+            tries = 0
+            while kernel.is_queued(process.pid) is not is_queued:
+                assert tries < 1000
+                time.sleep(0.01)
+                tries += 1
+            process.send_signal(signal.SIGSTOP)
+        worked_ns = kernel.processor_ns(process.pid)
+        time.sleep(0.1)
+        assert kernel.processor_ns(process.pid) == worked_ns
+        process.kill()
