@@ -35,7 +35,7 @@ memory: $(CUDA_INSTALLED)
 
 # Every Triton kernel in every configuration that may be chosen: compiled for every GPU architecture, AMD's against their
 # baselines, and run in the interpreter on poisoned memory. Says how long it took, and writes the digests of what passed;
-# tests check what differs from these, and a tenth a day. No GPU: minutes the first time.
+# tests check what differs from these, and a twentieth a day. No GPU: minutes the first time.
 kernels: $(INSTALLED)
 	began=$$(date +%s) && $(BIN)/perflab kernels && \
 		PERFLAB_KERNELS=all $(BIN)/pytest -m perf --perf-check=exact --perf-total-budget=1h --perf-arch=gfx942,gfx950 \
@@ -135,18 +135,19 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Installs again only when what is to be installed has changed.
+# Installs again only when what is to be installed has changed. Modules are compiled when they are first imported: few are, and
+# compiling all takes most of an installation.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "perflab needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(INSTALLED)
 
 # Of NVIDIA's packages none is needed: nocuda stands in for the libraries, and triton has the headers and ptxas. `===` in
 # the file keeps pip from taking a CPU build that it may know of. A driver's machine needs no such environment.
 $(CUDA_INSTALLED): pyproject.toml requirements-cuda.txt
 	test -x $(CUDA_BIN)/python || $(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_BIN)/python -m pip install --quiet --no-deps --requirement requirements-cuda.txt
+	$(CUDA_BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-cuda.txt
 	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $(CUDA_INSTALLED)
 

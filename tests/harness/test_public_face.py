@@ -40,7 +40,6 @@ INSIDE = {
     "test_reasoning.py": "findings from records that are made by hand",
     "test_study_findings.py": "findings from records that are made by hand",
     "test_training_update.py": "a step on the fake tensors of predicting",
-    "test_triton_compiles.py": "the lab's kernels, asked of the compiler's processes one by one",
 }
 """Files of tests/correctness that hold perflab's insides to something, each with the reason."""
 SUITES = sorted(

@@ -59,6 +59,11 @@ ROW = 16 * 4
 
 
 @pytest.fixture
+def python(python_with_compiler: str) -> str:
+    return python_with_compiler  # optimizers import it
+
+
+@pytest.fixture
 def step(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project whose case trains a model that stands in a file of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
