@@ -46,6 +46,9 @@ NO_GRACE = """
 import perflab.sweeps.session as session
 
 session._GRACE_S = 0.5  # one machine: no folder lags
+
+def pytest_configure(config):  # takes what its own hook has sent to each worker, as pytest-rerunfailures does
+    assert getattr(config, "workerinput", {"own": 1})["own"]
 """
 
 
@@ -184,6 +187,18 @@ def test_without_slurm_the_jobs_run_here_failures_have_logs_and_baselines_are_jo
     assert sorted(saved) == [f"test_it[{number}]" for number in range(4)], "of the job that died before it saved, too"
     project.run("-k", "3")
     assert project.verdicts() == {"ok": 1}, "held to what was saved"
+
+
+def test_code_that_git_does_not_know_is_run_anew_once_it_has_changed(tmp_path: Path, python: str) -> None:
+    project = Sweeps(tmp_path, python)
+    project.cluster('cluster = "local"\n')
+    (tmp_path / "test_it.py").write_text(CASES.replace("range(12)", "range(2)"))
+    for name in ("before", "after"):
+        (tmp_path / "test_it.py").write_text((tmp_path / "test_it.py").read_text() + f"# {name}\n")
+        (tmp_path / "kill").write_text("1")
+        assert "had ended in an earlier session" not in project.run()
+    assert "1 test of this sweep had ended in an earlier session" in project.run()
+    assert project.ran() == {0: 2, 1: 1}
 
 
 def test_a_job_that_dies_before_its_first_case_shows_its_log(tmp_path: Path, python: str) -> None:
