@@ -46,7 +46,7 @@ def _ended(
     environment = {name: value for name, value in os.environ.items() if not re.match("GIT_(?!CONFIG_)", name)}
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments],
             # A query must not lock the repository for others, and nobody can answer a prompt.
             env={**environment, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **own},
             stdin=subprocess.DEVNULL,

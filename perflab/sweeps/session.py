@@ -26,10 +26,11 @@ from perflab.noting import NOTES, AllNotes, case_id
 from perflab.options import SWEEP_JOB_OPTION, SWEEP_OPTION
 from perflab.running.case.fresh_process import further_arguments
 from perflab.running.config.command_line import without
-from perflab.running.config.folder import own_folder
+from perflab.running.config.folder import own_place
 from perflab.running.config.kinds import is_perf_case
 from perflab.running.config.marker import for_case
 from perflab.running.config.reading import set_settings, settings_of
+from perflab.running.config.run_mode import refusing
 from perflab.running.session.workers import log_reports, report_of, report_of_lost
 from perflab.store.case_files import join_baselines
 from perflab.sweeps.jobs import Case, Cluster, Job, JobFile, Reader, Submitted, command_of, pack, read_cluster
@@ -102,18 +103,19 @@ class Sweep:
         if session.testsfailed or self._config.option.collectonly or not session.items:
             return None
         self._open = {item.nodeid: item for item in session.items}
-        folder = own_folder(self._config.rootpath) / "sweeps" / self._key()
-        folder.mkdir(parents=True, exist_ok=True)
+        with refusing(self._config):
+            folder = own_place(self._config.rootpath, "sweeps", self._key())
+            submitted = Submitted(self._cluster, folder)
         known = sum(map(self._log, self._kept(folder)))
         if known:
             self._say(f"{format_count(known, 'test')} of this sweep had ended in an earlier session")
         jobs = pack([self.cases[nodeid] for nodeid in self._open], self._cluster)
-        submitted = Submitted(self._cluster, folder)
         readers: dict[str, Reader] = {}
         try:
             made = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()]
-            for number, job in enumerate(jobs, start=max(made, default=-1) + 1):
-                readers[self._submit(submitted, job, folder / str(number))] = Reader(folder / f"{number}.jsonl")
+            with refusing(self._config):
+                for number, job in enumerate(jobs, start=max(made, default=-1) + 1):
+                    readers[self._submit(submitted, job, folder / str(number))] = Reader(folder / f"{number}.jsonl")
             self._follow(submitted, readers)
         except BaseException:
             submitted.cancel()

@@ -190,9 +190,8 @@ def _check_out(top: Path, place: Path, commit: str) -> None:
             os.utime(place)
             return
     shutil.rmtree(place, ignore_errors=True)
-    no_hooks = ["-c", "core.hooksPath=/dev/null"]
     # Forced twice: the worktree may be registered already, and locked by a killed checkout.
-    run_git(top, *no_hooks, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
+    run_git(top, "worktree", "add", "--quiet", "--detach", "--force", "--force", str(place), commit)
 
 
 def _is_worktree(place: Path) -> bool:

@@ -147,6 +147,8 @@ def test_gpus_are_asked_of_slurm_for_each_rank_or_as_the_mark_says(cluster: Slur
     said = project.run("--perf-device=cpu")
     assert (tmp_path / "three").is_file(), said
     assert [(tmp_path / name).read_text() for name in ("one", "three")] == ["1", "3"]
+    project.cluster('partition = "nope"\n')
+    assert "ERROR: --perf-slurm: sbatch: error: invalid partition" in project.run()
 
 
 def test_a_case_on_two_nodes_is_one_group_of_all_their_ranks(cluster: Slurm, tmp_path: Path, python: str) -> None:
@@ -223,6 +225,10 @@ def test_workers_and_unknown_settings_are_refused(tmp_path: Path, python: str) -
         CASES.replace("@pytest", "@pytest.mark.perf(world_size=3, nodes=2)\n@pytest", 1)
     )
     assert "3 ranks on 2 nodes" in (said := project.run())
+    assert "INTERNALERROR" not in said
+    (tmp_path / "test_it.py").write_text(CASES)
+    (tmp_path / ".perflab").write_text("no folder")
+    assert re.search(r"ERROR: cannot make the folder \S+: File exists", said := project.run())
     assert "INTERNALERROR" not in said
     project.cluster('partitions = "gpu"\n')
     said = project.run()
